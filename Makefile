@@ -1,0 +1,52 @@
+# `make` alone lists the targets. Those that need an environment make it first (.ci/setup).
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+export PYTHON
+
+BIN := .venv/bin
+# Spark finds Java, and its workers the same Python, whatever the PATH says.
+WITH_JAVA = JAVA_HOME="$$(cat .venv/java-home)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python"
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## Make .venv ready (the targets below do it by themselves)
+	@.ci/setup
+
+.PHONY: run
+run: setup ## See it work: a first ontology, from declaring types to its history
+	@$(WITH_JAVA) $(BIN)/python docs/examples/first_ontology.py
+
+.PHONY: test
+test: lint ## Everything that must pass: lint, then all tests (ARGS="-k commit" picks some)
+	$(WITH_JAVA) $(BIN)/pytest -n 2 $(ARGS)
+
+.PHONY: lint
+lint: setup ## Style, formatting, types, and who imports whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: setup ## Let ruff put formatting and imports right
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: setup ## Measure against peers (ARGS are passed on)
+	@if [ ! -f benchmarks/__main__.py ]; then echo "There are no benchmarks yet."; exit 1; fi
+	$(WITH_JAVA) $(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: lock
+lock: ## Write requirements.lock anew after a change to pyproject.toml (ARGS=--upgrade for all)
+	.ci/lock $(ARGS)
+
+.PHONY: clean
+clean: ## Remove the environment, caches and build output (no ontology data)
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
