@@ -1,0 +1,64 @@
+"""All settings in one frozen, validated object, with the defaults of the specification."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ValidationError as PydanticValidationError
+
+from storage_engine.errors import ConfigurationError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class OntologiaConfig(BaseModel):
+    """Settings of one runtime. Credentials are not here: they come from the AWS chain."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    runtime_id: str = Field(default="ontologia", min_length=1)
+    max_batch_size: int = Field(default=10_000, ge=1)
+
+    s3_region: str | None = None
+    s3_endpoint_url: str | None = None
+    s3_lock_timeout_ms: int = Field(default=5_000, ge=0)
+    s3_lease_ttl_ms: int = Field(default=30_000, ge=100)
+    s3_request_timeout_s: float = Field(default=10.0, gt=0)
+    s3_duckdb_memory_limit: str = Field(default="256MB", pattern=r"^\d+(\.\d+)?\s*[KMGT]i?B$")
+
+    commit_max_attempts: int = Field(default=10, ge=1)
+    checkpoint_interval: int = Field(default=100, ge=1)
+    target_part_bytes: int = Field(default=48 * MIB, ge=64 * KIB)
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except PydanticValidationError as error:
+            raise ConfigurationError(_describe(error)) from None
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML file whose keys are the option names (at top level or under [ontologia])."""
+        try:
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"cannot read config file {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"config file {path} is not valid TOML: {error}") from error
+        return cls(**data.get("ontologia", data))
+
+
+def _describe(error: PydanticValidationError) -> str:
+    known = ", ".join(sorted(OntologiaConfig.model_fields))
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown option {name!r} (known: {known})")
+        else:
+            lines.append(f"{name}: {problem['msg']}, got {problem['input']!r}")
+    return "; ".join(lines)

@@ -1,0 +1,288 @@
+"""Every error a user can meet, in one flat tree.
+
+Each class says whether trying again can help (`retryable`) and carries its facts as attributes,
+so that programs decide by type and attribute, never by parsing a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class OntologiaError(Exception):
+    """Base of all errors that Ontologia raises on purpose."""
+
+    retryable: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """The error's attributes, for logs, `--json` output and Dagster metadata."""
+        return {k: v for k, v in vars(self).items() if not k.startswith("_")}
+
+
+class ConfigurationError(OntologiaError):
+    """A setting, URI or option is wrong or contradicts another one."""
+
+
+class ClosedError(OntologiaError):
+    """A session or ontology was used after it was closed."""
+
+    def __init__(self, what: str, operation: str) -> None:
+        self.what = what
+        self.operation = operation
+        super().__init__(f"{operation}: this {what} was closed; open a new one")
+
+
+class UninitializedStorageError(OntologiaError):
+    """The storage exists but holds no ontology yet."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        super().__init__(
+            f"no ontology at {uri}: run `onto init --storage-uri {uri}` first, "
+            "or call storage_engine.initialize_storage(uri)"
+        )
+
+
+class AlreadyInitializedError(OntologiaError):
+    """`init` met a storage that already holds an ontology."""
+
+    def __init__(self, uri: str, commit_id: int) -> None:
+        self.uri = uri
+        self.commit_id = commit_id
+        super().__init__(
+            f"{uri} already holds an ontology (head at commit {commit_id}); to erase it, run "
+            "`onto init --force --dry-run` and apply with the token that it prints"
+        )
+
+
+class UnsupportedEngineError(OntologiaError):
+    """The storage was written by an engine or format that this version does not know."""
+
+    def __init__(self, message: str, *, backend: str, engine_version: str, format: int) -> None:
+        self.backend = backend
+        self.engine_version = engine_version
+        self.format = format
+        super().__init__(message)
+
+
+class StorageBackendError(OntologiaError):
+    """The store refused or failed a request (network, permission, disk)."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        bucket: str = "",
+        prefix: str = "",
+        operation: str = "",
+        key: str = "",
+        retryable: bool = False,
+    ) -> None:
+        self.bucket = bucket
+        self.prefix = prefix
+        self.operation = operation
+        self.key = key
+        self.retryable = retryable
+        super().__init__(message)
+
+
+class IntegrityError(OntologiaError):
+    """Stored data contradicts itself: a hash, a link or a row count does not match."""
+
+    def __init__(self, message: str, *, key: str = "") -> None:
+        self.key = key
+        super().__init__(message)
+
+
+class LockContentionError(OntologiaError):
+    """The write lock was not free within the timeout."""
+
+    retryable = True
+
+    def __init__(
+        self,
+        *,
+        waited_ms: int,
+        owner_id: str = "",
+        holder: Mapping[str, Any] | None = None,
+        acquired_at: str = "",
+        expires_at: str = "",
+    ) -> None:
+        self.waited_ms = waited_ms
+        self.owner_id = owner_id
+        self.holder = dict(holder or {})
+        self.acquired_at = acquired_at
+        self.expires_at = expires_at
+        who = f"held by {owner_id!r}" if owner_id else "held by another writer"
+        where = ", ".join(f"{k} {v}" for k, v in self.holder.items())
+        since = f" since {acquired_at}, lease until {expires_at}" if acquired_at else ""
+        super().__init__(
+            f"write lock not acquired within {waited_ms} ms: {who}"
+            f"{f' ({where})' if where else ''}{since}; try again, or raise s3_lock_timeout_ms"
+        )
+
+
+class LeaseExpiredError(OntologiaError):
+    """The writer's lease ran out (or could not be renewed) before it could publish."""
+
+    retryable = True
+
+    def __init__(self, message: str = "", *, expires_at: str = "") -> None:
+        self.expires_at = expires_at
+        super().__init__(
+            message
+            or "the write lease is no longer safe, so nothing was published; try again, "
+            "or raise s3_lease_ttl_ms if commits regularly take that long"
+        )
+
+
+class HeadMismatchError(OntologiaError):
+    """Other writers moved head at every attempt within the retry budget."""
+
+    retryable = True
+
+    def __init__(self, attempts: int) -> None:
+        self.attempts = attempts
+        super().__init__(
+            f"head moved under us in each of {attempts} attempts; nothing was published, try again"
+        )
+
+
+class CommitStateUnknownError(OntologiaError):
+    """The store never answered whether the commit was published. It may have been."""
+
+    def __init__(self, *, commit_id: int, manifest_path: str, write_id: str) -> None:
+        self.commit_id = commit_id
+        self.manifest_path = manifest_path
+        self.write_id = write_id
+        super().__init__(
+            f"the store did not say whether commit {commit_id} was published; once it answers, "
+            f"look whether commit {commit_id} has manifest {manifest_path} "
+            f"(`onto commits examine {commit_id}`) before writing the same data again. "
+            "An idempotency key makes repeating it safe"
+        )
+
+
+class ExpectedVersionMismatchError(OntologiaError):
+    """`commit(expect=...)` named another last-changing commit than the type has."""
+
+    def __init__(self, *, type: str, expected: int, actual: int) -> None:
+        self.type = type
+        self.expected = expected
+        self.actual = actual
+        super().__init__(
+            f"{type} was last changed by commit {actual}, not {expected}; "
+            "read it again and decide on the new state"
+        )
+
+
+class ConcurrentWriteError(OntologiaError):
+    """Under snapshot isolation, another commit changed an identity that this one targets."""
+
+    def __init__(self, *, type: str, identities: Sequence[Any], snapshot: int) -> None:
+        self.type = type
+        self.identities = list(identities)
+        self.snapshot = snapshot
+        shown = ", ".join(repr(i) for i in self.identities[:3])
+        more = f" and {len(self.identities) - 3} more" if len(self.identities) > 3 else ""
+        super().__init__(
+            f"{type} {shown}{more} changed after commit {snapshot}, on which this session is "
+            "based; read them again and retry in a new session"
+        )
+
+
+class SchemaOutdatedError(OntologiaError):
+    """The declared class differs from the schema version that the storage has."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        type: str,
+        stored_version: int | None = None,
+        differences: Sequence[str] = (),
+    ) -> None:
+        self.type = type
+        self.stored_version = stored_version
+        self.differences = list(differences)
+        super().__init__(message)
+
+
+class SchemaMetadataError(OntologiaError):
+    """A schema catalog object (such as meta/schema/types.json) is missing or malformed."""
+
+    def __init__(self, message: str, *, key: str = "") -> None:
+        self.key = key
+        super().__init__(message)
+
+
+class MigrationTokenError(OntologiaError):
+    """The confirmation token is missing, or no longer fits what it was issued for."""
+
+
+class MissingUpgraderError(OntologiaError):
+    """A schema change needs an upgrader function that was not given."""
+
+
+class MigrationError(OntologiaError):
+    """A row could not be carried to the new schema version."""
+
+    def __init__(self, message: str, *, type: str, identity: Any, old_data: Any) -> None:
+        self.type = type
+        self.identity = identity
+        self.old_data = old_data
+        super().__init__(message)
+
+
+class TypeDroppedError(OntologiaError):
+    """The type was dropped and takes no more writes."""
+
+    def __init__(self, type: str) -> None:
+        self.type = type
+        super().__init__(f"{type} was dropped from this storage and takes no more writes")
+
+
+class TypeDeclarationError(OntologiaError, TypeError):
+    """An Entity, Relation or Event class is declared wrongly; raised when it is declared."""
+
+    def __init__(self, message: str, *, type: str, field: str = "") -> None:
+        self.type = type
+        self.field = field
+        super().__init__(message)
+
+
+class ValidationError(OntologiaError, ValueError):
+    """A value does not fit its declared field."""
+
+    def __init__(
+        self, message: str, *, type: str = "", identity: Any = None, field: str = ""
+    ) -> None:
+        self.type = type
+        self.identity = identity
+        self.field = field
+        super().__init__(message)
+
+
+class BatchSizeExceededError(OntologiaError):
+    """More objects were ensured than one commit takes."""
+
+    def __init__(self, *, size: int, limit: int) -> None:
+        self.size = size
+        self.limit = limit
+        super().__init__(
+            f"{size} objects in one commit, limit {limit}; nothing was written. Commit in "
+            "batches, use session.ingest() for bulk data, or raise max_batch_size"
+        )
+
+
+class MetadataUnavailableError(OntologiaError):
+    """`.meta()` was asked of an object that did not come out of the storage."""
+
+
+class HandlerError(OntologiaError):
+    """An event handler is declared wrongly."""
+
+
+class EventLoopLimitError(OntologiaError):
+    """A chain of events grew past max_event_chain_depth."""
