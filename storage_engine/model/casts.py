@@ -1,0 +1,237 @@
+"""Lossless conversion of one Arrow column to a field's column.
+
+`plan_cast` decides by types alone, once per source; the cast then looks at values, a whole column
+at a time. Promise: a cast either keeps every value exactly or says which rows it could not keep.
+Only JSON columns are built value by value, in Python.
+
+    str       any string type, dictionaries of them
+    int       any integer type; floats that are whole (pandas makes ints with gaps floats)
+    float     any float type; integers up to 2**53
+    bool      booleans
+    datetime  timestamps of any unit and zone; without zone they are UTC; whole microseconds only
+    date      date32, date64
+    bytes     any binary type, dictionaries of them
+    json      nested or scalar values, taken as they are; a string column is JSON text, except
+              where `str` itself is a declared member (`str | int`): there it is the value;
+              a column of Arrow's JSON extension type is always JSON text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.json_column import JsonCast
+from storage_engine.model.problems import Problem, masked
+from storage_engine.model.spec import Storage
+from storage_engine.model.type_spec import takes_strings
+from storage_engine.model.validation import INT64_MAX
+
+Check = tuple[Callable[[pa.Array], pa.Array], str]  # the rows at fault, and what is wrong
+Caster = Callable[[pa.Array], tuple[pa.Array, list[Problem]]]
+
+_EXACT = 2**53  # up to here every integer is a float
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # years 1 to 9999, which Python can hold
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Checks, then a conversion that is only run when no check found anything."""
+
+    target: pa.DataType
+    convert: Callable[[pa.Array], pa.Array]
+    checks: tuple[Check, ...] = ()
+
+    def __call__(self, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+        problems = [p for find, what in self.checks if (p := masked(find(column), what))]
+        if problems:
+            return pa.nulls(len(column), self.target), problems
+        return self.convert(column), []
+
+
+def plan_cast(storage: Storage, type_spec: Mapping[str, Any], source: pa.DataType) -> Caster | None:
+    """How a column of type `source` becomes the field's; None when it cannot without loss."""
+    if isinstance(source, pa.BaseExtensionType):
+        if storage == "json" and isinstance(source, pa.JsonType):
+            return _after(lambda c: c.storage, JsonCast(type_spec, text=True))
+        return _after(lambda c: c.storage, plan_cast(storage, type_spec, source.storage_type))
+    if pa.types.is_dictionary(source):
+        plan = plan_cast(storage, type_spec, source.value_type)
+        return _after(lambda c: c.dictionary_decode(), plan)
+    if pa.types.is_run_end_encoded(source):
+        return _after(pc.run_end_decode, plan_cast(storage, type_spec, source.value_type))
+    target = ARROW_TYPES[storage]
+    if pa.types.is_null(source):
+        return Cast(target, lambda c: pa.nulls(len(c), target))
+    if storage == "json":
+        return JsonCast(type_spec, text=_is_string(source) and not takes_strings(type_spec))
+    make = _SCALARS[storage]
+    return make(source)
+
+
+def _after(first: Callable[[pa.Array], pa.Array], plan: Caster | None) -> Caster | None:
+    return None if plan is None else lambda column: plan(first(column))
+
+
+def _is_string(source: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(source)
+        or pa.types.is_large_string(source)
+        or pa.types.is_string_view(source)
+    )
+
+
+def _str(source: pa.DataType) -> Cast | None:
+    if not _is_string(source):
+        return None
+    check = (_not_utf8, "is not valid UTF-8")
+    return Cast(pa.string(), lambda c: c.cast(pa.string()), (check,))
+
+
+def _not_utf8(column: pa.Array) -> pa.Array:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = column.cast(pa.binary()).to_pylist()
+        return pa.array([v is not None and not _decodes(v) for v in raw], pa.bool_())
+    return pa.repeat(False, len(column))
+
+
+def _decodes(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _int(source: pa.DataType) -> Cast | None:
+    target = pa.int64()
+    if pa.types.is_uint64(source):
+        check = (
+            lambda c: pc.greater(c, pa.scalar(INT64_MAX, pa.uint64())),
+            "is beyond 64 bits",
+        )
+        return Cast(target, lambda c: c.cast(target), (check,))
+    if pa.types.is_integer(source):
+        return Cast(target, lambda c: c.cast(target))
+    if pa.types.is_floating(source):
+        return Cast(target, lambda c: c.cast(target), ((_not_whole, "is not a whole number"),))
+    return None
+
+
+def _not_whole(column: pa.Array) -> pa.Array:
+    values = column.cast(pa.float64())
+    whole = pc.and_(pc.equal(pc.trunc(values), values), pc.less_equal(pc.abs(values), _EXACT))
+    return pc.invert(whole)
+
+
+def _float(source: pa.DataType) -> Cast | None:
+    target = pa.float64()
+    if pa.types.is_floating(source):
+        check = (lambda c: pc.invert(pc.is_finite(c.cast(target))), "is NaN or infinite")
+        return Cast(target, lambda c: c.cast(target), (check,))
+    if pa.types.is_integer(source):
+        check = (_inexact, "is an integer that a float cannot hold exactly")
+        return Cast(target, lambda c: c.cast(target), (check,) if source.bit_width == 64 else ())
+    return None
+
+
+def _inexact(column: pa.Array) -> pa.Array:
+    above = pc.greater(column, pa.scalar(_EXACT, column.type))
+    if pa.types.is_unsigned_integer(column.type):
+        return above
+    return pc.or_(above, pc.less(column, pa.scalar(-_EXACT, column.type)))
+
+
+def _bool(source: pa.DataType) -> Cast | None:
+    return Cast(pa.bool_(), lambda c: c) if pa.types.is_boolean(source) else None
+
+
+def _datetime(source: pa.DataType) -> Cast | None:
+    if not pa.types.is_timestamp(source):
+        return None
+    # Both with and without a zone, the numbers are instants in UTC.
+    per_second = _PER_SECOND[source.unit]
+    checks: list[Check] = []
+    if source.unit != "ns":  # nanoseconds in 64 bits end in 2262
+        low, high = _FIRST_DAY * 86_400 * per_second, (_LAST_DAY + 1) * 86_400 * per_second - 1
+        outside = partial(_outside, low=low, high=high)
+        checks.append((outside, "lies outside years 1 to 9999"))
+    else:
+        checks.append((_sub_micro, "is finer than microseconds"))
+    return Cast(ARROW_TYPES["datetime"], partial(_to_micros, per_second=per_second), tuple(checks))
+
+
+def _outside(column: pa.Array, *, low: int, high: int) -> pa.Array:
+    ticks = column.view(pa.int64())
+    return pc.or_(pc.less(ticks, low), pc.greater(ticks, high))
+
+
+def _sub_micro(column: pa.Array) -> pa.Array:
+    ticks = column.view(pa.int64())
+    return pc.not_equal(pc.multiply(pc.divide(ticks, 1000), 1000), ticks)
+
+
+def _to_micros(column: pa.Array, *, per_second: int) -> pa.Array:
+    ticks = column.view(pa.int64())
+    if per_second > 10**6:
+        ticks = pc.divide(ticks, per_second // 10**6)
+    else:
+        ticks = pc.multiply(ticks, 10**6 // per_second)
+    return ticks.view(ARROW_TYPES["datetime"])
+
+
+def _date(source: pa.DataType) -> Cast | None:
+    target = pa.date32()
+    if pa.types.is_date32(source):
+        check: Check = (_outside_days, "lies outside years 1 to 9999")
+        return Cast(target, lambda c: c, (check,))
+    if pa.types.is_date64(source):
+        low, high = _FIRST_DAY * _DAY_MS, (_LAST_DAY + 1) * _DAY_MS - 1
+        outside = partial(_outside, low=low, high=high)
+        checks = (
+            (outside, "lies outside years 1 to 9999"),
+            (_within_day, "has a time of day"),
+        )
+        return Cast(target, lambda c: c.cast(target), checks)
+    return None
+
+
+def _outside_days(column: pa.Array) -> pa.Array:
+    days = column.view(pa.int32())
+    return pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
+
+
+def _within_day(column: pa.Array) -> pa.Array:
+    ticks = column.view(pa.int64())
+    return pc.not_equal(pc.multiply(pc.divide(ticks, _DAY_MS), _DAY_MS), ticks)
+
+
+def _bytes(source: pa.DataType) -> Cast | None:
+    known = (
+        pa.types.is_binary(source)
+        or pa.types.is_large_binary(source)
+        or pa.types.is_binary_view(source)
+        or pa.types.is_fixed_size_binary(source)
+    )
+    return Cast(pa.binary(), lambda c: c.cast(pa.binary())) if known else None
+
+
+_SCALARS: dict[Storage, Callable[[pa.DataType], Cast | None]] = {
+    "str": _str,
+    "int": _int,
+    "float": _float,
+    "bool": _bool,
+    "datetime": _datetime,
+    "date": _date,
+    "bytes": _bytes,
+}

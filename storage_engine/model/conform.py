@@ -1,0 +1,170 @@
+"""Bulk input: Arrow batches from anywhere, as rows of a declared type.
+
+The source's schema is checked once, its batches one by one, and everything wrong is reported
+together. Promise: values arrive exactly or not at all, and scalar columns never become Python
+objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic_core import ValidationError as PydanticError
+
+from storage_engine.errors import ValidationError
+from storage_engine.model.canonical import decode, dumps
+from storage_engine.model.casts import Caster, plan_cast
+from storage_engine.model.columns import ARROW_TYPES, row_schema
+from storage_engine.model.problems import Problem, masked
+from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
+from storage_engine.model.type_spec import describe
+from storage_engine.model.validation import say, unknown_name, validator
+
+_STR = {"kind": "primitive", "name": "str"}
+
+Fill = Callable[[int], pa.Array]
+Maker = Callable[[pa.RecordBatch], tuple[pa.Array, list[Problem]]]
+
+
+def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
+    """Check a source's schema against a type; ValidationError lists all that does not fit.
+
+    Columns are the field names; a relation also has `left_key`, `right_key` and its instance key
+    under its own name. A column may be missing where the field has a default or can be null.
+    """
+    wanted = _wanted(spec)
+    wrong: dict[str, list[str]] = {}
+    columns: dict[str, Maker] = {}
+    for target in wanted:
+        found = source_schema.get_all_field_indices(target.name)
+        if len(found) > 1:
+            wrong[target.name] = [f"column {target.name!r} is there {len(found)} times"]
+        elif found:
+            source = source_schema.field(found[0]).type
+            cast = plan_cast(target.storage, target.type_spec, source)
+            if cast is not None:
+                columns[target.name] = partial(_cast_column, target, found[0], cast)
+            else:
+                needs = describe(target.type_spec)
+                said = f"column {target.name!r} is {source}, which cannot become {needs}"
+                wrong[target.name] = [said]
+        elif (fill := _fill(target)) is not None:
+            columns[target.name] = partial(_fill_column, fill)
+        else:
+            wrong[target.name] = [f"column {target.name!r} is missing"]
+    names = [target.name for target in wanted]
+    for name in dict.fromkeys(source_schema.names):
+        if name not in names:
+            wrong[name] = [unknown_name(name, names, what="column")]
+    if wrong:
+        _refuse(spec, wrong)
+    return Conformer(spec, source_schema, columns)
+
+
+class Conformer:
+    """Turns the batches of one source into row-schema batches. Use one per source: it counts
+    rows, so that errors name the row of the whole source, from 0."""
+
+    def __init__(self, spec: TypeSpec, source_schema: pa.Schema, columns: dict[str, Maker]) -> None:
+        self.spec = spec
+        self.schema = row_schema(spec)
+        self._source_schema = source_schema
+        self._columns = columns
+        self._rows = 0
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch in the type's row schema; ValidationError lists every faulty column."""
+        if not batch.schema.equals(self._source_schema):
+            raise ValidationError(
+                f"{self.spec.name}: a batch has other columns than its source announced",
+                type=self.spec.name,
+            )
+        made: dict[str, pa.Array] = {}
+        wrong: dict[str, list[str]] = {}
+        for name, make in self._columns.items():
+            made[name], problems = make(batch)
+            if problems:
+                wrong[name] = [p.say(name, self._rows) for p in problems]
+        if wrong:
+            _refuse(self.spec, wrong)
+        self._rows += batch.num_rows
+        return pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
+
+    def _in_row_order(self, made: dict[str, pa.Array], batch: pa.RecordBatch) -> list[pa.Array]:
+        sources = {"entity_key": self.spec.primary_key, "instance_key": self.spec.instance_key}
+        arrays = []
+        for column in self.spec.identity:
+            source = sources.get(column, column)
+            arrays.append(made[source] if source else pa.repeat("", batch.num_rows))
+        return arrays + [made[f.name] for f in self.spec.fields]
+
+
+def _cast_column(
+    target: FieldSpec, index: int, cast: Caster, batch: pa.RecordBatch
+) -> tuple[pa.Array, list[Problem]]:
+    array, problems = cast(batch.column(index))
+    if problems:
+        return array, problems
+    found = (
+        None if target.nullable else masked(pc.is_null(array), "is null"),
+        masked(pc.equal(array, ""), "is empty") if target.field_id == _KEY else None,
+    )
+    return array, [p for p in found if p is not None]
+
+
+def _fill_column(fill: Fill, batch: pa.RecordBatch) -> tuple[pa.Array, list[Problem]]:
+    return fill(batch.num_rows), []
+
+
+_KEY = 0  # stands for a field id: key columns are wanted as str fields that may not be empty
+
+
+def _wanted(spec: TypeSpec) -> list[FieldSpec]:
+    """The columns that a source can have, keys first."""
+    roles = (
+        (spec.primary_key,)
+        if spec.kind == "entity"
+        else ("left_key", "right_key", spec.instance_key)
+    )
+    keys = [key for key in roles if key is not None]
+    made = [
+        FieldSpec(key, _STR, "str", nullable=False, index=False, field_id=_KEY, required=True)
+        for key in keys
+    ]
+    return made + [f for f in spec.fields if f.name not in keys]
+
+
+def _fill(field: FieldSpec) -> Fill | None:
+    """How a missing column is made up; None when it cannot be."""
+    target = ARROW_TYPES[field.storage]
+    if field.default is not MISSING:
+        value = _stored(field, decode(field.type_spec, field.default))
+        return lambda rows: pa.repeat(pa.scalar(value, target), rows)
+    factory = field.default_factory
+    if factory is not None:
+        # Each row gets its own, as each object would: the factory may count, or make ids.
+        return lambda rows: pa.array([_made(field, factory()) for _ in range(rows)], target)
+    return (lambda rows: pa.nulls(rows, target)) if field.nullable else None
+
+
+def _made(field: FieldSpec, value: Any) -> Any:
+    try:
+        return _stored(field, validator(field.type_spec).validate_python(value))
+    except PydanticError as error:
+        said = say(error.errors(include_url=False)[0])
+        raise ValidationError(
+            f"{field.name}: the result of default_factory does not fit: {said}", field=field.name
+        ) from None
+
+
+def _stored(field: FieldSpec, value: Any) -> Any:
+    return dumps(value) if field.storage == "json" and value is not None else value
+
+
+def _refuse(spec: TypeSpec, wrong: dict[str, list[str]]) -> NoReturn:
+    said = "; ".join(sentence for sentences in wrong.values() for sentence in sentences)
+    raise ValidationError(f"{spec.name}: {said}", type=spec.name, field=", ".join(wrong))

@@ -1,0 +1,253 @@
+"""What a declared type is, as data: its name, identity, fields and canonical schema.
+
+A `TypeSpec` is all that engines know of a user's class. Promise: `TypeSpec.from_schema_dict`
+restores from a stored schema everything needed to read and write the type, without the class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from functools import cached_property
+from typing import Any, Literal
+
+from storage_engine.model.canonical import canonical_json
+from storage_engine.model.type_spec import Storage, build_type_spec, classify, describe
+
+__all__ = [
+    "FIRST_FIELD_ID",
+    "MISSING",
+    "SYSTEM_COLUMNS",
+    "FieldSpec",
+    "Kind",
+    "Missing",
+    "Storage",
+    "TypeSpec",
+    "build_type_spec",
+    "classify",
+    "schema_differences",
+]
+
+Kind = Literal["entity", "relation"]
+
+SYSTEM_COLUMNS = frozenset(
+    {
+        "commit_id",
+        "entity_key",
+        "left_key",
+        "right_key",
+        "instance_key",
+        "schema_version_id",
+        "fields_json",
+        "entity_type",
+        "relation_type",
+    }
+)
+
+FIRST_FIELD_ID = 1001  # lower ids belong to system columns
+
+
+class Missing(Enum):
+    """The type of MISSING: an enum, so that type checkers can narrow on `is MISSING`."""
+
+    MISSING = "missing"
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING = Missing.MISSING
+"""Marks "no default", which None cannot: None is a default that users write."""
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One field. `default` is in its JSON form; a factory's result cannot be known beforehand."""
+
+    name: str
+    type_spec: Mapping[str, Any]
+    storage: Storage
+    nullable: bool
+    index: bool
+    field_id: int
+    required: bool
+    default: Any = MISSING
+    default_factory: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.field_id, self.storage))  # type_spec is a dict
+
+    def schema_dict(self) -> dict[str, Any]:
+        described = {
+            "id": self.field_id,
+            "name": self.name,
+            "type_spec": self.type_spec,
+            "storage": self.storage,
+            "nullable": self.nullable,
+            "index": self.index,
+            "required": self.required,
+        }
+        return described if self.default is MISSING else {**described, "default": self.default}
+
+    @classmethod
+    def from_schema_dict(cls, stored: Mapping[str, Any]) -> FieldSpec:
+        return cls(
+            name=stored["name"],
+            type_spec=stored["type_spec"],
+            storage=stored["storage"],
+            nullable=stored["nullable"],
+            index=stored["index"],
+            field_id=stored["id"],
+            required=stored["required"],
+            default=stored.get("default", MISSING),
+        )
+
+
+@dataclass(frozen=True)
+class TypeSpec:
+    """One entity or relation type.
+
+    `fields` of an entity include its primary key; those of a relation exclude the instance key,
+    which is identity only.
+    """
+
+    kind: Kind
+    name: str
+    fields: tuple[FieldSpec, ...]
+    primary_key: str | None = None
+    instance_key: str | None = None
+    left: str | None = None
+    right: str | None = None
+    python_class: type | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """The identity columns. Unkeyed relations have "" as instance_key in every row."""
+        if self.kind == "entity":
+            return ("entity_key",)
+        return ("left_key", "right_key", "instance_key")
+
+    @property
+    def type_column(self) -> str:
+        return f"{self.kind}_type"
+
+    @property
+    def folder(self) -> str:
+        return "entities" if self.kind == "entity" else "relations"
+
+    @property
+    def ref(self) -> tuple[str, str]:
+        return (self.kind, self.name)
+
+    def field(self, name: str) -> FieldSpec:
+        """The field of that name; KeyError when there is none."""
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, FieldSpec]:
+        return {f.name: f for f in self.fields}
+
+    def schema_dict(self) -> dict[str, Any]:
+        """The canonical schema: what a storage keeps of the type."""
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "fields": [f.schema_dict() for f in self.fields],
+            "primary_key": self.primary_key,
+            "instance_key": self.instance_key,
+            "left": self.left,
+            "right": self.right,
+        }
+
+    @cached_property
+    def schema_sha256(self) -> str:
+        """Hash of the canonical JSON of `schema_dict`, blind to field order and ids.
+
+        Moving a line in a class changes no row, so it must not look like a schema change.
+        """
+        schema = self.schema_dict()
+        schema["fields"] = sorted(
+            ({k: v for k, v in f.items() if k != "id"} for f in schema["fields"]),
+            key=lambda f: str(f["name"]),
+        )
+        return hashlib.sha256(canonical_json(schema).encode()).hexdigest()
+
+    def aligned(self, stored: Mapping[str, Any]) -> TypeSpec:
+        """This type with the field order and ids of a stored schema; new fields come last.
+
+        Ids are never reused: a new field's id is above all that the stored schema has.
+        """
+        ids: dict[str, int] = {f["name"]: f["id"] for f in stored["fields"]}
+        highest = max([*ids.values(), FIRST_FIELD_ID - 1])
+        kept = [replace(self.field(n), field_id=i) for n, i in ids.items() if n in self._by_name]
+        new = [f for f in self.fields if f.name not in ids]
+        added = [replace(f, field_id=highest + n) for n, f in enumerate(new, start=1)]
+        return replace(self, fields=(*kept, *added))
+
+    @classmethod
+    def from_schema_dict(cls, stored: Mapping[str, Any]) -> TypeSpec:
+        return cls(
+            kind=stored["kind"],
+            name=stored["name"],
+            fields=tuple(FieldSpec.from_schema_dict(f) for f in stored["fields"]),
+            primary_key=stored["primary_key"],
+            instance_key=stored["instance_key"],
+            left=stored["left"],
+            right=stored["right"],
+        )
+
+
+def schema_differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
+    """What changed from one `schema_dict` to another, in sentences; empty when nothing that
+    matters did (field order and ids do not)."""
+    said = [
+        f"{label} was {stored[key]}, is {declared[key]}"
+        for key, label in _TYPE_FACTS.items()
+        if stored[key] != declared[key]
+    ]
+    before = {f["name"]: f for f in stored["fields"]}
+    after = {f["name"]: f for f in declared["fields"]}
+    said += [f"field {name!r} removed" for name in before if name not in after]
+    for name, now in after.items():
+        if name not in before:
+            said.append(f"field {name!r} added ({describe(now['type_spec'])})")
+        else:
+            said += [f"field {name!r} {change}" for change in _field_changes(before[name], now)]
+    return said
+
+
+_TYPE_FACTS = {
+    "kind": "kind",
+    "name": "name",
+    "primary_key": "primary key",
+    "instance_key": "instance key",
+    "left": "left endpoint",
+    "right": "right endpoint",
+}
+
+
+def _field_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    changes = []
+    old, new = describe(before["type_spec"]), describe(now["type_spec"])
+    if old != new:
+        changes.append(f"was {old}, is {new}")
+    elif before["type_spec"] != now["type_spec"]:
+        changes.append(f"of type {new} changed inside")
+    if before["required"] != now["required"]:
+        changes.append(f"was {_required(before)}, is {_required(now)}")
+    if _default(before) != _default(now):  # as texts: 1, 1.0 and True are different defaults
+        changes.append(f"had {_default(before)}, has {_default(now)}")
+    if before["index"] != now["index"]:
+        changes.append("is now indexed" if now["index"] else "is no longer indexed")
+    return changes
+
+
+def _required(described: Mapping[str, Any]) -> str:
+    return "required" if described["required"] else "optional"
+
+
+def _default(described: Mapping[str, Any]) -> str:
+    default = described.get("default", MISSING)
+    return "no default" if default is MISSING else f"default {default!r}"
