@@ -1,0 +1,383 @@
+"""A directory as an object store: the embedded default, for any number of processes on a machine.
+
+It promises what S3 does. A reader sees a whole object or none; a conditional write is judged
+atomically against every other process on the machine, even when one is killed at any point; a
+write that returned survives power loss (file and directories are fsynced). Objects are plain
+files under the root, so other programs can open them. `.tmp` and `.locks` are its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from storage_engine.errors import StorageBackendError
+from storage_engine.objectstore import files
+from storage_engine.objectstore.metering import RequestMeter
+from storage_engine.objectstore.parallel import Parallel
+from storage_engine.objectstore.port import (
+    ObjectInfo,
+    ObjectNotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoredObject,
+    check_key,
+    check_prefix,
+    content_etag,
+    is_key,
+)
+
+PAGE = 1000
+_STRIPES = 64
+_RETRIES = 100
+_SWEEP_AFTER_S = 24 * 3600
+
+
+class DirectoryStore:
+    """Objects as files under `root`, which the first write creates when it is missing."""
+
+    kind = "directory"
+
+    def __init__(self, root: Path) -> None:
+        # Resolved once: below it every symlink is refused, so no key can lead out of it.
+        self.root = Path(os.path.realpath(root))
+        self.uri = self.root.as_uri()
+        self.meter = RequestMeter()
+        self.parallel = Parallel(8)
+        self._durable: set[Path] = set()
+        self._durable_lock = threading.Lock()
+        if self.root.exists() and not self.root.is_dir():
+            raise StorageBackendError(
+                f"{self.root} is not a directory: choose a directory for the storage",
+                prefix=str(self.root),
+                operation="open",
+            )
+        self._seen_root = self.root.is_dir()
+        self._sweep()
+
+    def get(self, key: str) -> StoredObject:
+        path = self._path(key, "get")
+        self.meter.count("GET")
+        with self._translated("get", key):
+            stored = self._read(path, key)
+        self.meter.add_bytes(read=len(stored.data))
+        return stored
+
+    def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
+        stored = self.get(key)
+        return None if stored.etag == etag.strip('"') else stored
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        return self._list(prefix, start_after)
+
+    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        self.meter.count("LIST")
+        folder = prefix.rpartition("/")[0]
+        yielded = 0
+        with self._translated("list", prefix):
+            self._check_root()
+            if folder and self._is_foreign(self.root / folder):
+                return
+            for info in self._walk(folder, prefix, start_after):
+                # Counted like S3's pages, so that request figures are the same on every store.
+                if yielded and yielded % PAGE == 0:
+                    self.meter.count("LIST")
+                yielded += 1
+                yield info
+
+    def put(self, key: str, data: bytes) -> None:
+        self._put(key, "put", lambda temp: files.write_new(temp, data), len(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        size = path.stat().st_size
+        self._put(key, "put_file", lambda temp: files.copy_new(path, temp), size)
+
+    def _put(self, key: str, operation: str, fill: Callable[[Path], None], size: int) -> None:
+        target = self._path(key, operation)
+        self.meter.count("PUT", written=size)
+        with self._translated(operation, key), self._temp(fill) as temp, self._locked(key):
+            self._place(temp, target, os.replace)
+            files.sync_directory(target.parent)
+
+    def put_if_absent(self, key: str, data: bytes, *, write_id: str) -> str:
+        target = self._path(key, "put_if_absent")
+        self.meter.count("PUT_IF", written=len(data))
+        if target.is_file():  # who polls a taken lock need not write and sync a file each time
+            raise PreconditionFailed(f"{key} exists")
+        with (
+            self._translated("put_if_absent", key),
+            self._temp(lambda temp: files.write_new(temp, data)) as temp,
+        ):
+            try:
+                # A link is created whole or not at all, and fails when the name is taken.
+                self._place(temp, target, os.link)
+            except FileExistsError:
+                if target.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, "is a directory") from None
+                raise PreconditionFailed(f"{key} exists") from None
+            self._made_durable(target, key)
+        return content_etag(data)
+
+    def put_if_match(self, key: str, data: bytes, etag: str, *, write_id: str) -> str:
+        target = self._path(key, "put_if_match")
+        self.meter.count("PUT_IF", written=len(data))
+        self._require_root(key)
+        with (
+            self._translated("put_if_match", key),
+            self._temp(lambda temp: files.write_new(temp, data)) as temp,
+            self._locked(key),
+        ):
+            self._require(target, key, etag)
+            os.replace(temp, target)
+            self._made_durable(target, key)
+        return content_etag(data)
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        target = self._path(key, "delete_if_match")
+        self.meter.count("DELETE_IF")
+        self._require_root(key)
+        with self._translated("delete_if_match", key), self._locked(key):
+            self._require(target, key, etag)
+            os.unlink(target)
+            self._made_durable(target, key)
+        self._prune(target.parent)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        targets = [(key, self._path(key, "delete_many")) for key in keys]
+        for start in range(0, len(targets), PAGE):
+            batch = targets[start : start + PAGE]
+            self.meter.count("DELETE")
+            with self._translated("delete_many", batch[0][0]):
+                for key, target in batch:
+                    # Nothing below a file, and no directory, is an object.
+                    missing = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
+                    with missing, self._locked(key):
+                        os.unlink(target)
+                for parent in {target.parent for _, target in batch}:
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        files.sync_directory(parent)
+            for parent in {target.parent for _, target in batch}:
+                self._prune(parent)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key, "local_path")
+
+    def close(self) -> None:
+        self.parallel.close()
+
+    def _path(self, key: str, operation: str) -> Path:
+        path = self.root / check_key(key)
+        if self._is_foreign(path):
+            raise StorageBackendError(
+                f"{path} goes through a symbolic link: the storage may hold none, as it could "
+                "lead out of the directory; replace it by what it points to",
+                prefix=str(self.root),
+                operation=operation,
+                key=key,
+            )
+        return path
+
+    @staticmethod
+    def _is_foreign(path: Path) -> bool:
+        return os.path.realpath(path) != str(path)
+
+    def _check_root(self) -> None:
+        """A root that vanished is not an empty one: say so, rather than that objects are gone."""
+        if self.root.is_dir():
+            self._seen_root = True
+        elif self._seen_root:
+            raise StorageBackendError(
+                f"the storage directory {self.root} has disappeared: mount or restore it",
+                prefix=str(self.root),
+            )
+
+    def _read(self, path: Path, key: str) -> StoredObject:
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._check_root()
+            raise ObjectNotFound(key) from None
+        return StoredObject(data, content_etag(data))
+
+    def _require_root(self, key: str) -> None:
+        self._check_root()
+        if not self._seen_root:
+            raise PreconditionFailed(f"{key} is gone")
+
+    def _require(self, path: Path, key: str, etag: str) -> None:
+        try:
+            stored = self._read(path, key)
+        except ObjectNotFound:
+            raise PreconditionFailed(f"{key} is gone") from None
+        if stored.etag != etag.strip('"'):
+            raise PreconditionFailed(f"{key} has another ETag")
+
+    @contextmanager
+    def _temp(self, fill: Callable[[Path], None]) -> Iterator[Path]:
+        self._check_root()
+        folder = self.root / ".tmp"
+        path = folder / uuid.uuid4().hex
+        try:
+            try:
+                fill(path)
+            except FileNotFoundError:
+                self._make_folder(folder)
+                fill(path)
+            yield path
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        """Keep other writers of this key out, in this process and in others."""
+        stripe = zlib.crc32(key.encode()) % _STRIPES
+        path = self.root / ".locks" / f"{stripe:02d}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            handle = os.open(path, flags, 0o666)
+        except FileNotFoundError:
+            if not self.root.is_dir():
+                self._check_root()
+                raise
+            self._make_folder(path.parent)
+            handle = os.open(path, flags, 0o666)
+        try:
+            # Each open file has a lock of its own, so this also excludes our own threads; the
+            # kernel drops it when the process dies.
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _place(self, temp: Path, target: Path, move: Callable[[Path, Path], None]) -> None:
+        """Give the finished file its name, making the folders that are missing."""
+        for _ in range(_RETRIES):
+            try:
+                self._make_folder(target.parent)
+                move(temp, target)
+                return
+            except FileNotFoundError:
+                # A delete in another process pruned a folder that we had just made or seen.
+                with self._durable_lock:
+                    self._durable.clear()
+        raise OSError(errno.EBUSY, "its folder keeps vanishing: try again")
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder with its parents, durably. Known ones cost nothing."""
+        with self._durable_lock:
+            if folder in self._durable:
+                return
+        for parent in reversed(self.root.parents):
+            if not parent.exists():
+                self._make_one(parent)
+        self._make_one(self.root)
+        current = self.root
+        for name in folder.relative_to(self.root).parts:
+            current = current / name
+            self._make_one(current)
+        self._seen_root = True
+        with self._durable_lock:
+            self._durable.add(folder)
+
+    @staticmethod
+    def _make_one(folder: Path) -> None:
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            if not stat.S_ISDIR(folder.stat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "is a file", str(folder)) from None
+        # Also when it was there: whoever made it may not have come to syncing it yet.
+        files.sync_directory(folder.parent)
+
+    def _made_durable(self, target: Path, key: str) -> None:
+        try:
+            files.sync_directory(target.parent)
+        except FileNotFoundError:
+            return  # Another process deleted the object and pruned the folder: overtaken, not lost.
+        except OSError as error:
+            raise OutcomeUnknown(f"{key} was written but could not be synced: {error}") from error
+
+    def _prune(self, folder: Path) -> None:
+        """Take away folders that became empty, so that deleted attempts leave nothing behind."""
+        while folder != self.root:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            with self._durable_lock:
+                self._durable.discard(folder)
+            folder = folder.parent
+
+    def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Files below `folder` in byte order of the key: a folder sorts as its name plus "/"."""
+        base = f"{folder}/" if folder else ""
+        try:
+            with os.scandir(self.root / folder) as found:
+                # Code point order of str is the byte order of UTF-8.
+                entries = sorted(
+                    (base + e.name + ("/" if e.is_dir(follow_symlinks=False) else ""), e)
+                    for e in found
+                    if not e.is_symlink() and is_key(e.name)
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name, entry in entries:
+            if name.endswith("/"):
+                relevant = name.startswith(prefix) or prefix.startswith(name)
+                passed = name <= after and not after.startswith(name)
+                if relevant and not passed:
+                    yield from self._walk(name[:-1], prefix, after)
+            elif name.startswith(prefix) and name > after:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # Deleted since the folder was read.
+                modified = datetime.fromtimestamp(status.st_mtime, UTC)
+                yield ObjectInfo(name, status.st_size, modified)
+
+    def _sweep(self) -> None:
+        """Drop what killed writers left in `.tmp`; nobody writes one object for a day."""
+        with suppress(OSError), os.scandir(self.root / ".tmp") as leftovers:
+            for entry in leftovers:
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _SWEEP_AFTER_S:
+                        os.unlink(entry.path)
+
+    @contextmanager
+    def _translated(self, operation: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise StorageBackendError(
+                f"{operation} {key} in {self.root}: a part of this key is already a file, or the "
+                "key is already a folder of other objects; a directory cannot hold both",
+                prefix=str(self.root),
+                operation=operation,
+                key=key,
+            ) from error
+        except OSError as error:
+            raise StorageBackendError(
+                f"{operation} {key} in {self.root}: {files.advice(error)}",
+                prefix=str(self.root),
+                operation=operation,
+                key=key,
+                retryable=files.is_retryable(error),
+            ) from error

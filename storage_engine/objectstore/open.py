@@ -1,0 +1,118 @@
+"""From a storage URI to an object store. Adapters are imported only when a URI asks for them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ConfigurationError
+from storage_engine.objectstore.port import ObjectStore, check_key
+
+if TYPE_CHECKING:
+    from storage_engine.objectstore.memory import MemoryBackend
+
+KNOWN_URIS = (
+    "s3://bucket/prefix, file:///absolute/path, a plain directory path, "
+    "sqlite:///path/to/file.db, memory://name (for tests)"
+)
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(//)?")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+
+_backends: dict[str, MemoryBackend] = {}
+_backends_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUri:
+    """A parsed storage URI: `bucket` and `prefix` for s3, `path` for file, `name` for memory."""
+
+    scheme: str
+    bucket: str = ""
+    prefix: str = ""
+    path: Path | None = None
+    name: str = ""
+
+
+def parse_uri(uri: str) -> StoreUri:
+    """Take a storage URI apart, or raise ConfigurationError with what is known."""
+    if not uri.strip() or "\x00" in uri:
+        raise ConfigurationError(f"the storage URI is empty or unreadable; known are {KNOWN_URIS}")
+    match = _SCHEME.match(uri)
+    if match is None:
+        return StoreUri("file", path=Path(uri).expanduser())
+    scheme, rest = match.group(1).lower(), uri[match.end() :]
+    if match.group(2) is None:
+        raise ConfigurationError(
+            f"storage URI {uri!r} lacks '//' after its scheme; known are {KNOWN_URIS} "
+            "(write ./ before a directory whose name holds a colon)"
+        )
+    if scheme == "s3":
+        return _parse_s3(uri, rest)
+    if scheme == "file":
+        return _parse_file(uri, rest)
+    if scheme == "memory":
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", rest):
+            raise ConfigurationError(f"storage URI {uri!r} needs a plain name: memory://name")
+        return StoreUri("memory", name=rest)
+    if scheme == "sqlite":
+        raise ConfigurationError(f"{uri!r} is a SQLite database, not an object store")
+    hint = " (did you mean s3://?)" if scheme in {"s3a", "s3n"} else ""
+    raise ConfigurationError(
+        f"unknown scheme {scheme!r} in storage URI {uri!r}{hint}; known are {KNOWN_URIS}"
+    )
+
+
+def open_store(uri: str, config: OntologiaConfig | None = None) -> ObjectStore:
+    """Open the object store behind a URI. Nothing is written; the caller closes the store."""
+    parsed = parse_uri(uri)
+    if parsed.scheme == "s3":
+        from storage_engine.objectstore.s3 import S3Store
+
+        return S3Store(parsed.bucket, parsed.prefix, config or OntologiaConfig())
+    if parsed.scheme == "memory":
+        return memory_backend(parsed.name).client()
+    from storage_engine.objectstore.local import DirectoryStore
+
+    assert parsed.path is not None
+    return DirectoryStore(parsed.path)
+
+
+def memory_backend(name: str) -> MemoryBackend:
+    """The process-wide backend behind memory://name, made at first use."""
+    from storage_engine.objectstore.memory import MemoryBackend
+
+    with _backends_lock:
+        if name not in _backends:
+            _backends[name] = MemoryBackend(name)
+        return _backends[name]
+
+
+def _parse_s3(uri: str, rest: str) -> StoreUri:
+    bucket, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigurationError(
+            f"storage URI {uri!r} has no valid bucket name: expected s3://bucket or "
+            "s3://bucket/prefix, with 3-63 letters, digits, dots and hyphens in the bucket"
+        )
+    prefix = prefix.strip("/")
+    if prefix:
+        try:
+            check_key(prefix)
+        except ValueError as error:
+            raise ConfigurationError(f"storage URI {uri!r} has a bad prefix: {error}") from None
+    return StoreUri("s3", bucket=bucket, prefix=prefix)
+
+
+def _parse_file(uri: str, rest: str) -> StoreUri:
+    host, slash, path = rest.partition("/")
+    if host not in {"", "localhost"} or not slash:
+        raise ConfigurationError(
+            f"storage URI {uri!r} must name an absolute path with three slashes, as in "
+            "file:///data/onto; for a relative one give the plain directory path"
+        )
+    return StoreUri("file", path=Path(unquote("/" + path)))

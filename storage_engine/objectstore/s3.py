@@ -1,0 +1,340 @@
+"""S3 and servers that speak its protocol, by boto3. The only module that imports it.
+
+It promises that a conditional write is sent once and never repeated behind the caller's back (its
+client has botocore's retries off), that every failure is told apart by what it proves (see
+`s3_errors`), and that each request is counted once, as what it is, when it is sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import quote, urlsplit
+
+import boto3
+import botocore.session
+from boto3.exceptions import S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+from botocore.loaders import Loader
+
+from storage_engine.config import MIB, OntologiaConfig
+from storage_engine.errors import ConfigurationError, StorageBackendError
+from storage_engine.objectstore.clock import ClockOffset
+from storage_engine.objectstore.metering import HopTrace, RequestMeter, current_trace, tracing
+from storage_engine.objectstore.ordering import in_byte_order, just_before
+from storage_engine.objectstore.parallel import Parallel
+from storage_engine.objectstore.port import (
+    ObjectInfo,
+    StoredObject,
+    check_key,
+    check_prefix,
+    is_key,
+)
+from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
+from storage_engine.objectstore.s3_settings import S3Settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2RequestTypeDef
+
+WORKERS = 32
+PAGE = 1000
+_ATTEMPTS = 3
+_PART_BYTES = 16 * MIB
+_UPLOAD_THREADS = 4
+_SMALL_BODY_BYTES = 1 * MIB
+_KINDS = {
+    "GetObject": "GET",
+    "HeadObject": "HEAD",
+    "ListObjectsV2": "LIST",
+    "DeleteObjects": "DELETE",
+}
+_CONDITIONAL_KINDS = {"PutObject": "PUT_IF", "DeleteObject": "DELETE_IF"}
+
+
+# Reading the description of S3 takes botocore 0.1 s, so it is read once a process. A session is
+# not shared, as it would hold on to credentials.
+_loaders: list[Loader] = []
+
+
+class _Target(TypedDict):
+    Bucket: str
+    Key: str
+
+
+class S3Store:
+    """Objects of one bucket under one prefix."""
+
+    kind = "s3"
+
+    def __init__(self, bucket: str, prefix: str, config: OntologiaConfig) -> None:
+        self.bucket = bucket
+        self.prefix = prefix.strip("/")
+        self.uri = f"s3://{bucket}/{self.prefix}".rstrip("/")
+        self.settings = S3Settings.resolve(config)
+        self.meter = RequestMeter()
+        self.parallel = Parallel(WORKERS)
+        self._root = f"{self.prefix}/" if self.prefix else ""
+        self._offset = ClockOffset()
+        try:
+            self._session = _new_session(self.settings.region)
+            # Repeating a read, or a write of a unique key, is harmless: botocore may.
+            self._client = self._connect(_ATTEMPTS, {})
+            # Repeating a conditional write turns "won" into "lost": botocore may not.
+            self._conditional = self._connect(1, _CONDITIONAL_KINDS)
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigurationError(f"cannot set up S3 access to {self.uri}: {error}") from error
+
+    def get(self, key: str) -> StoredObject:
+        stored = self._get("get", key)
+        assert stored is not None
+        return stored
+
+    def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
+        return self._get("get_if_changed", key, etag)
+
+    def _get(self, operation: str, key: str, unless: str | None = None) -> StoredObject | None:
+        target = self._target(key)
+        for attempt in range(1, _ATTEMPTS + 1):
+            with self._translated(operation, key):
+                response: GetObjectOutputTypeDef
+                try:
+                    if unless is None:
+                        response = self._client.get_object(**target)
+                    else:
+                        response = self._client.get_object(**target, IfNoneMatch=unless)
+                except self._client.exceptions.ClientError as error:
+                    if status_of(error) == 304:
+                        return None
+                    raise
+                try:
+                    data = response["Body"].read()
+                except FAILURES:
+                    # botocore's retries end with the headers; the body may still break off.
+                    if attempt == _ATTEMPTS:
+                        raise
+                    continue
+                self.meter.add_bytes(read=len(data))
+                return StoredObject(data, response["ETag"])
+        raise AssertionError("the last attempt returns or raises")
+
+    def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        if self.settings.endpoint is None:
+            return self._list(prefix, start_after)
+        # Not AWS: perhaps a server that lists by folders. What it gives is put in order, but it
+        # leaves out objects of a folder `a` when asked to start after a name such as `a-1`.
+        found = self._list(prefix, just_before(start_after))
+        return (info for info in in_byte_order(found, prefix) if info.key > start_after)
+
+    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        request: ListObjectsV2RequestTypeDef = {
+            "Bucket": self.bucket,
+            "Prefix": self._root + prefix,
+        }
+        if start_after:
+            request["StartAfter"] = self._root + start_after
+        more = True
+        while more:
+            with self._translated("list", prefix):
+                page = self._client.list_objects_v2(**request)
+            contents = page.get("Contents", [])
+            for item in contents:
+                key = item["Key"].removeprefix(self._root)
+                # Others may keep folder markers and the like there: no key of ours.
+                if is_key(key):
+                    yield ObjectInfo(key, item["Size"], item["LastModified"].astimezone(UTC))
+            more = bool(page.get("IsTruncated")) and bool(contents)
+            if more:
+                request["StartAfter"] = contents[-1]["Key"]
+
+    def put(self, key: str, data: bytes) -> None:
+        target = self._target(key)
+        with self._translated("put", key):
+            self._client.put_object(**target, Body=data)
+        self.meter.add_bytes(written=len(data))
+
+    def put_file(self, key: str, path: Path) -> None:
+        target = self._target(key)
+        size = path.stat().st_size
+        config = TransferConfig(
+            multipart_threshold=_PART_BYTES,
+            multipart_chunksize=_PART_BYTES,
+            max_concurrency=_UPLOAD_THREADS,
+        )
+        with self._translated("put_file", key), tracing(HopTrace()):
+            try:
+                self._client.upload_file(str(path), **target, Config=config)
+            except S3UploadFailedError as error:
+                raise error.__cause__ or error.__context__ or error from None
+        # boto3 sends from threads of its own: one request, or create, parts together, complete.
+        trace = current_trace()
+        if trace is not None:
+            trace.depth += 1 if size < _PART_BYTES else 3
+        self.meter.add_bytes(written=size)
+
+    def put_if_absent(self, key: str, data: bytes, *, write_id: str) -> str:
+        target = self._target(key)
+        self.meter.add_bytes(written=len(data))
+        with self._translated("put_if_absent", key, condition="absent"):
+            response = self._conditional.put_object(
+                **target, Body=data, IfNoneMatch="*", Metadata={"write-id": quote(write_id)}
+            )
+        return response["ETag"]
+
+    def put_if_match(self, key: str, data: bytes, etag: str, *, write_id: str) -> str:
+        target = self._target(key)
+        self.meter.add_bytes(written=len(data))
+        with self._translated("put_if_match", key, condition="match"):
+            response = self._conditional.put_object(
+                **target, Body=data, IfMatch=etag, Metadata={"write-id": quote(write_id)}
+            )
+        return response["ETag"]
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        target = self._target(key)
+        with self._translated("delete_if_match", key, condition="match"):
+            self._conditional.delete_object(**target, IfMatch=etag)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        names = [self._target(key)["Key"] for key in keys]
+        batches = [names[start : start + PAGE] for start in range(0, len(names), PAGE)]
+        if batches:
+            self.parallel.map(self._delete_batch, batches)
+
+    def _delete_batch(self, names: Sequence[str]) -> None:
+        first = names[0].removeprefix(self._root)
+        with self._translated("delete_many", first):
+            response = self._client.delete_objects(
+                Bucket=self.bucket,
+                Delete={"Objects": [{"Key": name} for name in names], "Quiet": True},
+            )
+        errors = [e for e in response.get("Errors", []) if e.get("Code") != "NoSuchKey"]
+        if errors:
+            key = errors[0].get("Key", "").removeprefix(self._root)
+            why = f"{errors[0].get('Code', '')} {errors[0].get('Message', '')}".strip()
+            raise StorageBackendError(
+                f"delete_many in {self.uri}: {len(errors)} of {len(names)} objects were not "
+                f"deleted, the first is {key} ({why}); deleting again is safe",
+                bucket=self.bucket,
+                prefix=self.prefix,
+                operation="delete_many",
+                key=key,
+                retryable=errors[0].get("Code") in {"InternalError", "SlowDown"},
+            )
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self._offset.seconds)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def local_path(self, key: str) -> Path | None:
+        return None
+
+    def duckdb_url(self, key: str) -> str:
+        """The object's address for DuckDB's httpfs, to be used with `duckdb_secret`."""
+        return f"s3://{self.bucket}/{self._root}{check_key(key)}"
+
+    def duckdb_secret(self) -> dict[str, str]:
+        """Options of DuckDB's CREATE SECRET (TYPE s3) that reach the same server as the same user.
+
+        Credentials of roles expire: ask again for each connection rather than keep them.
+        """
+        with self._translated("duckdb_secret", ""):
+            credentials = self._session.get_credentials()
+            frozen = credentials.get_frozen_credentials() if credentials else None
+        secret = {
+            "REGION": self._client.meta.region_name or "us-east-1",
+            "URL_STYLE": "path" if self.settings.path_style else "vhost",
+        }
+        if frozen is not None and frozen.access_key and frozen.secret_key:
+            secret["KEY_ID"] = frozen.access_key
+            secret["SECRET"] = frozen.secret_key
+            if frozen.token:
+                secret["SESSION_TOKEN"] = frozen.token
+        endpoint = urlsplit(self._client.meta.endpoint_url)
+        secret["USE_SSL"] = "false" if endpoint.scheme == "http" else "true"
+        if not (endpoint.hostname or "").endswith(("amazonaws.com", "amazonaws.com.cn")):
+            secret["ENDPOINT"] = endpoint.netloc
+        return secret
+
+    def close(self) -> None:
+        self.parallel.close()
+        self._client.close()
+        self._conditional.close()
+
+    def _target(self, key: str) -> _Target:
+        return {"Bucket": self.bucket, "Key": self._root + check_key(key)}
+
+    @contextmanager
+    def _translated(self, operation: str, key: str, *, condition: str = "") -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            endpoint = self._client.meta.endpoint_url
+            request = Request(self.bucket, self.prefix, endpoint, operation, key, condition)
+            raise translate(error, request) from error
+
+    def _connect(self, attempts: int, kinds: dict[str, str]) -> S3Client:
+        settings = self.settings
+        client: S3Client = self._session.client(
+            "s3",
+            endpoint_url=settings.endpoint,
+            config=Config(
+                retries={"mode": "standard", "total_max_attempts": attempts},
+                connect_timeout=min(5.0, settings.timeout_s),
+                read_timeout=settings.timeout_s,
+                max_pool_connections=WORKERS + _UPLOAD_THREADS,
+                tcp_keepalive=True,
+                s3={"addressing_style": "path" if settings.path_style else "auto"},
+                # Servers other than AWS stumble over the checksums that botocore adds by itself.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                user_agent_extra="ontologia",
+                # A proxy cannot reach this machine's own loopback.
+                proxies={} if settings.is_loopback else None,
+            ),
+        )
+
+        def sent(model: Any, params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+            body = params.get("body")
+            if isinstance(body, BytesIO) and body.getbuffer().nbytes < _SMALL_BODY_BYTES:
+                # Waiting for "100 Continue" costs a round trip more than sending a small body.
+                params["headers"].pop("Expect", None)
+            context["ontologia_sent"] = time.time()
+            self.meter.count(kinds.get(model.name) or _KINDS.get(model.name, "PUT"))
+
+        def answered(http_response: Any, context: dict[str, Any], **_: Any) -> None:
+            self._note_date(http_response.headers.get("Date"), context.get("ontologia_sent"))
+
+        # Last, as botocore adds that header in the same event.
+        client.meta.events.register_last("before-call.s3", sent)
+        client.meta.events.register("after-call.s3", answered)
+        return client
+
+    def _note_date(self, date: str | None, sent: float | None) -> None:
+        if date is None or sent is None:
+            return
+        try:
+            stamp = parsedate_to_datetime(date).timestamp()
+        except ValueError:
+            return  # A server with an odd Date header: its clock stays unknown.
+        self._offset.observe(sent, time.time(), stamp)
+
+
+def _new_session(region: str | None) -> boto3.session.Session:
+    core = botocore.session.get_session()
+    if _loaders:
+        core.register_component("data_loader", _loaders[0])
+    else:
+        _loaders.append(core.get_component("data_loader"))
+    return boto3.session.Session(botocore_session=core, region_name=region)
