@@ -1,0 +1,66 @@
+"""Where objects live. Every key of the storage is made here and nowhere else."""
+
+from __future__ import annotations
+
+import secrets
+
+HEAD = "meta/head.json"
+LOCK = "meta/locks/ontology_write.json"
+ENGINE = "meta/engine.json"
+TYPES = "meta/schema/types.json"
+REGISTRY = "meta/schema/registry.json"
+LAYOUT_CATALOG = "meta/type_layout_catalog.json"
+FOLDERS = {"entity": "entities", "relation": "relations"}
+
+
+def new_id() -> str:
+    """A short random identifier of a write attempt."""
+    return secrets.token_hex(4)
+
+
+def new_write_id() -> str:
+    """Unique per write, so that no two versions of an object have equal bytes (and ETags)."""
+    return secrets.token_hex(16)
+
+
+def attempt_prefix(commit_id: int, attempt: str) -> str:
+    return f"commits/{commit_id}-{attempt}"
+
+
+def manifest(commit_id: int, attempt: str) -> str:
+    return f"{attempt_prefix(commit_id, attempt)}/manifest.json"
+
+
+def checkpoint(commit_id: int, attempt: str) -> str:
+    return f"meta/checkpoints/{commit_id}-{attempt}.json"
+
+
+def index(kind: str, name: str) -> str:
+    return f"meta/indices/{FOLDERS[kind]}/{name}.json"
+
+
+def schema_versions(kind: str, name: str) -> str:
+    return f"meta/schema/versions/{FOLDERS[kind]}/{name}.json"
+
+
+def attempt_heartbeat(attempt: str) -> str:
+    return f"meta/attempts/{attempt}.json"
+
+
+def data_file(
+    prefix: str,
+    kind: str,
+    name: str,
+    engine_version: str,
+    schema_version_id: int,
+    part: int | None,
+) -> str:
+    """`part` is None when the type has one file in this commit (the seeds' key)."""
+    stem = f"{prefix}/{FOLDERS[kind]}/{name}"
+    if engine_version == "v2":
+        stem = f"{stem}/v{schema_version_id}"
+    return f"{stem}.parquet" if part is None else f"{stem}/part-{part:05d}.parquet"
+
+
+def staged_prefix(attempt: str) -> str:
+    return f"staged/{attempt}"

@@ -1,0 +1,354 @@
+"""The writer's nine steps: lock, head, data and manifest, guard, CAS, projections, release.
+
+The commit is made by the CAS on head and by nothing else. Before it, whatever was written is
+invisible; after it, nothing raises: projections and the release of the lock are best effort, run
+in the background, and report by warnings.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
+from storage_engine.commitlog.conditional import (
+    Lost,
+    StillUnknown,
+    Won,
+    write_conditionally,
+)
+from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
+from storage_engine.commitlog.lock import Lease, WriteLock
+from storage_engine.commitlog.records import (
+    CheckpointRef,
+    CommitFile,
+    Head,
+    Manifest,
+    TypeHead,
+    TypeRef,
+    parse_timestamp,
+    sha256,
+    timestamp,
+)
+from storage_engine.errors import (
+    CommitStateUnknownError,
+    HeadMismatchError,
+    LeaseExpiredError,
+    OntologiaError,
+    StorageBackendError,
+)
+from storage_engine.objectstore.parallel import Background
+from storage_engine.objectstore.port import ObjectStoreError
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An immutable object to write before the CAS: bytes, or a local file."""
+
+    key: str
+    content: bytes | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What an attempt builds on: the head it read, and the names it will write under."""
+
+    version: HeadVersion
+    manifest: Manifest | None
+    attempt: str
+    lease: Lease
+
+    @property
+    def head(self) -> Head:
+        return self.version.head
+
+    @property
+    def commit_id(self) -> int:
+        return self.version.head.commit_id + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What an attempt wants to publish."""
+
+    files: Sequence[CommitFile]
+    uploads: Sequence[Upload]
+    touched: Mapping[TypeRef, TypeHead]  # type heads after this commit, of touched types
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "data"
+    schema: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    acks: Sequence[Mapping[str, Any]] = ()
+    idempotency: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A commit that stands."""
+
+    base: Base
+    manifest: Manifest
+    manifest_path: str
+    attempts: int
+    lock_wait_ms: float
+
+
+Prepare = Callable[[Base], Draft | None]
+Projector = Callable[[Published], Sequence[Callable[[], None]]]
+
+
+class Publisher:
+    """Publishes drafts, one at a time, for one opened storage."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        lock: WriteLock,
+        *,
+        runtime_id: str,
+        max_attempts: int,
+        checkpoint_interval: int,
+        project: Projector,
+        warn: Callable[[str], None],
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self._chain = chain
+        self._store = chain.store
+        self._parallel = chain.parallel
+        self._lock = lock
+        self._runtime_id = runtime_id
+        self._max_attempts = max_attempts
+        self._checkpoint_interval = checkpoint_interval
+        self._project = project
+        self._warn = warn
+        self._leases = LeaseKeeper(linger_s)
+        self._finishing: Background[None] | None = None
+        self._mutex = threading.Lock()
+
+    def publish(self, prepare: Prepare) -> Published | None:
+        """Run `prepare` on the head under the lock and publish what it drafts.
+
+        None when it drafts nothing. `prepare` runs again on the new head after a lost CAS, and
+        what it raises ends the attempt with nothing published.
+        """
+        with self._mutex:
+            waited_ms = 0.0
+            for attempt in range(1, self._max_attempts + 1):
+                if attempt > 1:
+                    self._back_off(attempt)
+                lease, version, wait = self._begin()
+                waited_ms += wait
+                base = Base(version, None, layout.new_id(), lease)
+                try:
+                    base = replace(base, manifest=self._chain.head_manifest(version.head))
+                    draft = prepare(base)
+                    if draft is None:
+                        self._finish(None, lease)
+                        return None
+                    published = self._attempt(base, draft, attempt, waited_ms)
+                except BaseException:
+                    self._leases.release_now(lease)
+                    raise
+                if published is not None:
+                    self._finish(published, lease)
+                    return published
+                self._leases.release_now(lease)
+            raise HeadMismatchError(self._max_attempts)
+
+    @property
+    def pending(self) -> bool:
+        """Whether projections of our own latest commit are still on their way."""
+        return self._finishing is not None and not self._finishing.done
+
+    def flush(self) -> None:
+        """Wait until projections are written and the lock is given back."""
+        self._leases.stop_lingering()
+        if (finishing := self._finishing) is not None:
+            finishing.wait()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _begin(self) -> tuple[Lease, HeadVersion, float]:
+        """Lock and head together: the CAS makes an early head read safe."""
+        known = self._chain.known_head()
+        lease = self._leases.take_over()
+        if lease is not None and known is not None:
+            return lease, known, 0.0  # we published it and have held the lock since
+        started = self._store.now()
+        acquired, read = self._parallel.gather_outcomes(
+            [self._lock.try_acquire, self._chain.read_head]
+        )
+        if isinstance(acquired, BaseException):
+            raise acquired
+        lease = acquired if isinstance(acquired, Lease) else self._lock.acquire(tried=True)
+        version = read
+        if acquired is None or not isinstance(version, HeadVersion):
+            try:
+                version = self._chain.read_head()
+            except BaseException:
+                self._leases.release_now(lease)
+                raise
+        waited = (self._store.now() - started).total_seconds() * 1000
+        return lease, version, waited
+
+    def _attempt(
+        self, base: Base, draft: Draft, attempt: int, waited_ms: float
+    ) -> Published | None:
+        path = layout.manifest(base.commit_id, base.attempt)
+        manifest = self._manifest(base, draft, path)
+        uploads = list(draft.uploads)
+        checkpoint_ref = base.head.checkpoint
+        if base.commit_id % self._checkpoint_interval == 0:
+            checkpoint_ref, upload = self._checkpoint(base, manifest, path)
+            uploads.append(upload)
+            manifest = replace(manifest, checkpoint=checkpoint_ref)
+        data = manifest.to_bytes()
+        uploads.append(Upload(path, data))
+        try:
+            self._upload(uploads)
+            base.lease.guard()
+        except (LeaseExpiredError, StorageBackendError):
+            self._discard(uploads)  # no CAS was sent: certainly not published
+            raise
+        head = Head(
+            commit_id=base.commit_id,
+            manifest_path=path,
+            updated_at=timestamp(self._store.now()),
+            runtime_id=self._runtime_id,
+            log_id=base.head.log_id,
+            write_id=manifest.write_id,
+            commit_sha256=sha256(data),
+            checkpoint=checkpoint_ref,
+        )
+        won = self._swap_head(base, head)
+        if won is None:
+            self._discard(uploads)
+            return None
+        if won.etag:
+            self._chain.note_head(HeadVersion(head, won.etag))
+        self._chain.note_manifest(path, manifest)
+        return Published(base, manifest, path, attempt, waited_ms)
+
+    def _manifest(self, base: Base, draft: Draft, path: str) -> Manifest:
+        parent = base.manifest
+        created_at = self._store.now()
+        if parent is not None:
+            created_at = max(created_at, parse_timestamp(parent.created_at))
+        heads = dict(state.type_heads(self._chain, base.head))
+        for ref, head in draft.touched.items():
+            heads[ref] = replace(head, commit_id=base.commit_id, manifest_path=path)
+        return Manifest(
+            commit_id=base.commit_id,
+            parent_commit_id=base.head.commit_id if parent is not None else None,
+            parent_manifest_path=base.head.manifest_path,
+            created_at=timestamp(created_at),
+            runtime_id=self._runtime_id,
+            metadata=dict(draft.metadata),
+            files=tuple(draft.files),
+            format=FORMAT,
+            log_id=base.head.log_id,
+            write_id=layout.new_write_id(),
+            kind=draft.kind,
+            schema=dict(draft.schema),
+            events=tuple(draft.events),
+            acks=tuple(draft.acks),
+            idempotency=draft.idempotency,
+            checkpoint=base.head.checkpoint,
+            skip=skip_pointers(parent, base.head.manifest_path or "") if parent else (),
+            type_heads=heads,
+        )
+
+    def _checkpoint(
+        self, base: Base, manifest: Manifest, path: str
+    ) -> tuple[CheckpointRef, Upload]:
+        checkpoint = state.next_checkpoint(self._chain, base.head, manifest, path)
+        data = checkpoint.to_bytes()
+        key = layout.checkpoint(base.commit_id, base.attempt)
+        ref = CheckpointRef(key, sha256(data), base.commit_id)
+        self._chain.note_checkpoint(ref, checkpoint)
+        return ref, Upload(key, data)
+
+    def _upload(self, uploads: Sequence[Upload]) -> None:
+        def write(upload: Upload) -> None:
+            if isinstance(upload.content, bytes):
+                self._store.put(upload.key, upload.content)
+            else:
+                self._store.put_file(upload.key, upload.content)
+
+        self._parallel.map(write, uploads)
+
+    def _swap_head(self, base: Base, head: Head) -> Won | None:
+        try:
+            outcome = write_conditionally(
+                self._store,
+                layout.HEAD,
+                head.to_bytes(),
+                write_id=head.write_id,
+                etag=base.version.etag,
+            )
+            if isinstance(outcome, Won):
+                return outcome
+        except StillUnknown as error:
+            raise _unknown(head) from error
+        try:
+            return Won("") if self._is_ancestor(outcome, head) else None
+        except OntologiaError as error:  # whether ours is below cannot be told
+            raise _unknown(head) from error
+
+    def _is_ancestor(self, outcome: Lost, ours: Head) -> bool:
+        """Our commit has also won when another writer has already built on it."""
+        if outcome.current is None:
+            return False
+        now = Head.parse(outcome.current.data, key=layout.HEAD)
+        self._chain.note_head(HeadVersion(now, outcome.current.etag))
+        return self._chain.locate(now, ours.commit_id) == ours.manifest_path
+
+    def _discard(self, uploads: Sequence[Upload]) -> None:
+        """Delete what a certainly unpublished attempt wrote, as far as that goes."""
+        try:
+            self._store.delete_many([upload.key for upload in uploads])
+        except (ObjectStoreError, StorageBackendError) as error:
+            log.info("orphans of a lost attempt stay for garbage collection: %s", error)
+
+    def _back_off(self, attempt: int) -> None:
+        ceiling = min(1.0, 0.01 * 2 ** (attempt - 1))
+        self._store.sleep(ceiling * random.uniform(0.5, 1.0) + random.uniform(0, 0.02))
+
+    # -- after the CAS ------------------------------------------------------------------------
+
+    def _finish(self, published: Published | None, lease: Lease) -> None:
+        earlier = self._finishing
+
+        def finish() -> None:
+            if earlier is not None:
+                earlier.settle()  # its index versions are what ours replace
+            projections: Sequence[Callable[[], None]] = ()
+            if published is not None:
+                try:
+                    projections = self._project(published)
+                except Exception as error:  # noqa: BLE001 - after the CAS nothing raises
+                    self._warn(f"after commit {published.manifest.commit_id}: {error}")
+            release = self._leases.lingering_release(lease)
+            for outcome in self._parallel.gather_outcomes([*projections, release]):
+                if isinstance(outcome, Exception):
+                    self._warn(f"after commit: {outcome}")
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+
+        self._finishing = self._parallel.start(finish)
+
+
+def _unknown(head: Head) -> CommitStateUnknownError:
+    return CommitStateUnknownError(
+        commit_id=head.commit_id, manifest_path=head.manifest_path or "", write_id=head.write_id
+    )
