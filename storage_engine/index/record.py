@@ -1,0 +1,165 @@
+"""The index object of one type: `meta/indices/{kind}/{TypeName}.json`."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import orjson
+
+from storage_engine.commitlog.records import (
+    CommitFile,
+    Entry,
+    TypeRef,
+    from_json,
+    to_json,
+)
+from storage_engine.errors import IntegrityError
+
+_FRAGMENTS_KEPT = 100_000
+_UNKNOWN_ROWS = -1  # an entry of the first implementation names its file and nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class TypeIndex:
+    """Entries never overlap and are kept in commit order."""
+
+    type_name: str
+    max_indexed_commit: int = 0
+    entries: tuple[Entry, ...] = ()
+    log_id: str = ""
+    current_schema_version_id: int | None = None
+    activation_commit_id: int | None = None
+    historical_versions: tuple[Mapping[str, int], ...] = field(default_factory=tuple)
+
+    def covers(self, commit_id: int) -> bool:
+        after = bisect_right(self.entries, commit_id, key=lambda e: e.min_commit_id)
+        return after > 0 and commit_id <= self.entries[after - 1].max_commit_id
+
+    def with_missing(self, found: Iterable[Entry]) -> Self:
+        """Add the entries that reach beyond what is covered, in the place of those they span."""
+        missing = [entry for entry in found if not self.covers(entry.max_commit_id)]
+        spans = [e for e in missing if e.min_commit_id < e.max_commit_id]
+        kept = [
+            e
+            for e in self.entries
+            if not any(s.min_commit_id <= e.min_commit_id <= s.max_commit_id for s in spans)
+        ]
+        merged = sorted([*kept, *missing], key=lambda e: e.min_commit_id)
+        return replace(self, entries=tuple(merged))
+
+    def with_entry(self, entry: Entry) -> Self:
+        """Add an entry, in the place of a per-commit entry for the same commit."""
+        others = [
+            e
+            for e in self.entries
+            if (e.min_commit_id, e.max_commit_id) != (entry.min_commit_id, entry.max_commit_id)
+        ]
+        merged = sorted([*others, entry], key=lambda e: e.min_commit_id)
+        return replace(self, entries=tuple(merged))
+
+    def to_bytes(self, write_id: str, encoder: EntryEncoder) -> bytes:
+        engine_version = encoder.engine_version
+        payload: dict[str, Any] = {
+            "type_name": self.type_name,
+            "max_indexed_commit": self.max_indexed_commit,
+        }
+        if engine_version == "v2":
+            payload |= {
+                "current_schema_version_id": self.current_schema_version_id,
+                "activation_commit_id": self.activation_commit_id,
+            }
+        payload["entries"] = [encoder.encode(e) for e in self.entries]
+        if engine_version == "v2":
+            payload["historical_versions"] = list(self.historical_versions)
+        return to_json(payload | {"log_id": self.log_id, "write_id": write_id})
+
+    @classmethod
+    def parse(cls, data: bytes, ref: TypeRef, *, key: str) -> Self:
+        raw = from_json(data, key=key)
+        try:
+            entries = sorted(
+                (_parse_entry(e, ref) for e in raw["entries"]), key=lambda e: e.min_commit_id
+            )
+            return cls(
+                type_name=raw["type_name"],
+                max_indexed_commit=int(raw["max_indexed_commit"]),
+                entries=tuple(entries),
+                log_id=raw.get("log_id", ""),
+                current_schema_version_id=raw.get("current_schema_version_id"),
+                activation_commit_id=raw.get("activation_commit_id"),
+                historical_versions=tuple(raw.get("historical_versions", ())),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{key} is not an index object: {error!r}", key=key) from error
+
+
+class EntryEncoder:
+    """Encodes each entry once: an index is rewritten by every commit, its entries never change."""
+
+    def __init__(self, engine_version: str) -> None:
+        self.engine_version = engine_version
+        self._encoded: dict[tuple[int, int, str], orjson.Fragment] = {}
+
+    def encode(self, entry: Entry) -> orjson.Fragment:
+        key = (entry.min_commit_id, entry.max_commit_id, entry.files[0].path)
+        fragment = self._encoded.get(key)
+        if fragment is None:
+            if len(self._encoded) >= _FRAGMENTS_KEPT:
+                self._encoded.clear()
+            fragment = orjson.Fragment(orjson.dumps(_entry_dict(entry, self.engine_version)))
+            self._encoded[key] = fragment
+        return fragment
+
+
+def _entry_dict(entry: Entry, engine_version: str) -> dict[str, Any]:
+    payload: dict[str, Any] = {
+        "min_commit_id": entry.min_commit_id,
+        "max_commit_id": entry.max_commit_id,
+    }
+    if engine_version == "v2":
+        payload["schema_version_id"] = entry.schema_version_id
+    if len(entry.files) == 1:
+        return payload | {"path": entry.files[0].path, **_file_facts(entry.files[0])}
+    return payload | {"files": [{"path": f.path, **_file_facts(f)} for f in entry.files]}
+
+
+def _file_facts(file: CommitFile) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "row_count": file.row_count,
+        "bytes": file.bytes,
+        "content_sha256": file.content_sha256,
+    }
+    if file.commit_id_source != "column":
+        facts["commit_id_source"] = file.commit_id_source
+    if file.key_range:
+        facts["key_range"] = file.key_range
+    if file.stats:
+        facts["stats"] = file.stats
+    return facts
+
+
+def _parse_entry(raw: Mapping[str, Any], ref: TypeRef) -> Entry:
+    version = int(raw.get("schema_version_id", 1))
+    files = raw.get("files", [raw])
+    return Entry(
+        int(raw["min_commit_id"]),
+        int(raw["max_commit_id"]),
+        tuple(
+            CommitFile(
+                kind=ref[0],
+                type_name=ref[1],
+                path=f["path"],
+                row_count=f.get("row_count", _UNKNOWN_ROWS),
+                schema_version_id=version,
+                content_sha256=f.get("content_sha256", ""),
+                bytes=f.get("bytes", 0),
+                commit_id_source=f.get("commit_id_source", "column"),
+                stats=f.get("stats", {}),
+                key_range=f.get("key_range", {}),
+            )
+            for f in files
+        ),
+    )

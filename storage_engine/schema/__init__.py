@@ -1,0 +1,1 @@
+"""Type registration and the schema catalogs. The manifest decides; the catalogs follow."""

@@ -1,0 +1,143 @@
+"""Projections of the schema state: types.json, registry.json, version histories, layouts.
+
+Written after the CAS by the commit that registered a type, rebuilt from the chain by anyone; no
+reader needs them to be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.records import TypeRef, timestamp
+from storage_engine.errors import SchemaMetadataError
+from storage_engine.schema.documents import Document, Documents
+
+Record = Mapping[str, Any]  # kind, type_name, schema_version_id, schema_sha256, schema
+
+
+def known_types(documents: Documents) -> list[TypeRef]:
+    """Enumerate types.json; SchemaMetadataError when it is missing or malformed."""
+    document = documents.read(layout.TYPES)
+    if document is None:
+        raise SchemaMetadataError(f"{layout.TYPES} is missing", key=layout.TYPES)
+    if not (_names(document.get("entities")) and _names(document.get("relations"))):
+        raise SchemaMetadataError(
+            f"{layout.TYPES} must list names under 'entities' and 'relations'", key=layout.TYPES
+        )
+    return [(kind, name) for kind, folder in layout.FOLDERS.items() for name in document[folder]]
+
+
+def empty_types(now: datetime) -> Document:
+    return {"entities": [], "relations": [], "updated_at": timestamp(now)}
+
+
+def catalog_writes(
+    documents: Documents,
+    registered: Sequence[Record],
+    *,
+    known: Iterable[TypeRef],
+    commit_id: int,
+    engine_version: str,
+    now: datetime,
+) -> list[Callable[[], None]]:
+    """One independent write per catalog object that these registrations change.
+
+    `known` are all types of the log, so that types.json ends up complete even when it was lost.
+    """
+    if not registered:
+        return []
+    writes = [
+        lambda: documents.update(layout.TYPES, lambda d: _with_names(d, known, now)),
+        lambda: documents.update(layout.REGISTRY, lambda d: _with_schemas(d, registered)),
+    ]
+    if engine_version == "v2":
+        writes.append(
+            lambda: documents.update(
+                layout.LAYOUT_CATALOG, lambda d: _with_layouts(d, registered, commit_id)
+            )
+        )
+    return writes + [_version_write(documents, r, commit_id, now) for r in registered]
+
+
+def _version_write(
+    documents: Documents, record: Record, commit_id: int, now: datetime
+) -> Callable[[], None]:
+    version = {
+        "schema_version_id": record["schema_version_id"],
+        "schema_sha256": record["schema_sha256"],
+        "schema": record["schema"],
+        "activation_commit_id": commit_id,
+        "created_at": timestamp(now),
+    }
+
+    def change(document: Document | None) -> Document:
+        versions = (document or {}).get("versions", [])
+        others = [v for v in versions if v["schema_version_id"] != version["schema_version_id"]]
+        return {
+            "type_kind": record["kind"],
+            "type_name": record["type_name"],
+            "versions": sorted([*others, version], key=lambda v: v["schema_version_id"]),
+        }
+
+    key = layout.schema_versions(record["kind"], record["type_name"])
+    first = record["schema_version_id"] == 1
+    return lambda: documents.update(key, change, expect_absent=first)
+
+
+def _with_names(
+    document: Document | None, known: Iterable[TypeRef], now: datetime
+) -> Document | None:
+    document = document or empty_types(now)
+    if not (_names(document.get("entities")) and _names(document.get("relations"))):
+        raise SchemaMetadataError(f"{layout.TYPES} is malformed, left as it is", key=layout.TYPES)
+    names = {
+        folder: sorted({*document[folder], *(name for k, name in known if k == kind)})
+        for kind, folder in layout.FOLDERS.items()
+    }
+    if all(names[folder] == document[folder] for folder in names):
+        return None
+    return {**document, **names, "updated_at": timestamp(now)}
+
+
+def _with_schemas(document: Document | None, registered: Sequence[Record]) -> Document:
+    merged: Document = {kind: dict((document or {}).get(kind, {})) for kind in layout.FOLDERS}
+    for record in registered:
+        merged[record["kind"]][record["type_name"]] = {
+            "schema_version_id": record["schema_version_id"],
+            "schema_sha256": record["schema_sha256"],
+            "schema": record["schema"],
+        }
+    return merged
+
+
+def _with_layouts(
+    document: Document | None, registered: Sequence[Record], commit_id: int
+) -> Document:
+    layouts = [dict(entry) for entry in (document or {}).get("layouts", [])]
+    for record in registered:
+        ref = (record["kind"], record["type_name"])
+        others = []
+        for entry in layouts:
+            if (entry["type_kind"], entry["type_name"]) == ref:
+                if entry["schema_version_id"] == record["schema_version_id"]:
+                    continue
+                entry["is_current"] = False
+            others.append(entry)
+        layouts = [
+            *others,
+            {
+                "type_kind": ref[0],
+                "type_name": ref[1],
+                "schema_version_id": record["schema_version_id"],
+                "activation_commit_id": commit_id,
+                "is_current": True,
+            },
+        ]
+    return {"layouts": layouts}
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
