@@ -1,0 +1,99 @@
+"""What terminal methods return: objects out of Arrow rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from storage_engine.errors import IntegrityError
+from storage_engine.model.arrow import table_to_objects
+from storage_engine.model.entity import Entity
+from storage_engine.model.relation import Relation, Side
+from storage_engine.model.stored import Stored, spec_of
+from storage_engine.query.executor import Diagnostic, Executor, Rows, Traversal
+from storage_engine.query.spec import QuerySpec
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Stored)
+
+
+class Result(list[T]):
+    """A list of what was found; `diagnostics` has remarks on it, usually none."""
+
+    def __init__(self, found: Iterable[T] = (), diagnostics: Sequence[Diagnostic] = ()) -> None:
+        super().__init__(found)
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+
+
+@dataclass(frozen=True)
+class Path(Generic[T]):
+    """One path of a traversal: where it starts, and the relations along it."""
+
+    source: T
+    relations: tuple[Relation[Any, Any], ...]
+
+
+def objects(executor: Executor, spec: QuerySpec, rows: Rows) -> Result[Any]:
+    """The rows as objects of the queried class."""
+    table = pa.Table.from_batches(rows.batches, schema=rows.schema)
+    return Result(hydrate(executor, spec, table), rows.diagnostics)
+
+
+def hydrate(executor: Executor, spec: QuerySpec, table: pa.Table) -> list[Any]:
+    made = table_to_objects(spec.type, table)
+    if spec.type.kind == "relation":
+        _Endpoints(executor, spec, made).attach()
+    return made
+
+
+def paths(executor: Executor, spec: QuerySpec, found: Traversal) -> Result[Path[Any]]:
+    """The paths as objects; rows that several paths share become one object."""
+    sources = table_to_objects(spec.type, found.sources)
+    steps: list[list[Any]] = []
+    for relation, table in zip(spec.via, found.relations, strict=True):
+        steps.append(hydrate(executor, QuerySpec(relation, when=spec.when), table))
+    columns = [found.paths.column("source").to_pylist()]
+    columns += [found.paths.column(f"step_{n}").to_pylist() for n in range(len(steps))]
+    made = [
+        Path(sources[row[0]], tuple(step[n] for step, n in zip(steps, row[1:], strict=True)))
+        for row in zip(*columns, strict=True)
+    ]
+    return Result(made, found.diagnostics)
+
+
+class _Endpoints:
+    """Loads the endpoints of all relations of one result at once, when the first is asked for."""
+
+    def __init__(self, executor: Executor, spec: QuerySpec, relations: Sequence[Any]) -> None:
+        self._executor = executor
+        self._spec = spec
+        self._relations = relations
+        self._loaded: dict[Side, dict[str, Entity]] = {}
+
+    def attach(self) -> None:
+        for relation in self._relations:
+            relation._attach_endpoints(self.load)
+
+    def load(self, relation: Relation[Any, Any], side: Side) -> Entity:
+        if side not in self._loaded:
+            self._loaded[side] = self._all(side)
+        key = str(getattr(relation, f"{side}_key"))
+        found = self._loaded[side].get(key)
+        if found is None:
+            raise IntegrityError(
+                f"{self._spec.type.name} {relation.left_key!r} -> {relation.right_key!r}: its "
+                f"{side} entity {key!r} is not in the storage"
+            )
+        return found
+
+    def _all(self, side: Side) -> dict[str, Entity]:
+        keys = sorted({str(getattr(relation, f"{side}_key")) for relation in self._relations})
+        table = self._executor.endpoints(self._spec, side, pa.array(keys, pa.string()))
+        cls = self._spec.type.python_class
+        assert cls is not None
+        entity = spec_of(cls.__endpoints__[0 if side == "left" else 1])  # type: ignore[attr-defined]
+        found = table_to_objects(entity, table)
+        return dict(zip(table.column("entity_key").to_pylist(), found, strict=True))

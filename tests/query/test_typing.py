@@ -1,0 +1,144 @@
+"""What type checkers see of queries, and that they object where Python would."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+CONFIG = """
+[mypy]
+strict = True
+explicit_package_bases = True
+[mypy-storage_engine.*]
+follow_imports = silent
+[mypy-pyarrow.*]
+ignore_missing_imports = True
+"""
+
+GOOD = """
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, assert_type
+
+from storage_engine.model import Entity, Field, FieldRef, Relation
+from storage_engine.query import (
+    Aggregate, Filter, Having, Path, Query, Result, count, left, max, right, sum,
+)
+
+
+class Customer(Entity):
+    id: Field[str] = Field(primary_key=True)
+    age: Field[int]
+    score: Field[float]
+    email: Field[str | None] = Field(default=None)
+    active: Field[bool] = Field(default=True)
+    since: Field[datetime | None] = Field(default=None)
+    profile: Field[dict[str, Any]] = Field(default_factory=dict)
+    tags: Field[list[str]] = Field(default_factory=list)
+
+
+class Product(Entity):
+    id: Field[str] = Field(primary_key=True)
+    price: Field[float]
+
+
+class Subscription(Relation[Customer, Product]):
+    seats: Field[int]
+
+
+query: Query
+assert_type(Customer.age > 30, Filter)
+assert_type(Customer.age == 30, Filter)
+assert_type(Customer.email != "x", Filter)
+assert_type(Customer.score >= 1, Filter)
+assert_type(Customer.age.in_([1, 2]), Filter)
+assert_type(Customer.email.in_(["a"]), Filter)
+assert_type(Customer.email.startswith("a") & ~Customer.active.is_true(), Filter)
+assert_type(Customer.tags.contains("x") | Customer.email.is_null(), Filter)
+assert_type(Customer.profile["a"]["b"], FieldRef[Any])
+assert_type(Customer.profile.path("a.b"), FieldRef[Any])
+assert_type(Customer.profile.path("a.b", int), FieldRef[int])
+assert_type(Customer.profile.path("a.b", str) == "x", Filter)
+assert_type(Customer.tags.any_path("kind") == 1, Filter)
+assert_type(left(Subscription).age, FieldRef[int])
+assert_type(right(Subscription).price > 1.5, Filter)
+assert_type(count() > 1, Having)
+assert_type((sum(Customer.age) > 10) & (max(Customer.email) == "x"), Having)
+assert_type(sum(Customer.age), Aggregate)
+
+customers = query.entities(Customer).where(Customer.age > 1).order_by(Customer.age, desc=True)
+found: list[Customer] = customers.limit(3).offset(1).as_of(42).collect()
+assert_type(customers.collect(), Result[Customer])
+assert_type(customers.first(), Customer | None)
+assert_type(customers.objects(), Iterator[Customer])
+assert_type(customers.with_history().collect()[0].age, int)
+assert_type(customers.count(), int)
+assert_type(customers.avg(Customer.age), float | None)
+assert_type(query.relations(Subscription).collect()[0].left, Customer)
+paths = customers.via(Subscription).collect()
+assert_type(paths, Result[Path[Customer]])
+assert_type(paths[0].source, Customer)
+customers.group_by(Customer.email).having(count() > 1).agg(n=count(), top=max(Customer.age))
+"""
+
+BAD = {
+    'customers.where(Customer.age == "x")': "arg-type",
+    'Customer.age > "x"': "operator",
+    "customers.where(Customer.email != 5)": "arg-type",
+    'Customer.age.in_(["x"])': "list-item",
+    "Customer.email.startswith(1)": "arg-type",
+    "Customer.nmae == 1": "attr-defined",
+    "left(Subscription).price": "attr-defined",
+    "left(Customer)": "arg-type",
+    "query.entities(Subscription)": "type-var",
+    "query.relations(Customer)": "type-var",
+    "customers.where(True)": "arg-type",
+    "customers.where(count() > 1)": "arg-type",
+    'customers.order_by("age")': "arg-type",
+    "customers.group_by(Customer.id).having(Customer.age > 1)": "arg-type",
+    'customers.limit("3")': "arg-type",
+    "(Customer.age > 1) & (count() > 1)": "operator",
+    "customers.via(Customer)": "arg-type",
+}
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
+    """Errors by file and line, from one run: starting mypy is what takes time."""
+    folder = tmp_path_factory.mktemp("typing")
+    (folder / "good.py").write_text(GOOD)
+    (folder / "bad.py").write_text(GOOD + "\n".join(BAD) + "\n")
+    (folder / "mypy.ini").write_text(CONFIG)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "good.py", "bad.py"]
+    cache = ROOT / ".mypy_cache" / "test_typing"
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    assert "checked 2 source files" in done.stdout, done.stdout
+    found: dict[str, dict[int, str]] = {"good.py": {}, "bad.py": {}}
+    for line in done.stdout.splitlines():
+        path, _, rest = line.partition(":")
+        if path in found and "error:" in rest:
+            found[path][int(rest.partition(":")[0])] = rest
+    return found
+
+
+def test_queries_type_check(errors: dict[str, dict[int, str]]):
+    assert errors["good.py"] == {}
+
+
+def test_mistakes_are_type_errors(errors: dict[str, dict[int, str]]):
+    found = dict(errors["bad.py"])
+    for line, (code, kind) in enumerate(BAD.items(), start=GOOD.count("\n") + 1):
+        assert f"[{kind}]" in found.pop(line, "nothing"), code
+    assert found == {}
