@@ -1,0 +1,159 @@
+"""What a storage engine offers to the runtime, whatever it stores its rows in.
+
+Rows cross this border as Arrow tables in a type's row schema (`model.arrow.row_schema`): identity
+columns, then one column per field. Python objects stay on the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from storage_engine.model.spec import TypeSpec
+
+Operation = Literal["insert", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInput:
+    """One type's share of a commit: what the user states its rows should be.
+
+    Either `table` (at hand, one row per identity) or `stream` (bulk: read once, in the order of
+    intent, identities may repeat and the last one counts).
+    """
+
+    spec: TypeSpec
+    table: pa.Table | None = None
+    stream: Iterator[pa.RecordBatch] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """Names a unit of work so that repeating it publishes nothing."""
+
+    app_id: str
+    version: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest:
+    inputs: Sequence[TypeInput]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    expect: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (kind, name) -> commit
+    idempotency: Idempotency | None = None
+    snapshot: int | None = None  # fail if a targeted identity changed after this commit
+    events: Sequence[Mapping[str, Any]] = ()  # outbox: full envelopes
+    holder: Mapping[str, Any] = field(default_factory=dict)  # shown to whom waits for the lock
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChange:
+    """How many rows of one type a commit added."""
+
+    kind: str
+    type_name: str
+    inserted: int
+    updated: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    commit_id: int
+    changes: Sequence[TypeChange] = ()
+    attempts: int = 1  # CAS attempts (1 on engines without CAS)
+    lock_wait_ms: float = 0.0
+    already_applied: bool = False  # the idempotency key had been applied by `commit_id`
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which versions a read sees.
+
+    latest: Window(); as_of(c): Window(as_of=c); with_history: Window(history=True);
+    history_since(c): Window(history=True, since=c).
+    """
+
+    as_of: int | None = None
+    since: int | None = None
+    history: bool = False
+
+
+LATEST = Window()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One commit as `list_commits` and `get_commit` show it."""
+
+    id: int
+    parent_id: int | None
+    created_at: datetime
+    runtime_id: str
+    kind: str
+    metadata: Mapping[str, str]
+    types: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "parent_id": self.parent_id,
+            "created_at": self.created_at.isoformat(),
+            "runtime_id": self.runtime_id,
+            "kind": self.kind,
+            "metadata": dict(self.metadata),
+            "types": list(self.types),
+        }
+
+
+class Repository(Protocol):
+    """An opened storage. Safe for use from several threads; one commit runs at a time."""
+
+    @property
+    def uri(self) -> str: ...
+
+    @property
+    def backend(self) -> str:
+        """`sqlite`, or `s3` for any object store."""
+
+    @property
+    def engine_version(self) -> str:
+        """`v1` or `v2`."""
+
+    def head_commit_id(self) -> int:
+        """The latest commit, 0 when there is none. Always asks the storage."""
+
+    def commit(self, request: CommitRequest) -> CommitResult | None:
+        """Reconcile and publish; None when nothing would change and there is no event."""
+
+    def read(
+        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+    ) -> pa.Table:
+        """Rows of a type: row schema plus a leading int64 `commit_id`.
+
+        `keys` (identity columns) limits the read to those identities. Latest and as_of come back
+        ordered by identity, history by commit and identity.
+        """
+
+    def type_head(self, spec: TypeSpec) -> int:
+        """The commit that last changed the type, 0 when it was never written."""
+
+    def list_commits(
+        self, limit: int = 10, since_commit_id: int | None = None
+    ) -> list[CommitRecord]:
+        """Newest first; with `since_commit_id`, only later ones."""
+
+    def get_commit(self, commit_id: int) -> CommitRecord | None: ...
+
+    def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
+        """What a commit wrote: kind, type_name, identity columns, operation; by identity."""
+
+    def storage_info(self) -> dict[str, Any]: ...
+
+    def flush(self) -> None:
+        """Wait until the work that follows earlier commits is done."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,284 @@
+"""Connections to one SQLite file, and what its errors mean to a user.
+
+A connection is lent out for one operation and kept for the next one, so threads never share one.
+SQLite itself arbitrates between writers, whether they are threads or processes. An in-memory
+storage is the exception: it lives in its only connection, which is lent to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from storage_engine.errors import (
+    IntegrityError,
+    LockContentionError,
+    OntologiaError,
+    StorageBackendError,
+)
+
+MEMORY = ":memory:"
+MAX_IDLE = 8
+WAL_KEPT_BYTES = 64 * 1024 * 1024
+WAL_RETRY_S = 0.01
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_ADVICE = {
+    sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; give another path, or restore it "
+    "from a backup",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and try again (nothing was written)",
+    sqlite3.SQLITE_READONLY: "the file is write protected; check its permissions",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that its directory exists and that "
+    "you may read and write there",
+    sqlite3.SQLITE_PERM: "access was denied; check the permissions",
+}
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another connection's lock was in the way."""
+    return _primary_code(error) in _BUSY
+
+
+def translate(
+    error: sqlite3.Error, path: str, operation: str, waited_ms: int = 0
+) -> OntologiaError:
+    """The error a user should see for what SQLite reported."""
+    code = _primary_code(error)
+    if code in _BUSY:
+        return LockContentionError(waited_ms=waited_ms)
+    if code == sqlite3.SQLITE_CORRUPT:
+        return IntegrityError(
+            f"{operation} {path}: the database file is damaged ({error}); restore it from a backup",
+            key=path,
+        )
+    detail = f"{_ADVICE[code]} ({error})" if code in _ADVICE else str(error)
+    return StorageBackendError(
+        f"{operation} {path}: {detail}",
+        operation=operation,
+        key=path,
+        retryable=code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
+    )
+
+
+@contextmanager
+def errors_of(path: str, operation: str, waited_ms: int = 0) -> Iterator[None]:
+    """Turn SQLite's errors into ours, naming the file and the operation."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path, operation, waited_ms) from error
+
+
+def connect(path: str, timeout_ms: int, *, create: bool) -> sqlite3.Connection:
+    """Open a connection that manages its transactions itself; without `create`, never a new file.
+
+    A reader opens for writing too where it may: after a crash it has to roll the log forward.
+    """
+    if path == MEMORY:
+        target = "file::memory:"
+    else:
+        mode = "rwc" if create else "rw"
+        target = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
+    connection = sqlite3.connect(
+        target,
+        uri=True,
+        timeout=timeout_ms / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    for pragma in (
+        "synchronous=FULL",
+        "temp_store=FILE",
+        f"journal_size_limit={WAL_KEPT_BYTES}",
+        "trusted_schema=OFF",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def begin_write(connection: sqlite3.Connection, timeout_ms: int) -> float:
+    """Take the write lock (BEGIN IMMEDIATE, write-ahead log on); the milliseconds it took.
+
+    Raises LockContentionError when it is not free within the timeout.
+    """
+    started = time.monotonic()
+    deadline = started + timeout_ms / 1000
+    try:
+        _use_write_ahead_log(connection, deadline)
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+        raise LockContentionError(
+            waited_ms=round((time.monotonic() - started) * 1000), holder=_last_holder(connection)
+        ) from error
+    return (time.monotonic() - started) * 1000
+
+
+def rollback(connection: sqlite3.Connection) -> None:
+    """Undo the running transaction, if there still is one (SQLite ends some by itself)."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+@contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """Let several reads see one state of the storage."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        rollback(connection)
+
+
+class _File(NamedTuple):
+    process: int
+    device: int
+    inode: int
+
+
+class _Lent(NamedTuple):
+    connection: sqlite3.Connection
+    file: _File | None  # which file it was opened on
+
+
+class Connections:
+    """Lends connections to one database."""
+
+    def __init__(self, path: str | Path, timeout_ms: int) -> None:
+        self.path = str(path)
+        self.timeout_ms = timeout_ms
+        self.in_memory = self.path == MEMORY
+        self._guard = threading.Lock()
+        self._idle: list[_Lent] = []
+        self._inherited: list[_Lent] = []
+        self._closed = False
+        self._memory_lock = threading.RLock()
+        self._memory = connect(MEMORY, timeout_ms, create=True) if self.in_memory else None
+
+    def exists(self) -> bool:
+        """Whether there is a database to read; an empty file is none yet."""
+        if self.in_memory:
+            return True
+        try:
+            return os.stat(self.path).st_size > 0
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._failure("open", error.strerror or str(error)) from error
+
+    @contextmanager
+    def use(self, operation: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
+        """A connection for one operation. What goes wrong with it becomes one of our errors."""
+        with errors_of(self.path, operation, self.timeout_ms):
+            if self._memory is not None:
+                with self._memory_lock:
+                    self._check_open(operation)
+                    yield self._memory
+                return
+            lent = self._take(operation, create)
+            try:
+                yield lent.connection
+            except BaseException:
+                lent.connection.close()  # takes a transaction and temporary tables along
+                raise
+            self._give_back(lent)
+
+    def close(self) -> None:
+        """Close what is idle now, and what is in use when it comes back. May be called twice."""
+        with self._guard:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for lent in idle:
+            if lent.file is None or lent.file.process == os.getpid():
+                lent.connection.close()
+        if self._memory is not None:
+            with self._memory_lock:
+                self._memory.close()
+
+    def _take(self, operation: str, create: bool) -> _Lent:
+        self._check_path(operation, create)
+        with self._guard:
+            self._check_open(operation)
+            file = self._current_file()
+            while self._idle:
+                lent = self._idle.pop()
+                if lent.file == file:
+                    return lent
+                self._discard(lent)
+        connection = connect(self.path, self.timeout_ms, create=create)
+        return _Lent(connection, self._current_file())
+
+    def _give_back(self, lent: _Lent) -> None:
+        with self._guard:
+            if not self._closed and len(self._idle) < MAX_IDLE:
+                self._idle.append(lent)
+                return
+        lent.connection.close()
+
+    def _discard(self, lent: _Lent) -> None:
+        """The file was deleted or replaced, and a commit there would be lost; or the connection
+        came with a fork, and closing it would disturb the log of the process that has it."""
+        if lent.file and lent.file.process != os.getpid():
+            self._inherited.append(lent)
+        else:
+            lent.connection.close()
+
+    def _current_file(self) -> _File | None:
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return None
+        return _File(os.getpid(), status.st_dev, status.st_ino)
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise self._failure(operation, "the repository was closed; open it again")
+
+    def _check_path(self, operation: str, create: bool) -> None:
+        if os.path.isdir(self.path):
+            raise self._failure(
+                operation,
+                "this is a directory, not a SQLite file; an ontology in a directory is file:///...",
+            )
+        directory = os.path.dirname(os.path.abspath(self.path))
+        if create and not os.path.isdir(directory):
+            raise self._failure(operation, f"the directory {directory} does not exist; create it")
+
+    def _failure(self, operation: str, detail: str) -> StorageBackendError:
+        return StorageBackendError(
+            f"{operation} {self.path}: {detail}", operation=operation, key=self.path
+        )
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) else -1
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection, deadline: float) -> None:
+    """Two writers that meet a new file both switch it; SQLite then answers busy without waiting."""
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(WAL_RETRY_S)
+
+
+def _last_holder(connection: sqlite3.Connection) -> dict[str, str]:
+    """Who committed last: the present holder's own entry is not visible before it commits."""
+    try:
+        row = connection.execute("SELECT owner_id, acquired_at FROM locks").fetchone()
+    except sqlite3.Error:
+        return {}
+    return {"last": row[0], "at": row[1]} if row else {}

@@ -1,0 +1,144 @@
+"""Engine v2: one table per type and schema version, one column per field (RFC 0009, 3 and 8)."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from storage_engine.model.arrow import SQLITE_TYPES, row_schema
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.labels import labels
+from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.codec import encode, from_values
+from storage_engine.repository.sqlite.layout import (
+    Column,
+    DataTable,
+    identity_columns,
+    quoted,
+)
+
+TYPE_LAYOUT_CATALOG = """
+    CREATE TABLE IF NOT EXISTS type_layout_catalog (
+        type_kind             TEXT NOT NULL,  -- 'entity' or 'relation'
+        type_name             TEXT NOT NULL,
+        schema_version_id     INTEGER NOT NULL,
+        table_name            TEXT NOT NULL,
+        activation_commit_id  INTEGER NOT NULL,
+        is_current            INTEGER NOT NULL DEFAULT 0,
+        created_at            TEXT NOT NULL DEFAULT (datetime('now')),
+        PRIMARY KEY (type_kind, type_name, schema_version_id)
+    )
+"""
+
+
+class SqliteRepositoryV2(SqliteRepository):
+    """Typed reads see the table of the current schema version; the catalog says which it is."""
+
+    engine_version = "v2"
+
+    @classmethod
+    def _create_data_tables(cls, connection: sqlite3.Connection) -> None:
+        connection.execute(TYPE_LAYOUT_CATALOG)
+
+    def _add_table(
+        self, connection: sqlite3.Connection, spec: TypeSpec, version: int, commit_id: int, now: str
+    ) -> DataTable:
+        name = _free_name(connection, f"{spec.kind}_{spec.name}_v{version}")
+        identity = identity_columns(spec.kind)
+        parts = [
+            *(f"{column} TEXT NOT NULL" for column in identity),
+            "commit_id INTEGER NOT NULL",
+            "schema_version_id INTEGER NOT NULL",
+            *(
+                f"{quoted(f.name)} {SQLITE_TYPES[f.storage]}{'' if f.nullable else ' NOT NULL'}"
+                for f in spec.fields
+            ),
+            f"PRIMARY KEY ({', '.join(identity)}, commit_id)",
+        ]
+        connection.execute(f"CREATE TABLE {quoted(name)} ({', '.join(parts)}) WITHOUT ROWID")
+        for column in ("commit_id", *(f.name for f in spec.fields if f.index)):
+            connection.execute(
+                f"CREATE INDEX {quoted(f'{name}:{column}')} ON {quoted(name)} ({quoted(column)})"
+            )
+        connection.execute(
+            "UPDATE type_layout_catalog SET is_current = 0 WHERE type_kind = ? AND type_name = ?",
+            spec.ref,
+        )
+        connection.execute(
+            "INSERT INTO type_layout_catalog (type_kind, type_name, schema_version_id, table_name, "
+            "activation_commit_id, is_current, created_at) VALUES (?, ?, ?, ?, ?, 1, ?)",
+            (*spec.ref, version, name, commit_id, now),
+        )
+        return DataTable(name, *spec.ref)
+
+    def _current_table(
+        self, connection: sqlite3.Connection, kind: str, name: str
+    ) -> DataTable | None:
+        row = connection.execute(
+            "SELECT table_name FROM type_layout_catalog "
+            "WHERE type_kind = ? AND type_name = ? AND is_current = 1",
+            (kind, name),
+        ).fetchone()
+        return DataTable(row[0], kind, name) if row else None
+
+    def _all_tables(
+        self, connection: sqlite3.Connection, kind: str, name: str
+    ) -> Sequence[DataTable]:
+        rows = connection.execute(
+            "SELECT table_name FROM type_layout_catalog WHERE type_kind = ? AND type_name = ? "
+            "ORDER BY schema_version_id",
+            (kind, name),
+        )
+        return [DataTable(table, kind, name) for (table,) in rows]
+
+    def _payload(self, spec: TypeSpec) -> Sequence[Column]:
+        return [Column(f.name, SQLITE_TYPES[f.storage]) for f in spec.fields]
+
+    def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:
+        return encode(spec, table, [f.name for f in spec.fields])
+
+    def _decode(self, spec: TypeSpec, identity: pa.Table, payload: Sequence[Any]) -> pa.Table:
+        schema = row_schema(spec)
+        fields = [
+            from_values(values, f.storage, schema.field(f.name).type)
+            for f, values in zip(spec.fields, payload, strict=True)
+        ]
+        return pa.Table.from_arrays([*identity.columns, *fields], schema=schema)
+
+    def _engine_info(self, connection: sqlite3.Connection | None) -> dict[str, Any]:
+        rows = (
+            connection.execute(
+                "SELECT type_kind, type_name, schema_version_id, activation_commit_id, is_current "
+                "FROM type_layout_catalog ORDER BY type_kind, type_name, schema_version_id"
+            ).fetchall()
+            if connection
+            else []
+        )
+        layouts: dict[tuple[str, str], dict[str, Any]] = {}
+        for kind, name, version, activation, is_current in rows:
+            described = layouts.setdefault(
+                (kind, name),
+                {
+                    "type_kind": kind,
+                    "current_schema_version_id": None,
+                    "activation_commit_id": None,
+                    "historical_versions": [],
+                },
+            )
+            if is_current:
+                described["current_schema_version_id"] = version
+                described["activation_commit_id"] = activation
+            else:
+                described["historical_versions"].append(version)
+        return {"type_layouts": dict(zip(labels(list(layouts)), layouts.values(), strict=True))}
+
+
+def _free_name(connection: sqlite3.Connection, wanted: str) -> str:
+    """Names that differ in case only would share a table; the catalog knows the real name."""
+    taken = {name.lower() for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    numbered = (f"{wanted}_{number}" for number in itertools.count(2))
+    return next(name for name in itertools.chain([wanted], numbered) if name.lower() not in taken)
