@@ -1,0 +1,335 @@
+"""`S3RepositoryV1` and `S3RepositoryV2`: the repository on any object store.
+
+The two share everything but what the specification makes different: v1 keeps `fields_json` and
+moves the watermark of every known type at each commit; v2 partitions by schema version, stages
+bulk parts before the lock, and writes only the indices of touched types.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from storage_engine.commitlog import state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.lock import WriteLock
+from storage_engine.commitlog.publisher import Published, Publisher
+from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import (
+    SchemaMetadataError,
+    StorageBackendError,
+    UnsupportedEngineError,
+)
+from storage_engine.index.maintain import index_writes
+from storage_engine.index.objects import IndexObjects
+from storage_engine.index.resolve import resolve
+from storage_engine.model.columns import EngineVersion
+from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.port import ObjectStore
+from storage_engine.repository.labels import labels
+from storage_engine.repository.object import inspection
+from storage_engine.repository.object.commit import CommitRun, Parts
+from storage_engine.repository.object.duck import Duck, quoted
+from storage_engine.repository.object.evaluate import check_schema
+from storage_engine.repository.object.resident import Resident
+from storage_engine.repository.object.scan import Scanner, versioned_schema
+from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
+from storage_engine.repository.object.versions import Versions, unique
+from storage_engine.repository.protocol import (
+    LATEST,
+    CommitRecord,
+    CommitRequest,
+    CommitResult,
+    Window,
+)
+from storage_engine.schema.catalogs import catalog_writes, known_types
+from storage_engine.schema.documents import Documents
+
+log = logging.getLogger(__name__)
+
+
+class ObjectRepository(ABC):
+    """What both engines share."""
+
+    backend = "s3"
+    engine_version: ClassVar[EngineVersion]
+
+    def __init__(self, store: ObjectStore, config: OntologiaConfig, stamp: Stamp) -> None:
+        self.uri = store.uri
+        self.store = store
+        self._config = config
+        self._stamp = stamp
+        self.chain = Chain(store, store.parallel)
+        self._indices = IndexObjects(store, engine_version=self.engine_version)
+        self._documents = Documents(store)
+        secret = getattr(store, "duckdb_secret", None)  # S3: credentials of the AWS chain
+        self._duck = Duck(memory_limit=config.s3_duckdb_memory_limit, secret=secret)
+        self._resident = Resident()
+        self._versions = Versions(
+            self.chain,
+            self._indices,
+            Scanner(store, self._duck),
+            self._resident,
+            engine_version=self.engine_version,
+            warn=self._warn_of_lag,
+        )
+        simulated = store.kind == "memory"  # its clock moves only when told to
+        self.lock = WriteLock(
+            store,
+            owner_id=config.runtime_id,
+            lease_ttl_ms=config.s3_lease_ttl_ms,
+            timeout_ms=config.s3_lock_timeout_ms,
+            keep_alive=not simulated,
+            warn=self._warn,
+        )
+        self._holder = self.lock.holder
+        self.publisher = Publisher(
+            self.chain,
+            self.lock,
+            runtime_id=config.runtime_id,
+            max_attempts=config.commit_max_attempts,
+            checkpoint_interval=config.checkpoint_interval,
+            project=self._project,
+            warn=self._warn,
+            **({"linger_s": 0.0} if simulated else {}),
+        )
+        self._last_index_warning: str | None = None
+        self._commit_mutex = threading.Lock()
+        self._log_id: str | None = None
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def head_commit_id(self) -> int:
+        return self.chain.read_head().head.commit_id
+
+    def type_head(self, spec: TypeSpec) -> int:
+        top = self._versions.type_head(spec, self.chain.read_head().head)
+        return top.commit_id if top is not None else 0
+
+    def read(
+        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+    ) -> pa.Table:
+        head = self.chain.read_head().head
+        upto = head.commit_id if window.as_of is None else min(max(window.as_of, 0), head.commit_id)
+        since = max(window.since or 0, 0)
+        schema = versioned_schema(spec)
+        if upto == 0:
+            return schema.empty_table()
+        check_schema(self.chain, head, spec, self._versions.type_head(spec, head))
+        entries = self._versions.resolve(spec, head).within(since=since, upto=upto)
+        tables = {"wanted": keys.select(list(spec.identity))} if keys is not None else {}
+        with self._versions.scan(spec, entries, **tables) as cursor:
+            by_version = window.history or unique(entries)
+            sql = _read_sql(spec, by_version, window.history, keys is not None)
+            found = cursor.execute(sql, {"upto": upto, "since": since})
+            return found.to_arrow_table().cast(schema)
+
+    def list_commits(
+        self, limit: int = 10, since_commit_id: int | None = None
+    ) -> list[CommitRecord]:
+        return inspection.list_commits(self.chain, limit, since_commit_id or 0)
+
+    def get_commit(self, commit_id: int) -> CommitRecord | None:
+        return inspection.get_commit(self.chain, commit_id)
+
+    def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
+        return inspection.list_commit_changes(self.chain, self._versions, commit_id)
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def commit(self, request: CommitRequest) -> CommitResult | None:
+        with self._commit_mutex:
+            self._stamp = migrate(self.store, self._stamp)
+            self.lock.holder = {**self._holder, **request.holder}
+            return CommitRun(
+                Parts(
+                    self.chain,
+                    self.publisher,
+                    self._versions,
+                    self._resident,
+                    self._duck,
+                    self._config,
+                    self.engine_version,
+                    self._check_log,
+                ),
+                request,
+            ).run()
+
+    def _check_log(self, head: Head) -> None:
+        """Another process may have erased the storage and begun anew, with another engine."""
+        if self._log_id is not None and head.log_id != self._log_id:
+            stamp = read_stamp(self.store)
+            if stamp.engine_version != self.engine_version:
+                raise UnsupportedEngineError(
+                    f"{self.uri} was initialised anew with engine {stamp.engine_version} since it "
+                    f"was opened with {self.engine_version}: open it again",
+                    backend=stamp.backend,
+                    engine_version=stamp.engine_version,
+                    format=stamp.format,
+                )
+        self._log_id = head.log_id
+
+    def flush(self) -> None:
+        self.publisher.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._duck.close()
+        self.store.close()
+
+    # -- after a commit -----------------------------------------------------------------------
+
+    def _project(self, published: Published) -> Sequence[Callable[[], None]]:
+        registered = published.manifest.schema.get("registered", ())
+        catalogs = catalog_writes(
+            self._documents,
+            registered,
+            known=published.manifest.type_heads or {},
+            commit_id=published.manifest.commit_id,
+            engine_version=self.engine_version,
+            now=self.store.now(),
+        )
+        if not published.base.lease.safe():
+            self._warn(
+                f"lease ran out after commit {published.manifest.commit_id} was published; "
+                "its index is left to the next commit"
+            )
+            return catalogs
+        indices = index_writes(
+            self.chain, self._indices, published, self._types_to_index(published)
+        )
+        return [*catalogs, *indices]
+
+    @abstractmethod
+    def _types_to_index(self, published: Published) -> list[TypeRef]:
+        """Whose index objects this commit writes."""
+
+    def _warn_of_lag(self, message: str) -> None:
+        """An index that waits for our own write after a commit is not worth a word."""
+        if not self.publisher.pending:
+            self._warn(message)
+
+    def _warn(self, message: str) -> None:
+        self._last_index_warning = message
+        log.warning("%s: %s", self.uri, message)
+
+    # -- information --------------------------------------------------------------------------
+
+    def storage_info(self) -> dict[str, Any]:
+        version = self.chain.read_head()
+        head = version.head
+        heads = sorted(state.type_heads(self.chain, head).items())
+        named = dict(zip(labels([ref for ref, _ in heads]), heads, strict=True))
+        info: dict[str, Any] = {
+            "backend": self.backend,
+            "engine_version": self.engine_version,
+            "store": self.store.kind,
+            "uri": self.uri,
+            "format": self._stamp.format,
+            "head_commit_id": head.commit_id,
+            "head_updated_at": head.updated_at,
+            "checkpoint_commit_id": head.checkpoint.commit_id if head.checkpoint else None,
+            "types": {
+                label: {
+                    "type_kind": ref[0],
+                    "schema_version_id": top.schema_version_id,
+                    "last_commit_id": top.commit_id,
+                }
+                for label, (ref, top) in named.items()
+            },
+            "last_index_warning": self._last_index_warning,
+            "requests": self.store.meter.snapshot(),
+        }
+        for name in ("bucket", "prefix"):
+            if hasattr(self.store, name):
+                info[name] = getattr(self.store, name)
+        if self.engine_version == "v2":
+            info["type_layouts"] = {
+                label: {
+                    "type_kind": ref[0],
+                    "current_schema_version_id": top.schema_version_id,
+                    "activation_commit_id": top.activation_commit_id,
+                    "historical_versions": list(range(1, top.schema_version_id)),
+                }
+                for label, (ref, top) in named.items()
+            }
+        return info
+
+    def index_warnings(self) -> list[str]:
+        """What is wrong with the indices now; reads are right all the same."""
+        head = self.chain.read_head().head
+        refs = list(state.type_heads(self.chain, head))
+        found = self.store.parallel.map(
+            lambda ref: resolve(
+                self.chain,
+                self._indices,
+                head,
+                ref,
+                watermark_is_head=self.engine_version == "v1",
+            ),
+            refs,
+        )
+        return [resolution.warning for resolution in found if resolution.warning is not None]
+
+    def lock_info(self) -> dict[str, Any] | None:
+        """Who holds the write lock now."""
+        held = self.lock.read()
+        if held is None:
+            return None
+        return {
+            "owner_id": held.owner_id,
+            "acquired_at": held.acquired_at,
+            "expires_at": held.expires_at.isoformat(),
+            "holder": dict(held.holder),
+            "expired": held.expires_at <= self.store.now(),
+        }
+
+
+class S3RepositoryV1(ObjectRepository):
+    """Engine v1 on an object store."""
+
+    engine_version = "v1"
+
+    def _types_to_index(self, published: Published) -> list[TypeRef]:
+        """Every known type; none of them when types.json, which lists them, cannot be read.
+
+        A writer that died after its CAS may have left a type out of it: the manifest has them all.
+        """
+        try:
+            known = known_types(self._documents)
+        except (SchemaMetadataError, StorageBackendError) as error:
+            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+            return []
+        return list(dict.fromkeys([*known, *(published.manifest.type_heads or {})]))
+
+
+class S3RepositoryV2(ObjectRepository):
+    """Engine v2 on an object store."""
+
+    engine_version = "v2"
+
+    def _types_to_index(self, published: Published) -> list[TypeRef]:
+        """The touched types: `type_heads` in the manifest tell readers that others are complete."""
+        return published.manifest.touched()
+
+
+def _read_sql(spec: TypeSpec, all_versions: bool, by_commit: bool, by_keys: bool) -> str:
+    keys = ", ".join(quoted(name) for name in spec.identity)
+    columns = ", ".join(quoted(name) for name in versioned_schema(spec).names)
+    wanted = f" SEMI JOIN wanted USING ({keys})" if by_keys else ""
+    seen = f"FROM versions{wanted} WHERE commit_id <= $upto AND commit_id > $since"
+    order = f"commit_id, {keys}" if by_commit else keys
+    if all_versions:
+        return f"SELECT {columns} {seen} ORDER BY {order}"
+    # Not a window over whole rows, which would have to fit in memory.
+    newest = f"SELECT {keys}, max(commit_id) AS commit_id {seen} GROUP BY {keys}"
+    return (
+        f"SELECT {columns} FROM versions SEMI JOIN ({newest}) USING ({keys}, commit_id) "
+        f"ORDER BY {order}"
+    )

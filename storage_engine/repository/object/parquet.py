@@ -1,0 +1,204 @@
+"""Rows to Parquet and back: the files of a commit, with what a planner wants to know of them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_engine.commitlog.records import CommitFile, timestamp
+from storage_engine.model.arrow import fields_json, parquet_schema
+from storage_engine.model.columns import EngineVersion
+from storage_engine.model.spec import TypeSpec
+
+_ROW_GROUP_ROWS = 256 * 1024
+_STAT_TEXT = 64  # longer text is cut: a bound may be loose, never wrong
+_STAT_COLUMNS = 64
+_HASH_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPart:
+    """An encoded file, in memory or on local disk, ready to be uploaded and described."""
+
+    content: bytes | Path
+    rows: int
+    size: int
+    sha256: str
+    stats: Mapping[str, Sequence[Any]]
+    key_range: Mapping[str, Sequence[Any]]
+
+    def describe(
+        self,
+        spec: TypeSpec,
+        path: str,
+        *,
+        schema_version_id: int,
+        part: int | None,
+        inserted: int,
+        commit_id_source: str = "column",
+    ) -> CommitFile:
+        return CommitFile(
+            kind=spec.kind,
+            type_name=spec.name,
+            path=path,
+            row_count=self.rows,
+            schema_version_id=schema_version_id,
+            content_sha256=self.sha256,
+            bytes=self.size,
+            part=part,
+            commit_id_source=commit_id_source,
+            inserted=inserted,
+            updated=self.rows - inserted,
+            stats=self.stats,
+            key_range=self.key_range,
+        )
+
+
+def stored_table(
+    spec: TypeSpec,
+    rows: pa.Table,
+    *,
+    engine_version: EngineVersion,
+    schema_version_id: int,
+    commit_id: int | None,
+) -> pa.Table:
+    """Row-schema rows with the system columns around them; no commit_id column for None."""
+    schema = parquet_schema(
+        spec, engine_version=engine_version, with_commit_id=commit_id is not None
+    )
+    constants: dict[str, Any] = {
+        "commit_id": commit_id,
+        spec.type_column: spec.name,
+        "schema_version_id": schema_version_id,
+    }
+    columns = []
+    for field in schema:
+        if field.name in constants:
+            value = pa.scalar(constants[field.name], type=field.type)
+            columns.append(pa.repeat(value, rows.num_rows))
+        elif field.name == "fields_json" and engine_version == "v1":
+            columns.append(fields_json(spec, rows))
+        else:
+            columns.append(rows.column(field.name))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def encode_bytes(spec: TypeSpec, table: pa.Table) -> EncodedPart:
+    sink = io.BytesIO()
+    metadata = _write(sink, table)
+    data = sink.getvalue()
+    return _part(spec, data, len(data), hashlib.sha256(data).hexdigest(), metadata)
+
+
+def encode_file(spec: TypeSpec, table: pa.Table, path: Path) -> EncodedPart:
+    """Encode to a local file, hashed while it is written."""
+    with path.open("wb") as raw:
+        sink = _HashingSink(raw)
+        metadata = _write(sink, table)
+    return _part(spec, path, sink.size, sink.hexdigest(), metadata)
+
+
+class _HashingSink(io.RawIOBase):
+    """Passes bytes on and hashes them, so that no file is read back for its hash."""
+
+    def __init__(self, raw: io.BufferedWriter) -> None:
+        self._raw = raw
+        self._hash = hashlib.sha256()
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._hash.update(data)
+        self._raw.write(data)
+        self.size += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _write(sink: Any, table: pa.Table) -> pq.FileMetaData:
+    collected: list[pq.FileMetaData] = []
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        compression_level=1,
+        row_group_size=_ROW_GROUP_ROWS,
+        write_page_index=True,
+        # Keys and other near-unique text gain nothing from a dictionary and pay for building it.
+        use_dictionary=_repetitive(table),
+        metadata_collector=collected,
+        store_schema=True,
+    )
+    return collected[0]
+
+
+def _repetitive(table: pa.Table) -> list[str]:
+    """Columns whose first rows repeat values: worth a dictionary."""
+    names = []
+    sample = table.slice(0, 10_000)
+    for name in table.column_names:
+        kind = table.schema.field(name).type
+        if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            continue
+        column = sample.column(name)
+        if len(column) < 100 or len(column.unique()) <= len(column) // 2:
+            names.append(name)
+    return names
+
+
+def _part(
+    spec: TypeSpec, content: bytes | Path, size: int, sha256: str, metadata: pq.FileMetaData
+) -> EncodedPart:
+    stats = column_stats(metadata, [*spec.identity, *(f.name for f in spec.fields)])
+    key_range = {name: stats.pop(name)[:2] for name in spec.identity if name in stats}
+    return EncodedPart(content, metadata.num_rows, size, sha256, stats, key_range)
+
+
+def column_stats(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, list[Any]]:
+    """[min, max, null count] per column, over all row groups; bounds are None when unknown."""
+    schema = metadata.schema
+    position = {schema.column(i).name: i for i in range(len(schema))}
+    result: dict[str, list[Any]] = {}
+    for name in names[:_STAT_COLUMNS]:
+        low, high, nulls, known = None, None, 0, True
+        for group in range(metadata.num_row_groups):
+            stats = metadata.row_group(group).column(position[name]).statistics
+            if stats is None:
+                known = False
+                break
+            nulls += stats.null_count or 0
+            if not stats.has_min_max:
+                known = known and metadata.row_group(group).num_rows == (stats.null_count or 0)
+                continue
+            low = stats.min if low is None else min(low, stats.min)
+            high = stats.max if high is None else max(high, stats.max)
+        if metadata.num_rows and known:
+            result[name] = [_bound(low, upper=False), _bound(high, upper=True), nulls]
+    return result
+
+
+def _bound(value: Any, *, upper: bool) -> Any:
+    if isinstance(value, datetime):
+        return timestamp(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return None
+    if isinstance(value, str) and len(value) > _STAT_TEXT:
+        return None if upper else value[:_STAT_TEXT]
+    return value

@@ -1,0 +1,104 @@
+"""`meta/engine.json`: which engine and format wrote a storage, and how to bring it forward.
+
+A storage without it is v1, format 0. Reading never writes; the first commit runs the steps from
+the stored format to ours, one by one, each safe to run again. A newer format is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.conditional import write_conditionally
+from storage_engine.commitlog.publisher import FORMAT
+from storage_engine.commitlog.records import from_json, timestamp, to_json
+from storage_engine.errors import IntegrityError, UnsupportedEngineError
+from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+
+ENGINE_VERSIONS = ("v1", "v2")
+BACKEND = "s3"  # the layout's name, on any object store
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    engine_version: str
+    format: int
+    backend: str = BACKEND
+
+
+def read_stamp(store: ObjectStore) -> Stamp:
+    try:
+        stored = store.get(layout.ENGINE)
+    except ObjectNotFound:
+        return Stamp("v1", 0)
+    raw = from_json(stored.data, key=layout.ENGINE)
+    try:
+        number = int(raw.get("format", 0))
+    except (TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"{layout.ENGINE} has no readable format number: {error}", key=layout.ENGINE
+        ) from error
+    stamp = Stamp(str(raw.get("engine_version")), number, str(raw.get("backend")))
+    _check(store.uri, stamp)
+    return stamp
+
+
+def stamp_bytes(store: ObjectStore, engine_version: str, write_id: str) -> bytes:
+    return to_json(
+        {
+            "backend": BACKEND,
+            "engine_version": engine_version,
+            "created_at": timestamp(store.now()),
+            "format": FORMAT,
+            "write_id": write_id,
+        }
+    )
+
+
+def migrate(store: ObjectStore, stamp: Stamp) -> Stamp:
+    """Bring the storage to the current format; called before writing, free when it is there."""
+    while stamp.format < FORMAT:
+        _STEPS[stamp.format](store, stamp)
+        stamp = replace(stamp, format=stamp.format + 1)
+    return stamp
+
+
+def _stamp_unstamped(store: ObjectStore, stamp: Stamp) -> None:
+    """0 -> 1: a v1 storage from before engine versions gets its stamp."""
+    try:
+        stored = store.get(layout.ENGINE)
+    except ObjectNotFound:
+        etag = None
+    else:
+        if from_json(stored.data, key=layout.ENGINE).get("format", 0) > stamp.format:
+            return  # another writer has taken this step, and perhaps more
+        etag = stored.etag
+    write_id = layout.new_write_id()
+    data = stamp_bytes(store, stamp.engine_version, write_id)
+    # Lost means that another writer has just taken the same step.
+    write_conditionally(store, layout.ENGINE, data, write_id=write_id, etag=etag)
+
+
+_STEPS: dict[int, Callable[[ObjectStore, Stamp], None]] = {0: _stamp_unstamped}
+
+
+def _check(uri: str, stamp: Stamp) -> None:
+    facts = {
+        "backend": stamp.backend,
+        "engine_version": stamp.engine_version,
+        "format": stamp.format,
+    }
+    if stamp.format > FORMAT:
+        raise UnsupportedEngineError(
+            f"{uri} has storage format {stamp.format}, this version knows up to {FORMAT}: "
+            "upgrade ontologia first",
+            **facts,  # type: ignore[arg-type]
+        )
+    if stamp.engine_version not in ENGINE_VERSIONS or stamp.backend != BACKEND:
+        raise UnsupportedEngineError(
+            f"{uri} was written by engine {stamp.backend}/{stamp.engine_version}, this version "
+            f"knows {', '.join(f'{BACKEND}/{v}' for v in ENGINE_VERSIONS)}: upgrade ontologia "
+            "first, or check meta/engine.json",
+            **facts,  # type: ignore[arg-type]
+        )

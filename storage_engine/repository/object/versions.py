@@ -1,0 +1,124 @@
+"""The versions of a type as of a head: from memory where they are at hand, else from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from storage_engine.commitlog import state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import Entry, Head, TypeHead
+from storage_engine.index.objects import IndexObjects
+from storage_engine.index.resolve import Resolution, resolve
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.object.reconcile import prune_by_keys
+from storage_engine.repository.object.resident import Resident, ResidentType
+from storage_engine.repository.object.scan import Scanner
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVersions:
+    """A cursor with the view `versions`; `unique` when no identity can be in it twice."""
+
+    cursor: duckdb.DuckDBPyConnection
+    unique: bool
+
+
+def unique(entries: Sequence[Entry]) -> bool:
+    """A reconciled commit has each identity once; several commits may repeat them."""
+    return len(entries) <= 1 and all(e.min_commit_id == e.max_commit_id for e in entries)
+
+
+class Versions:
+    """Finds and opens the rows of types for reading and for reconciling."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        indices: IndexObjects,
+        scanner: Scanner,
+        resident: Resident,
+        *,
+        engine_version: str,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._chain = chain
+        self._indices = indices
+        self._scanner = scanner
+        self._resident = resident
+        self._v1 = engine_version == "v1"
+        self._warn = warn
+
+    def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
+        return state.type_heads(self._chain, head).get(spec.ref)
+
+    def resolve(self, spec: TypeSpec, head: Head) -> Resolution:
+        """Entries of the current schema version (v1: of all), index first."""
+        found = resolve(self._chain, self._indices, head, spec.ref, watermark_is_head=self._v1)
+        if found.warning is not None:
+            self._warn(found.warning)
+        if self._v1:
+            return found
+        top = self.type_head(spec, head)
+        current = top.schema_version_id if top is not None else None
+        kept = tuple(e for e in found.entries if e.schema_version_id == current)
+        return Resolution(kept, found.fallback, found.warning)
+
+    @contextmanager
+    def open(
+        self, spec: TypeSpec, head: Head, keys: pa.Table, **tables: pa.Table
+    ) -> Iterator[OpenVersions]:
+        """The view `versions`, in which the latest version of all `keys` is."""
+        resident = self.resident(spec, head)
+        if resident is not None:
+            rows = resident.table()
+            with self._scanner.versions(spec, (), resident_rows=rows, **tables) as cursor:
+                cursor.execute("CREATE OR REPLACE TEMP VIEW versions AS FROM resident_rows")
+                yield OpenVersions(cursor, unique=rows.num_rows == len(resident))
+            return
+        entries = prune_by_keys(self.resolve(spec, head).entries, spec, keys)
+        with self._scanner.versions(spec, entries, **tables) as cursor:
+            yield OpenVersions(cursor, unique=unique(entries))
+
+    @contextmanager
+    def scan(
+        self, spec: TypeSpec, entries: Sequence[Entry], **tables: pa.Table
+    ) -> Iterator[duckdb.DuckDBPyConnection]:
+        with self._scanner.versions(spec, entries, **tables) as cursor:
+            yield cursor
+
+    def resident(self, spec: TypeSpec, head: Head) -> ResidentType | None:
+        """The type's latest rows in memory as of `head`; None when it is too large to keep."""
+        top = self.type_head(spec, head)
+        if top is None:
+            return None
+        known = self._resident.get(spec.ref)
+        epoch = (head.log_id, top.schema_version_id)
+        if known is not None and known.epoch != epoch:
+            known = None
+        if known is not None and known.upto >= top.commit_id:
+            return known
+        if known is not None:
+            missing = state.entries(self._chain, head, spec.ref, top=top, above=known.upto)
+        else:
+            missing = list(self.resolve(spec, head).entries)
+        files = [file for entry in missing for file in entry.files]
+        if not self._resident.fits(
+            file_bytes=sum(f.bytes for f in files), rows=sum(f.row_count for f in files)
+        ):
+            self._resident.drop(spec.ref)
+            return None
+        rows = self._scanner.table(spec, missing)
+        if known is None:
+            known = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
+        else:
+            known.add(rows, upto=head.commit_id)
+        self._resident.keep(spec.ref, known)
+        return known

@@ -1,0 +1,272 @@
+"""Requests and serial hops of a commit, exactly. Any change of a figure is a change of design.
+
+The bounds are those of the design's budget table: to acknowledgement 5 + P requests in 3 hops,
+all steps done 7 + P + T in 4, whatever the length of history and the number of known types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from storage_engine.config import OntologiaConfig
+from storage_engine.model import Entity, Field, TypeSpec, objects_to_table, spec_of
+from storage_engine.objectstore.memory import MemoryBackend
+from storage_engine.objectstore.metering import HopTrace, tracing
+from storage_engine.repository.initialize import initialize_storage
+from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.open import open_object_repository, open_repository
+from storage_engine.repository.protocol import CommitRequest, TypeInput
+
+
+class Customer(Entity):
+    id: Field[str] = Field(primary_key=True)
+    n: Field[int]
+
+
+class Product(Entity):
+    id: Field[str] = Field(primary_key=True)
+    n: Field[int]
+
+
+class Store(Entity):
+    id: Field[str] = Field(primary_key=True)
+    n: Field[int]
+
+
+CUSTOMER, PRODUCT, STORE = spec_of(Customer), spec_of(Product), spec_of(Store)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a piece of work sent: requests by kind, and the longest serial chain of them."""
+
+    requests: dict[str, int]
+    hops: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.requests.values())
+
+
+def measure(repository: ObjectRepository, work: Callable[[], object]) -> Cost:
+    before = repository.store.meter.snapshot()
+    with tracing(HopTrace()) as trace:
+        work()
+    after = repository.store.meter.snapshot()
+    kinds = [k for k in after if k not in {"total", "bytes_read", "bytes_written"}]
+    spent = {k: after[k] - before.get(k, 0) for k in kinds}
+    return Cost({k: n for k, n in spent.items() if n}, trace.depth)
+
+
+def opened(name: str, engine_version: str = "v2", **settings: int) -> ObjectRepository:
+    uri = f"memory://budget-{name}"
+    initialize_storage(uri, engine_version)
+    repository = open_repository(uri, OntologiaConfig(**settings))
+    assert isinstance(repository, ObjectRepository)
+    return repository
+
+
+def another(repository: ObjectRepository) -> ObjectRepository:
+    """A second process, as far as the store can tell: nothing cached."""
+    backend: MemoryBackend = repository.store.backend  # type: ignore[attr-defined]
+    fresh = open_object_repository(backend.client(), OntologiaConfig())
+    assert isinstance(fresh, ObjectRepository)
+    return fresh
+
+
+def write(repository: ObjectRepository, *rows: tuple[TypeSpec, str, int]) -> None:
+    inputs: dict[tuple[str, str], tuple[TypeSpec, list[object]]] = {}
+    for spec, key, n in rows:
+        assert spec.python_class is not None
+        inputs.setdefault(spec.ref, (spec, []))[1].append(spec.python_class(id=key, n=n))
+    request = CommitRequest(
+        [TypeInput(spec, objects_to_table(spec, objects)) for spec, objects in inputs.values()]
+    )
+    assert repository.commit(request) is not None
+
+
+ACKNOWLEDGED = Cost({"GET": 1, "PUT": 2, "PUT_IF": 2}, hops=3)  # P = 1: at most 6 in 3
+DONE = Cost({"GET": 1, "PUT": 2, "PUT_IF": 3, "DELETE_IF": 1}, hops=4)  # P = T = 1: 9 in 4
+
+
+def check_warm_commit(repository: ObjectRepository, key: str) -> None:
+    write(repository, (CUSTOMER, f"{key}-warm", 0))
+    repository.flush()
+    costs: list[Cost] = []
+
+    def commit_and_flush() -> None:
+        costs.append(measure(repository, lambda: write(repository, (CUSTOMER, key, 1))))
+        repository.flush()
+
+    done = measure(repository, commit_and_flush)
+    # Work in the background may have begun before the acknowledgement was measured.
+    background = {"PUT_IF": 1, "DELETE_IF": 1}
+    early = {k: costs[0].requests.get(k, 0) - ACKNOWLEDGED.requests.get(k, 0) for k in background}
+    assert all(0 <= early[k] <= background[k] for k in background)
+    assert {k: n for k, n in costs[0].requests.items() if k in {"GET", "PUT"}} == {
+        "GET": 1,
+        "PUT": 2,
+    }
+    assert costs[0].hops == ACKNOWLEDGED.hops
+    assert done == DONE
+
+
+def test_warm_commit_at_the_beginning_of_history() -> None:
+    check_warm_commit(opened("short"), "a")
+
+
+@pytest.fixture(scope="module")
+def long_history() -> ObjectRepository:
+    repository = opened("long")
+    write(repository, (CUSTOMER, "c", 0), (PRODUCT, "p", 0), (STORE, "s", 0))
+    for n in range(2, 2_001):
+        write(repository, (CUSTOMER, f"c{n % 50}", n))
+    repository.flush()
+    return repository
+
+
+def test_warm_commit_after_2000_commits_costs_the_same(long_history: ObjectRepository) -> None:
+    check_warm_commit(long_history, "b")
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_known_types_do_not_change_the_cost(count: int) -> None:
+    repository = opened(f"types-{count}")
+    rows: list[tuple[TypeSpec, str, int]] = [(CUSTOMER, "c", 0)]
+    for number in range(count - 1):
+        declared = type(
+            f"Type{number}",
+            (Entity,),
+            {
+                "__annotations__": {"id": Field[str], "n": Field[int]},
+                "__module__": __name__,
+                "id": Field(primary_key=True),
+            },
+        )
+        rows.append((spec_of(declared), "x", number))
+    write(repository, *rows)
+    repository.flush()
+    assert len(repository.storage_info()["type_layouts"]) == count
+    check_warm_commit(repository, "d")
+
+
+def test_several_types_cost_one_part_and_one_index_each() -> None:
+    repository = opened("several")
+    rows = [(CUSTOMER, "c", 0), (PRODUCT, "p", 0), (STORE, "s", 0)]
+    write(repository, *rows)
+    repository.flush()
+
+    def work() -> None:
+        write(repository, *((spec, key, 1) for spec, key, _ in rows))
+        repository.flush()
+
+    # P = T = 3: at most 13 in 4
+    assert measure(repository, work) == Cost(
+        {"GET": 1, "PUT": 4, "PUT_IF": 5, "DELETE_IF": 1}, hops=4
+    )
+
+
+def test_commit_with_a_checkpoint_costs_one_more() -> None:
+    repository = opened("checkpoint", checkpoint_interval=5)
+    for n in range(1, 5):
+        write(repository, (CUSTOMER, f"c{n}", n))
+    repository.flush()
+
+    def work() -> None:
+        write(repository, (CUSTOMER, "c5", 5))
+        repository.flush()
+
+    assert measure(repository, work) == Cost(
+        {"GET": 1, "PUT": 3, "PUT_IF": 3, "DELETE_IF": 1}, hops=4
+    )
+    assert repository.storage_info()["checkpoint_commit_id"] == 5
+
+
+def test_commit_that_registers_a_type_costs_four_catalog_writes() -> None:
+    """types.json, registry.json, the layout catalog and the type's version history: with the two
+    requests that the bound leaves unused, the two more that it grants."""
+    repository = opened("register")
+    write(repository, (CUSTOMER, "c", 0))
+    repository.flush()
+
+    def work() -> None:
+        write(repository, (PRODUCT, "p", 0))
+        repository.flush()
+
+    cost = measure(repository, work)
+    assert cost == Cost({"GET": 1, "PUT": 2, "PUT_IF": 7, "DELETE_IF": 1}, hops=4)
+
+
+def test_no_op_commit_asks_for_head_only() -> None:
+    repository = opened("noop")
+    write(repository, (CUSTOMER, "c", 0))
+    repository.flush()
+    request = CommitRequest(
+        [TypeInput(CUSTOMER, objects_to_table(CUSTOMER, [Customer(id="c", n=0)]))]
+    )
+    results: list[object] = []
+    cost = measure(repository, lambda: results.append(repository.commit(request)))
+    assert results == [None]
+    assert cost == Cost({"GET": 1}, hops=1)
+
+
+def test_commit_after_another_writer_fetches_only_what_changed() -> None:
+    repository = opened("other")
+    write(repository, (CUSTOMER, "c", 0))
+    repository.flush()
+    other = another(repository)
+    write(other, (CUSTOMER, "d", 0))
+    other.flush()
+
+    def work() -> None:
+        write(repository, (CUSTOMER, "e", 0))
+        repository.flush()
+
+    cost = measure(repository, work)
+    # Beyond a warm commit: the other's manifest, its one file, and the index it rewrote
+    # (a conditional write that fails, its read-back, the read and the write that lands).
+    assert cost.requests["GET"] <= 6
+    assert repository.read(CUSTOMER).num_rows == 3
+
+
+def test_v1_moves_every_watermark_in_one_hop() -> None:
+    repository = opened("v1", "v1")
+    write(repository, (CUSTOMER, "c", 0), (PRODUCT, "p", 0), (STORE, "s", 0))
+    write(repository, (CUSTOMER, "c", 1))
+    repository.flush()
+
+    def work() -> None:
+        write(repository, (CUSTOMER, "c", 2))
+        repository.flush()
+
+    # types.json is read, then the indices of all three types are written together.
+    assert measure(repository, work) == Cost(
+        {"GET": 2, "PUT": 2, "PUT_IF": 5, "DELETE_IF": 1}, hops=5
+    )
+
+
+def test_planning_without_indices_is_bounded(long_history: ObjectRepository) -> None:
+    """With every index gone: head, head manifest, checkpoint, and the manifests since."""
+    keys = [info.key for info in long_history.store.list("meta/indices/")]
+    assert keys
+    long_history.store.delete_many(keys)
+    reader = another(long_history)
+    head = reader.chain.read_head().head
+    since_checkpoint = head.commit_id - (head.checkpoint.commit_id if head.checkpoint else 0)
+    reader = another(long_history)
+    found: list[int] = []
+
+    def plan() -> None:
+        top = reader.chain.read_head().head
+        resolution = reader._versions.resolve(CUSTOMER, top)
+        found.append(len(resolution.entries))
+        assert resolution.fallback
+
+    cost = measure(reader, plan)
+    assert found == [head.commit_id]
+    assert cost.total <= 3 + 100 + 1  # and the index that is not there
+    assert cost.hops <= 9
+    assert cost.requests["GET"] == 3 + max(0, since_checkpoint - 1) + 1
