@@ -1,0 +1,178 @@
+"""Several writers at once, one request at a time, in an order drawn from a seed.
+
+Each writer runs in a thread of its own that stops before every request until it is chosen. So
+only one of them moves, and the same seed gives the same run: order, faults, jitter and all.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from storage_engine.objectstore.faults import FaultKind, FaultPlan
+from tests.commitlog.support import World, Writer, new_world
+from tests.simulation.harness import Intent, Ledger
+
+WRITERS = ("one", "two", "three")
+COMMITS = 5
+CHANCES: Mapping[FaultKind, float] = {
+    FaultKind.CRASH_BEFORE: 0.003,
+    FaultKind.CRASH_AFTER: 0.003,
+    FaultKind.RESPONSE_LOST: 0.015,
+    FaultKind.TIMEOUT: 0.005,
+    FaultKind.DELAYED: 0.01,
+    FaultKind.CONFLICT: 0.01,
+    FaultKind.PRECONDITION: 0.01,
+    FaultKind.SERVER_ERROR: 0.005,
+    FaultKind.UNAVAILABLE: 0.002,
+    FaultKind.SLOW: 0.01,
+    FaultKind.SKEW: 0.003,
+}
+_LEASES_MS = (500, 1_000, 5_000)  # short ones run out while a writer is held
+_LONGEST_S = 8.0
+_HOLD_CHANCE = 0.1
+_ID = re.compile(r"[0-9a-f]{8}")
+
+
+class Scheduler:
+    """Lets one of the waiting threads go on at a time; now and then one is held for many turns,
+    as a process that is paused."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._condition = threading.Condition()
+        self._waiting: set[str] = set()
+        self._chosen: str | None = None
+        self._live: set[str] = set()
+        self._held = ""
+        self._held_for = 0
+
+    def turn(self, name: str) -> None:
+        """Wait until it is this writer's turn."""
+        with self._condition:
+            self._waiting.add(name)
+            self._choose()
+            self._condition.wait_for(lambda: self._chosen == name)
+            self._chosen = None
+            self._waiting.discard(name)
+
+    def run(self, jobs: Mapping[str, Callable[[], None]]) -> None:
+        """Run all jobs to their end; then raise what one of them raised."""
+        self._live = set(jobs)
+        failures: list[BaseException] = []
+
+        def work(name: str, job: Callable[[], None]) -> None:
+            try:
+                self.turn(name)
+                job()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+            finally:
+                with self._condition:
+                    self._live.discard(name)
+                    self._choose()
+
+        threads = [threading.Thread(target=work, args=item) for item in jobs.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _choose(self) -> None:
+        if self._chosen is None and self._live and self._waiting == self._live:
+            if self._held_for == 0 and self._random.random() < _HOLD_CHANCE:
+                self._held = self._random.choice(sorted(self._waiting))
+                self._held_for = self._random.randint(5, 80)
+            elif self._held_for:
+                self._held_for -= 1
+            free = self._waiting - {self._held} if self._held_for else self._waiting
+            self._chosen = self._random.choice(sorted(free or self._waiting))
+            self._condition.notify_all()
+
+
+@dataclass
+class Outcome:
+    """A run: the storage it left, what was asked of it, and the requests in their order."""
+
+    world: World
+    ledger: Ledger
+    trace: list[tuple[str, str, str, str]] = field(default_factory=list)
+    faults: int = 0
+
+
+def simulate(
+    seed: int, *, engine_version: str = "v2", chances: Mapping[FaultKind, float] = CHANCES
+) -> Outcome:
+    """Writers that change the same few rows, fail, crash and come back. Close the world after."""
+    random.seed(seed)  # jitter of the engine
+    world, ledger, scheduler = new_world(engine_version), Ledger(), Scheduler(seed)
+    script = random.Random(seed)
+    lease_ms = script.choice(_LEASES_MS)
+    jobs = {}
+    for n, name in enumerate(WRITERS):
+        start = _starter(world, scheduler, name, seed * 10 + n, lease_ms, chances)
+        jobs[name] = _job(ledger, name, start, _intents(script))
+    scheduler.run(jobs)
+    trace = [(r.client, r.operation, _ID.sub("x", r.key), r.outcome) for r in world.backend.log]
+    fired = sum(len(writer.store.faults.fired) for writer in world.writers)
+    return Outcome(world, ledger, trace, fired)
+
+
+def _intents(script: random.Random) -> list[tuple[Intent, bool]]:
+    found: list[tuple[Intent, bool]] = []
+    for _ in range(COMMITS):
+        intent: dict[str, Mapping[str, int]] = {
+            "Customer": {key: script.randint(0, 9) for key in script.sample("abcd", 2)}
+        }
+        if script.random() < 0.3:
+            intent["Product"] = {script.choice("pq"): script.randint(0, 9)}
+        found.append((intent, script.random() < 0.25))
+    return found
+
+
+def _starter(
+    world: World,
+    scheduler: Scheduler,
+    name: str,
+    seed: int,
+    lease_ms: int,
+    chances: Mapping[FaultKind, float],
+) -> Callable[[int], Writer]:
+    def start(life: int) -> Writer:
+        """A process; after a crash, the next one with the same work to do."""
+        writer = world.open(
+            f"{name}-{life}",
+            s3_lease_ttl_ms=lease_ms,
+            s3_lock_timeout_ms=90_000,
+            checkpoint_interval=5,
+        )
+        writer.store.faults = FaultPlan(
+            seed=seed + 1000 * life, probabilities=chances, limit=12, max_seconds=_LONGEST_S
+        )
+        writer.store.on_request(lambda kind, key: scheduler.turn(name))
+        return writer
+
+    return start
+
+
+def _job(
+    ledger: Ledger,
+    name: str,
+    start: Callable[[int], Writer],
+    intents: Sequence[tuple[Intent, bool]],
+) -> Callable[[], None]:
+    def work() -> None:
+        life = 0
+        writer = start(life)
+        for number, (intent, bulk) in enumerate(intents):
+            ledger.commit(writer, f"{name}-{number}", intent, bulk=bulk)
+            if writer.store.crashed:
+                life += 1
+                writer = start(life)
+
+    return work
