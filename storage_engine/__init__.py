@@ -1,0 +1,115 @@
+"""Ontologia: a typed ontology kept as an append-only commit log.
+
+Everything public is importable from here. Names are loaded at first use, so importing the package
+costs next to nothing and loads no engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storage_engine.config import OntologiaConfig
+    from storage_engine.errors import (
+        AlreadyInitializedError,
+        BatchSizeExceededError,
+        ClosedError,
+        CommitStateUnknownError,
+        ConcurrentWriteError,
+        ConfigurationError,
+        EventLoopLimitError,
+        ExpectedVersionMismatchError,
+        HandlerError,
+        HeadMismatchError,
+        IntegrityError,
+        LeaseExpiredError,
+        LockContentionError,
+        MetadataUnavailableError,
+        MigrationError,
+        MigrationTokenError,
+        MissingUpgraderError,
+        OntologiaError,
+        SchemaMetadataError,
+        SchemaOutdatedError,
+        StorageBackendError,
+        TypeDeclarationError,
+        TypeDroppedError,
+        UninitializedStorageError,
+        UnsupportedEngineError,
+        ValidationError,
+    )
+    from storage_engine.model.entity import Entity
+    from storage_engine.model.event import Event
+    from storage_engine.model.field import Field
+    from storage_engine.model.relation import Relation
+    from storage_engine.repository.initialize import initialize_storage
+    from storage_engine.repository.open import open_repository
+    from storage_engine.runtime.ontology import Ontology
+    from storage_engine.runtime.session import Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyInitializedError",
+    "BatchSizeExceededError",
+    "ClosedError",
+    "CommitStateUnknownError",
+    "ConcurrentWriteError",
+    "ConfigurationError",
+    "Entity",
+    "Event",
+    "EventLoopLimitError",
+    "ExpectedVersionMismatchError",
+    "Field",
+    "HandlerError",
+    "HeadMismatchError",
+    "IntegrityError",
+    "LeaseExpiredError",
+    "LockContentionError",
+    "MetadataUnavailableError",
+    "MigrationError",
+    "MigrationTokenError",
+    "MissingUpgraderError",
+    "OntologiaConfig",
+    "OntologiaError",
+    "Ontology",
+    "Relation",
+    "SchemaMetadataError",
+    "SchemaOutdatedError",
+    "Session",
+    "StorageBackendError",
+    "TypeDeclarationError",
+    "TypeDroppedError",
+    "UninitializedStorageError",
+    "UnsupportedEngineError",
+    "ValidationError",
+    "__version__",
+    "initialize_storage",
+    "open_repository",
+]
+
+_ERRORS = "storage_engine.errors"
+_MODULES = {
+    "Entity": "storage_engine.model.entity",
+    "Event": "storage_engine.model.event",
+    "Field": "storage_engine.model.field",
+    "OntologiaConfig": "storage_engine.config",
+    "Ontology": "storage_engine.runtime.ontology",
+    "Relation": "storage_engine.model.relation",
+    "Session": "storage_engine.runtime.session",
+    "initialize_storage": "storage_engine.repository.initialize",
+    "open_repository": "storage_engine.repository.open",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name) or (_ERRORS if name in __all__ else None)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

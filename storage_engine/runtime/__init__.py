@@ -1,0 +1,1 @@
+"""What users work with: `Session` and `Ontology`, and how their intents become commits."""

@@ -1,0 +1,107 @@
+"""`Ontology`: a storage and its types, opened once and shared by many sessions."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ClosedError
+from storage_engine.model.entity import Entity
+from storage_engine.model.relation import Relation
+from storage_engine.repository.open import open_repository
+from storage_engine.repository.protocol import Repository
+from storage_engine.repository.target import bind
+from storage_engine.runtime.session import Session
+from storage_engine.runtime.types import BoundTypes
+
+
+class Ontology:
+    """A storage, by SQLite path or storage URI, and the types that its sessions take.
+
+        ontology = Ontology(storage_uri="s3://bucket/prefix", entity_types=[Customer])
+        with ontology.session() as session:
+            session.ensure(Customer(id="c1", name="Ann"))
+
+    `db_path` is a SQLite file; with `storage_uri` as well, both must mean the same one. Without
+    either it is `onto.db`. Sessions share the opened storage and may live in different threads;
+    closing one leaves it open.
+    """
+
+    def __init__(
+        self,
+        db_path: str | Path | None = None,
+        config: OntologiaConfig | None = None,
+        *,
+        storage_uri: str | None = None,
+        entity_types: Sequence[type[Entity]] | None = None,
+        relation_types: Sequence[type[Relation[Any, Any]]] | None = None,
+    ) -> None:
+        self._types = BoundTypes(entity_types, relation_types)
+        self._config = config or OntologiaConfig()
+        self._repository: Repository = open_repository(bind(db_path, storage_uri), self._config)
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._mutex = threading.Lock()
+        self._closed = False
+
+    def session(
+        self, *, namespace: str = "default", instance_metadata: Mapping[str, str] | None = None
+    ) -> Session:
+        """A new session on this storage."""
+        with self._mutex:
+            self._check_open("session")
+            session = Session.sharing(
+                self._repository,
+                types=self._types.fresh(),
+                config=self._config,
+                namespace=namespace,
+                instance_metadata=instance_metadata,
+            )
+            self._sessions.add(session)
+            return session
+
+    def list_commits(
+        self, limit: int = 10, since_commit_id: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The latest commits, newest first; with `since_commit_id`, only later ones."""
+        self._check_open("list_commits")
+        return [r.as_dict() for r in self._repository.list_commits(limit, since_commit_id)]
+
+    def get_commit(self, commit_id: int) -> dict[str, Any] | None:
+        """One commit, None when there is none of that id."""
+        self._check_open("get_commit")
+        record = self._repository.get_commit(commit_id)
+        return record.as_dict() if record is not None else None
+
+    def close(self) -> None:
+        """Close the sessions that are still open, then the storage. Closing again does nothing."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            sessions = list(self._sessions)
+        try:
+            for session in sessions:
+                session.close()
+        finally:
+            self._repository.close()
+
+    def __enter__(self) -> Self:
+        self._check_open("with")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError("ontology", operation)
