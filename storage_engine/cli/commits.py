@@ -1,0 +1,169 @@
+"""`onto commits`: the history, and what one commit changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storage_engine.cli.boundary import CommandError
+from storage_engine.cli.options import Invocation, with_settings
+from storage_engine.cli.output import Output
+
+if TYPE_CHECKING:
+    from storage_engine.repository import CommitRecord
+
+LIST_LIMIT = 10
+EXAMINE_LIMIT = 50
+_MAX_INT = 2**63 - 1  # what every storage can compare with; there are no commits beyond
+
+app = typer.Typer(invoke_without_command=True)
+
+
+class CommitNotFoundError(CommandError):
+    """There is no commit with this number."""
+
+    def __init__(self, uri: str, commit_id: int, head_commit_id: int) -> None:
+        self.uri = uri
+        self.commit_id = commit_id
+        self.head_commit_id = head_commit_id
+        there = f"1 to {head_commit_id} are there" if head_commit_id else "there are none yet"
+        super().__init__(f"no commit {commit_id} in {uri}: {there}; `onto commits` lists them")
+
+
+@app.callback()
+@with_settings
+def commits(
+    invocation: Invocation,
+    ctx: typer.Context,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", metavar="N", min=1, help=f"How many at most ({LIST_LIMIT} unless told)."
+        ),
+    ] = None,
+    since: Annotated[
+        int | None,
+        typer.Option("--since", metavar="ID", min=0, help="Only commits after this one."),
+    ] = None,
+) -> None:
+    """List commits, newest first, or examine one."""
+    if ctx.invoked_subcommand is not None:
+        if limit is not None or since is not None:
+            raise typer.TyperException(
+                f"--limit and --since before {ctx.invoked_subcommand!r} belong to the list; "
+                "write the command's own options after its name"
+            )
+        return
+    with invocation.repository() as repository:
+        found = repository.list_commits(
+            min(limit or LIST_LIMIT, _MAX_INT), min(since or 0, _MAX_INT)
+        )
+    older = found[-1].id - 1 - (since or 0) if found else 0  # ids have no gaps
+    if invocation.output.json:
+        document = {"commits": [record.as_dict() for record in found], "more": older}
+        invocation.output.document(document)
+    else:
+        _show_list(invocation.output, found, older, since)
+
+
+@app.command("examine")
+@with_settings
+def examine(
+    invocation: Invocation,
+    commit_id: Annotated[int, typer.Argument(metavar="ID", help="The commit's number.")],
+    limit: Annotated[
+        int,
+        typer.Option("--limit", metavar="N", min=0, help="How many changed identities to show."),
+    ] = EXAMINE_LIMIT,
+) -> None:
+    """Show one commit: its metadata, and what it inserted and updated."""
+    with invocation.repository() as repository:
+        record = repository.get_commit(min(commit_id, _MAX_INT))
+        if record is None:
+            raise CommitNotFoundError(repository.uri, commit_id, repository.head_commit_id())
+        changes = repository.list_commit_changes(commit_id)
+    document = record.as_dict() | {
+        "changes": _counts(changes),
+        "identities": changes[:limit],
+        "identities_total": len(changes),
+    }
+    if invocation.output.json:
+        invocation.output.document(document)
+    else:
+        _show_commit(invocation.output, record, document)
+
+
+def _counts(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows per type; `changes` come grouped by type."""
+    found = Counter((c["kind"], c["type_name"], c["operation"]) for c in changes)
+    types = dict.fromkeys((kind, name) for kind, name, _ in found)
+    return [
+        {
+            "kind": kind,
+            "type_name": name,
+            "inserted": found[kind, name, "insert"],
+            "updated": found[kind, name, "update"],
+        }
+        for kind, name in types
+    ]
+
+
+def _show_list(
+    output: Output, found: Sequence[CommitRecord], older: int, since: int | None
+) -> None:
+    if not found:
+        output.line(f"No commits after {since}." if since else "No commits yet.")
+        return
+    output.table(
+        ["id", "created", "kind", "runtime", "types", "metadata"],
+        [
+            (r.id, r.created_at, r.kind, r.runtime_id, ", ".join(r.types), _metadata(r))
+            for r in found
+        ],
+    )
+    if older:
+        output.line(f"{older} older not shown: raise --limit.")
+
+
+def _show_commit(output: Output, record: CommitRecord, document: dict[str, Any]) -> None:
+    output.facts(
+        [
+            ("commit", record.id),
+            ("parent", record.parent_id),
+            ("created", record.created_at),
+            ("runtime", record.runtime_id),
+            ("kind", record.kind),
+            *((f"meta {name}", value) for name, value in record.metadata.items()),
+        ]
+    )
+    output.line()
+    if not document["changes"]:
+        output.line("No rows: this commit carries events or metadata only.")
+        return
+    output.table(
+        ["type", "kind", "inserted", "updated"],
+        [(c["type_name"], c["kind"], c["inserted"], c["updated"]) for c in document["changes"]],
+    )
+    shown, total = document["identities"], document["identities_total"]
+    if shown:
+        output.line()
+        output.table(
+            ["operation", "type", "identity"],
+            [(c["operation"], c["type_name"], _identity(c)) for c in shown],
+        )
+    if len(shown) < total:
+        output.line(f"{total - len(shown)} more not shown: raise --limit.")
+
+
+def _metadata(record: CommitRecord) -> str:
+    return ", ".join(f"{name}={value}" for name, value in record.metadata.items())
+
+
+def _identity(change: dict[str, Any]) -> str:
+    if change["kind"] == "entity":
+        return str(change["key"])
+    instance = f" [{change['instance_key']}]" if change["instance_key"] else ""
+    return f"{change['left_key']} -> {change['right_key']}{instance}"

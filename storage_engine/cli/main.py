@@ -1,0 +1,46 @@
+"""The `onto` program: its command tree and its entry point."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import cast
+
+import typer
+from typer.main import get_command
+
+from storage_engine.cli import boundary, commits, info, init
+from storage_engine.cli.options import Invocation, with_settings
+
+app = typer.Typer(
+    name="onto",
+    help="Look after Ontologia storages: create them, see what is in them, read their history.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+@with_settings
+def _root(_invocation: Invocation, ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        raise typer.TyperException("no command given")
+
+
+app.command("init")(with_settings(init.init))
+app.command("info")(with_settings(info.info))
+app.add_typer(commits.app, name="commits")
+
+
+def run(args: Sequence[str]) -> int:
+    """Run `onto` with these arguments and return its exit code."""
+    return boundary.run(cast("boundary.Command", get_command(app)), args)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""The error boundary: one line or one JSON object, the right exit code, a traceback on demand."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_engine import errors
+from storage_engine.cli import boundary, options
+from storage_engine.commitlog import layout
+from storage_engine.objectstore.local import DirectoryStore
+from tests.cli.conftest import Place
+from tests.cli.support import ROOT, Customer, commit, create, onto, onto_process, opened
+
+ERRORS = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, errors.OntologiaError)
+]
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_has_its_own_line_in_the_table(cls: type[errors.OntologiaError]) -> None:
+    assert cls in boundary.EXIT_CODES
+
+
+def test_a_subclass_takes_its_parents_code() -> None:
+    class Special(errors.IntegrityError):
+        pass
+
+    assert boundary.exit_code_of(Special("x")) == 3
+
+
+# --- storages that are not as they should be -----------------------------------------------------
+
+
+@pytest.mark.parametrize("args", [("info",), ("commits",), ("commits", "examine", "1")])
+def test_rfc0004_11_uninitialised_prefix_fails_fast(args: tuple[str, ...], tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/nothing"
+
+    failed = onto(*args, "--storage-uri", uri)
+
+    assert failed.code == 5
+    assert f"no ontology at {uri}: run `onto init --storage-uri {uri}` first" in failed.error()
+    assert not (tmp_path / "nothing").exists()
+    described = onto(*args, "--storage-uri", uri, "--json")
+    assert described.err == ""
+    assert described.json["error"] == {
+        "type": "UninitializedStorageError",
+        "message": failed.error(),
+        "exit_code": 5,
+        "retryable": False,
+        "facts": {"uri": uri},
+    }
+
+
+def test_the_storage_is_named_once_however_it_was_given(tmp_path: Path) -> None:
+    failed = onto("info", "--storage-uri", "./nothing").error()
+
+    assert "(storage" not in failed
+    assert f"{tmp_path}/nothing" in failed
+
+
+def test_a_newer_format_exits_5(place: Place) -> None:
+    create(place.uri, place.engine)
+    if place.backend == "sqlite":
+        connection = sqlite3.connect(place.uri.removeprefix("sqlite:///"))
+        connection.execute("UPDATE storage_meta SET value = '99' WHERE key = 'format'")
+        connection.commit()
+        connection.close()
+    else:
+        path = Path(place.uri.removeprefix("file://")) / layout.ENGINE
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {"format": 99}))
+
+    failed = onto("info", "--storage-uri", place.uri)
+
+    assert failed.code == 5
+    assert "upgrade ontologia first" in failed.error()
+
+
+@pytest.mark.parametrize("engine", ["v1", "v2"])
+def test_a_damaged_log_exits_3(engine: str, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/shop"
+    create(uri, engine)
+    commit(uri, Customer(id="c1", name="Ann"))
+    manifest = next((tmp_path / "shop").glob("commits/*/manifest.json"))
+    manifest.unlink()
+
+    for args in (("info",), ("commits",), ("commits", "examine", "1")):
+        failed = onto(*args, "--storage-uri", uri)
+        assert failed.code == 3, args
+        assert "missing" in failed.error()
+
+    (tmp_path / "shop" / layout.HEAD).write_text("{")
+    error = onto("info", "--storage-uri", uri, "--json")
+    assert error.code == 3
+    assert error.json["error"]["facts"]["key"] == layout.HEAD
+
+
+def test_a_foreign_sqlite_file_exits_5(tmp_path: Path) -> None:
+    path = tmp_path / "text.db"
+    path.write_text("not a database, and longer than a header" * 100)
+
+    failed = onto("info", "--db", path)
+
+    assert failed.code == 5
+    assert str(path) in failed.error()
+
+
+def test_a_held_lock_exits_5_and_names_the_holder(tmp_path: Path) -> None:
+    uri, config = f"file://{tmp_path}/shop", tmp_path / "fast.toml"
+    create(uri, "v2")
+    config.write_text("s3_lock_timeout_ms = 50\n")
+    token = onto("init", "--storage-uri", uri, "--force", "--dry-run", "--json").json["token"]
+    erase = ("init", "--storage-uri", uri, "--force", "--token", token, "--config", config)
+    with opened(uri) as repository:
+        lease = repository.lock.acquire()
+        failed = onto(*erase)
+        described = onto(*erase, "--json").json["error"]
+        lease.release()
+
+    assert failed.code == 5
+    assert "held by 'writer'" in failed.error()
+    assert f"(storage {uri})" in failed.err
+    assert described["retryable"] is True
+    assert described["facts"]["owner_id"] == "writer"
+    assert onto(*erase).code == 0
+
+
+# --- lines that are wrong ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (("inf",), "Did you mean 'info'?"),
+        (("comits",), "Did you mean 'commits'?"),
+        (("commits", "examin", "1"), "Did you mean 'examine'?"),
+        (("info", "--storage-url", "x"), "--storage-uri"),
+        (("info", "extra"), "extra"),
+        (("info", "--storage-uri"), "--storage-uri"),
+        (("--json",), "no command given"),
+    ],
+)
+def test_a_wrong_line_exits_2_and_says_what_was_meant(args: tuple[str, ...], hint: str) -> None:
+    if "--json" not in args:
+        failed = onto(*args)
+        assert failed.code == 2
+        assert hint in failed.error()
+        assert "--help`" in failed.err
+
+    error = onto("--json", *args)
+    assert error.code == 2
+    assert error.err == ""
+    assert error.json["error"]["type"] == "UsageError"
+    assert hint in error.json["error"]["message"]
+
+
+def test_no_arguments_show_the_help() -> None:
+    shown = onto()
+
+    assert shown.code == 2
+    assert "Usage: onto" in shown.out
+    assert shown.err == ""
+
+
+# --- what must not happen ------------------------------------------------------------------------
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def target(self: options.Invocation) -> Any:
+        raise error
+
+    monkeypatch.setattr(options.Invocation, "target", target)
+
+
+def test_a_defect_of_ours_exits_1_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, RuntimeError("boom\nand more"))
+
+    failed = onto("info")
+
+    assert failed.code == 1
+    assert failed.error().startswith("unexpected RuntimeError: boom and more; this is a defect")
+    assert "Traceback" in onto("info", "-v").err
+    described = onto("info", "--json")
+    assert described.code == 1
+    assert described.json["error"]["type"] == "RuntimeError"
+
+
+def test_verbose_shows_the_traceback_before_the_line(tmp_path: Path) -> None:
+    failed = onto("-v", "info", "--storage-uri", tmp_path / "nothing")
+
+    assert failed.code == 5
+    assert failed.err.startswith("Traceback")
+    assert failed.err.splitlines()[-1].startswith("error: no ontology")
+
+
+def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, KeyboardInterrupt())
+
+    failed = onto("info")
+
+    assert (failed.code, failed.out, failed.err) == (130, "", "")
+
+
+def test_the_repository_is_closed_when_a_command_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    really_close = DirectoryStore.close
+
+    def close(store: DirectoryStore) -> None:
+        closed.append(store.uri)
+        really_close(store)
+
+    uri = f"file://{tmp_path}/shop"
+    create(uri, "v2")
+    monkeypatch.setattr(DirectoryStore, "close", close)
+
+    assert onto("commits", "examine", "7", "--storage-uri", uri).code == 4
+    assert closed == [uri]
+
+
+def test_warnings_of_the_engine_go_to_stderr_only(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/shop"
+    create(uri, "v2")
+    commit(uri, Customer(id="c1", name="Ann"))
+    (tmp_path / "shop" / layout.index("entity", "Customer")).unlink()
+
+    examined = onto("commits", "examine", "1", "--storage-uri", uri, "--json")
+
+    assert examined.json["identities_total"] == 1
+    assert examined.err.startswith("warning: ")
+    assert "index of Customer" in examined.err
+    assert logging.getLogger("storage_engine").handlers == []
+
+
+# --- as a process --------------------------------------------------------------------------------
+
+
+def test_the_program_runs_as_a_process(tmp_path: Path) -> None:
+    made = onto_process("init", "--storage-uri", "./shop", cwd=tmp_path)
+    info = onto_process("info", "--json", cwd=tmp_path, ONTOLOGIA_STORAGE_URI="./shop")
+    failed = onto_process("info", "--storage-uri", "./nothing", cwd=tmp_path)
+
+    assert (made.code, made.err) == (0, "")
+    assert (info.code, info.json["head_commit_id"]) == (0, 0)
+    assert failed.code == 5
+    assert "no ontology at" in failed.error()
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "storage_engine.cli.main", "info"]
+    for extra in ([], ["--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [*program, *extra],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        os.close(writing)
+        assert done.returncode == 141
+        assert done.stderr == "warning: onto.db does not exist yet; the first commit creates it\n"
+
+
+def test_ctrl_c_ends_a_process_quietly(tmp_path: Path) -> None:
+    """Waiting for a lock that somebody holds, as a person would see it."""
+    uri = f"file://{tmp_path}/shop"
+    create(uri, "v2")
+    token = onto("init", "--storage-uri", uri, "--force", "--dry-run", "--json").json["token"]
+    config = tmp_path / "patient.toml"
+    config.write_text("s3_lock_timeout_ms = 60000\n")
+    with opened(uri) as repository:
+        lease = repository.lock.acquire()
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "storage_engine.cli.main", "init"),
+                *("--storage-uri", uri, "--force", "--token", token, "--config", str(config)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        deadline = time.monotonic() + 60
+        while not _has_begun(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        lease.release()
+
+    assert (process.returncode, out, err) == (130, "", "")
+    assert onto("info", "--storage-uri", uri, "--json").json["head_commit_id"] == 0
+
+
+def _has_begun(pid: int) -> bool:
+    """Whether the process has come as far as loading the engine, inside the boundary.
+
+    Until it is `onto`, it is a copy of this process, which has loaded the engine long ago.
+    """
+    process = Path(f"/proc/{pid}")
+    is_onto = b"storage_engine.cli.main" in (process / "cmdline").read_bytes()
+    return is_onto and "pyarrow" in (process / "maps").read_text()
