@@ -1,0 +1,1 @@
+"""The Dagster code location over an ontology: its definitions load without any storage."""
