@@ -1,0 +1,28 @@
+"""`python -m benchmarks [WORKLOAD ...]`: run workloads, print their tables, keep the figures."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from benchmarks import commits, ingest
+from benchmarks.harness import Report
+
+WORKLOADS: dict[str, Callable[[], Report]] = {
+    "commits": commits.run,
+    "ingest": ingest.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("workload", nargs="*", choices=[*WORKLOADS, []], help="default: all")
+    chosen = parser.parse_args().workload or list(WORKLOADS)
+    for name in chosen:
+        report = WORKLOADS[name]()
+        report.print()
+        report.save()
+
+
+if __name__ == "__main__":
+    main()
