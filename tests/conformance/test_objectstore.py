@@ -430,9 +430,10 @@ def test_clock_is_utc_and_goes_on(store: ObjectStore) -> None:
 
 def test_close_twice(another: Opener) -> None:
     store = another()
-    store.put("a", b"")
+    store.put("a", b"kept")
     store.close()
     store.close()
+    assert another().get("a").data == b"kept"
 
 
 def test_processes_share_a_directory(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -715,3 +716,5 @@ def test_flush_and_close_may_be_repeated(storage: Storage) -> None:
     opened.flush()
     opened.close()
     opened.close()
+    with closing(storage.open()) as again:
+        assert again.head_commit_id() == 1

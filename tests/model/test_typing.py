@@ -1,23 +1,8 @@
 """What type checkers see, and that they object where Python would."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-
-CONFIG = """
-[mypy]
-strict = True
-explicit_package_bases = True
-[mypy-storage_engine.*]
-follow_imports = silent
-[mypy-pyarrow.*]
-ignore_missing_imports = True
-"""
+from tests.typing_check import Errors, check_mistakes, mypy_errors
 
 GOOD = """
 from datetime import datetime
@@ -88,38 +73,13 @@ BAD = {
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
-    """Errors by file and line, from one run: starting mypy is what takes time."""
-    folder = tmp_path_factory.mktemp("typing")
-    (folder / "good.py").write_text(GOOD)
-    (folder / "bad.py").write_text(GOOD + "\n".join(BAD) + "\n")
-    (folder / "mypy.ini").write_text(CONFIG)
-    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "good.py", "bad.py"]
-    cache = ROOT / ".mypy_cache" / "test_typing"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, "MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr, done.stderr
-    assert "checked 2 source files" in done.stdout, done.stdout
-    found: dict[str, dict[int, str]] = {"good.py": {}, "bad.py": {}}
-    for line in done.stdout.splitlines():
-        path, _, rest = line.partition(":")
-        if path in found and "error:" in rest:
-            found[path][int(rest.partition(":")[0])] = rest
-    return found
+def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
+    return mypy_errors(tmp_path_factory.mktemp("typing"), "model", GOOD, BAD)
 
 
-def test_declarations_and_uses_type_check(errors: dict[str, dict[int, str]]):
+def test_declarations_and_uses_type_check(errors: Errors):
     assert errors["good.py"] == {}
 
 
-def test_mistakes_are_type_errors(errors: dict[str, dict[int, str]]):
-    found = dict(errors["bad.py"])
-    for line, (code, kind) in enumerate(BAD.items(), start=GOOD.count("\n") + 1):
-        assert f"[{kind}]" in found.pop(line, "nothing"), code
-    assert found == {}
+def test_mistakes_are_type_errors(errors: Errors):
+    check_mistakes(errors, GOOD, BAD)
