@@ -125,6 +125,7 @@ class CommitFile:
     bytes: int = 0
     part: int | None = None
     commit_id_source: str = "column"  # "manifest": the rows carry no commit_id column
+    role: str | None = None  # of a snapshot's file: "current" (one row per identity), "superseded"
     inserted: int | None = None
     updated: int | None = None
     stats: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # [min, max, null count]
@@ -216,6 +217,19 @@ class Entry:
     @property
     def schema_version_id(self) -> int:
         return self.files[0].schema_version_id
+
+    def newest_files(self, upto: int) -> tuple[CommitFile, ...]:
+        """The files in which the newest row of each identity as of `upto` is."""
+        if self.max_commit_id > upto:
+            return self.files
+        return tuple(f for f in self.files if f.role != "superseded")
+
+    def unique(self, upto: int) -> bool:
+        """Whether no identity can be twice in `newest_files`: a reconciled commit has each once,
+        and so have the current rows of a snapshot."""
+        if self.min_commit_id == self.max_commit_id:
+            return True
+        return all(f.role == "current" for f in self.newest_files(upto))
 
 
 def entry_of(manifest: Manifest, ref: TypeRef) -> Entry | None:

@@ -134,6 +134,8 @@ def _file_facts(file: CommitFile) -> dict[str, Any]:
     }
     if file.commit_id_source != "column":
         facts["commit_id_source"] = file.commit_id_source
+    if file.role is not None:
+        facts["role"] = file.role
     if file.key_range:
         facts["key_range"] = file.key_range
     if file.stats:
@@ -157,6 +159,7 @@ def _parse_entry(raw: Mapping[str, Any], ref: TypeRef) -> Entry:
                 content_sha256=f.get("content_sha256", ""),
                 bytes=f.get("bytes", 0),
                 commit_id_source=f.get("commit_id_source", "column"),
+                role=f.get("role"),
                 stats=f.get("stats", {}),
                 key_range=f.get("key_range", {}),
             )

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from storage_engine.model.spec import TypeSpec
+from storage_engine.query.executor import Executor
+from storage_engine.query.spec import Reference
 
 Operation = Literal["insert", "update"]
 
@@ -140,6 +142,17 @@ class Repository(Protocol):
 
     def type_head(self, spec: TypeSpec) -> int:
         """The commit that last changed the type, 0 when it was never written."""
+
+    def executor(self, pinned: int | None = None) -> Executor:
+        """Answers queries. With `pinned`, as if that commit were the head for ever."""
+
+    def commit_at(self, reference: Reference) -> int:
+        """The commit that a reference means: an id clamped to 0..head; for an instant the last
+        commit at or before it (0 before the first); for a text the commit of that tag."""
+
+    def known_types(self) -> list[TypeSpec]:
+        """The types that the storage has, from their stored schemas: no classes are needed. By
+        kind and name."""
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
