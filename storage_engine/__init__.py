@@ -39,12 +39,15 @@ if TYPE_CHECKING:
         UnsupportedEngineError,
         ValidationError,
     )
+    from storage_engine.events.envelopes import EventDeadLetter
+    from storage_engine.events.schedules import Schedule
     from storage_engine.model.entity import Entity
     from storage_engine.model.event import Event
     from storage_engine.model.field import Field
     from storage_engine.model.relation import Relation
     from storage_engine.repository.initialize import initialize_storage
     from storage_engine.repository.open import open_repository
+    from storage_engine.runtime.handlers import HandlerContext, on_event
     from storage_engine.runtime.ontology import Ontology
     from storage_engine.runtime.session import Session
 
@@ -59,9 +62,11 @@ __all__ = [
     "ConfigurationError",
     "Entity",
     "Event",
+    "EventDeadLetter",
     "EventLoopLimitError",
     "ExpectedVersionMismatchError",
     "Field",
+    "HandlerContext",
     "HandlerError",
     "HeadMismatchError",
     "IntegrityError",
@@ -75,6 +80,7 @@ __all__ = [
     "OntologiaError",
     "Ontology",
     "Relation",
+    "Schedule",
     "SchemaMetadataError",
     "SchemaOutdatedError",
     "Session",
@@ -86,6 +92,7 @@ __all__ = [
     "ValidationError",
     "__version__",
     "initialize_storage",
+    "on_event",
     "open_repository",
 ]
 
@@ -93,12 +100,16 @@ _ERRORS = "storage_engine.errors"
 _MODULES = {
     "Entity": "storage_engine.model.entity",
     "Event": "storage_engine.model.event",
+    "EventDeadLetter": "storage_engine.events.envelopes",
     "Field": "storage_engine.model.field",
+    "HandlerContext": "storage_engine.runtime.handlers",
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
     "Relation": "storage_engine.model.relation",
+    "Schedule": "storage_engine.events.schedules",
     "Session": "storage_engine.runtime.session",
     "initialize_storage": "storage_engine.repository.initialize",
+    "on_event": "storage_engine.runtime.handlers",
     "open_repository": "storage_engine.repository.open",
 }
 

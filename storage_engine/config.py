@@ -13,6 +13,7 @@ from storage_engine.errors import ConfigurationError
 
 KIB = 1024
 MIB = 1024 * KIB
+DAY_MS = 24 * 3600 * 1000
 
 
 class OntologiaConfig(BaseModel):
@@ -33,6 +34,16 @@ class OntologiaConfig(BaseModel):
     commit_max_attempts: int = Field(default=10, ge=1)
     checkpoint_interval: int = Field(default=100, ge=1)
     target_part_bytes: int = Field(default=48 * MIB, ge=64 * KIB)
+
+    max_event_chain_depth: int = Field(default=20, ge=0)
+    event_poll_interval_ms: int = Field(default=1_000, ge=1)
+    event_claim_limit: int = Field(default=50, ge=1)
+    event_lease_ms: int = Field(default=30_000, ge=100)
+    event_max_attempts: int = Field(default=10, ge=1)
+    event_backoff_base_ms: int = Field(default=1_000, ge=0)
+    event_backoff_max_ms: int = Field(default=300_000, ge=0)
+    event_retention_ms: int = Field(default=7 * DAY_MS, ge=0)
+    session_ttl_ms: int = Field(default=60_000, ge=100)
 
     def __init__(self, **settings: Any) -> None:
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from datetime import UTC, datetime
+from urllib.parse import quote
 
 HEAD = "meta/head.json"
 LOCK = "meta/locks/ontology_write.json"
@@ -64,3 +66,52 @@ def data_file(
 
 def staged_prefix(attempt: str) -> str:
     return f"staged/{attempt}"
+
+
+# -- the event bus --------------------------------------------------------------------------------
+
+
+def segment(name: str) -> str:
+    """Any text as one part of a key. Names that begin with `_` stay free for our own objects."""
+    quoted = quote(name, safe="")
+    return f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted[:1] in {".", "_"} else quoted
+
+
+def events(namespace: str) -> str:
+    return f"events/{namespace}/"
+
+
+def event_time(moment: datetime) -> str:
+    """A time as event keys begin with it: they sort by time."""
+    text = moment.astimezone(UTC).isoformat(timespec="microseconds")
+    return text.replace(":", "-")
+
+
+def event(namespace: str, moment: datetime, event_id: str) -> str:
+    return f"{events(namespace)}{event_time(moment)}_{segment(event_id)}.json"
+
+
+def claims(namespace: str, event_id: str) -> str:
+    return f"claims/{namespace}/{segment(event_id)}/"
+
+
+def claim(namespace: str, event_id: str, handler_id: str) -> str:
+    return f"{claims(namespace, event_id)}{segment(handler_id)}.json"
+
+
+def dead_letter(namespace: str, event_id: str, handler_id: str) -> str:
+    return f"dead_letters/{namespace}/{segment(event_id)}/{segment(handler_id)}.json"
+
+
+def event_session(namespace: str, session_id: str) -> str:
+    return f"sessions/{namespace}/{segment(session_id)}.json"
+
+
+def projected(namespace: str) -> str:
+    """Up to which commit the outbox has been projected. Sorts after every event."""
+    return f"{events(namespace)}_projected.json"
+
+
+def position(namespace: str, handler_id: str) -> str:
+    """How far a handler has come. Sorts after every event."""
+    return f"{events(namespace)}_positions/{segment(handler_id)}.json"

@@ -104,7 +104,7 @@ class Published:
 
 
 Prepare = Callable[[Base], Draft | None]
-Projector = Callable[[Published], Sequence[Callable[[], None]]]
+Projector = Callable[[Published], Sequence[Callable[[], object]]]
 
 
 class Publisher:
@@ -332,7 +332,7 @@ class Publisher:
         def finish() -> None:
             if earlier is not None:
                 earlier.settle()  # its index versions are what ours replace
-            projections: Sequence[Callable[[], None]] = ()
+            projections: Sequence[Callable[[], object]] = ()
             if published is not None:
                 try:
                     projections = self._project(published)

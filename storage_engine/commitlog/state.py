@@ -98,6 +98,17 @@ def last_applied(chain: Chain, head: Head, app_id: str) -> Applied | None:
     return Applied(mark["version"], mark["commit_id"]) if mark else None
 
 
+def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
+    """(namespace, event, handler) of the events that commits beyond `above` have handled."""
+    if head.commit_id <= above:
+        return set()
+    return {
+        (ack["namespace"], ack["event_id"], ack["handler_id"])
+        for _, manifest in chain.stretch(head.manifest_path, above=above)
+        for ack in manifest.acks
+    }
+
+
 def schema_record(chain: Chain, head: Head, ref: TypeRef, at: TypeHead) -> Mapping[str, Any] | None:
     """The stored schema of a type's current version; None in logs that never recorded it."""
     if head.checkpoint is not None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from storage_engine.errors import LeaseExpiredError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import Executor
 from storage_engine.query.spec import Reference
@@ -42,6 +43,39 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True)
+class Ack:
+    """An event that a commit handles: the commit and the end of the claim are one step."""
+
+    namespace: str
+    event_id: str
+    handler_id: str
+    token: str  # of the claim
+    since: int  # head when it was claimed: only later commits can have handled the event too
+
+    def as_dict(self) -> dict[str, str]:
+        """As manifests keep it."""
+        return {
+            "namespace": self.namespace,
+            "event_id": self.event_id,
+            "handler_id": self.handler_id,
+            "token": self.token,
+        }
+
+
+class ClaimLost(LeaseExpiredError):
+    """The event was taken over by another worker, or has been handled by one."""
+
+    def __init__(self, ack: Ack) -> None:
+        self.event_id = ack.event_id
+        self.handler_id = ack.handler_id
+        super().__init__(
+            f"event {ack.event_id} is no longer claimed by this worker for {ack.handler_id}: "
+            "another one took it over, so nothing was published; raise event_lease_ms if "
+            "handlers are often paused that long"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRequest:
     inputs: Sequence[TypeInput]
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -49,6 +83,7 @@ class CommitRequest:
     idempotency: Idempotency | None = None
     snapshot: int | None = None  # fail if a targeted identity changed after this commit
     events: Sequence[Mapping[str, Any]] = ()  # outbox: full envelopes
+    acks: Sequence[Ack] = ()  # LeaseExpiredError if another commit has handled one of them
     holder: Mapping[str, Any] = field(default_factory=dict)  # shown to whom waits for the lock
 
 

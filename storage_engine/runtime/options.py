@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from storage_engine.errors import ConfigurationError
+from storage_engine.events.envelopes import check_id
+from storage_engine.events.schedules import Schedule
 from storage_engine.model.event import Event
 from storage_engine.model.validation import INT64_MAX, INT64_MIN
 from storage_engine.repository.protocol import Idempotency
@@ -41,23 +43,25 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
     return dict(given)
 
 
-def events(given: Event | Iterable[Event] | None, namespace: str) -> list[dict[str, Any]]:
+def events(
+    given: Event | Iterable[Event] | None, namespace: str, call: str = "commit(event=...)"
+) -> list[dict[str, Any]]:
     """One event or many, as envelopes."""
     if given is None:
         return []
-    items: list[Any] = [given] if isinstance(given, Event) else _listed_events(given)
+    return [dict(check_id(e.envelope(namespace))) for e in listed_events(call, given)]
+
+
+def listed_events(call: str, given: Any) -> list[Event]:
+    """One event or many."""
+    whole = isinstance(given, Event | str | bytes | type | Mapping)
+    items = [given] if whole or not isinstance(given, Iterable) else list(given)
     for item in items:
         if not isinstance(item, Event):
             raise ConfigurationError(
-                f"commit(event=...) takes Event objects, not {type(item).__name__} {item!r}"
+                f"{call} takes Event objects, not {type(item).__name__} {item!r}"
             )
-    return [item.envelope(namespace) for item in items]
-
-
-def _listed_events(given: Any) -> list[Any]:
-    if isinstance(given, str | bytes | type | Mapping) or not isinstance(given, Iterable):
-        return [given]
-    return list(given)
+    return items
 
 
 def expectations(given: Mapping[Any, int] | None, types: BoundTypes) -> dict[tuple[str, str], int]:
@@ -104,6 +108,24 @@ def wants_snapshot(isolation: str | None) -> bool:
             f"isolation {isolation!r} is unknown: leave it out, or give 'snapshot'"
         )
     return isolation == "snapshot"
+
+
+def schedules(given: Any) -> list[Schedule]:
+    """What `run(schedules=...)` takes."""
+    if isinstance(given, Schedule) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"schedules takes a list of Schedule objects, not {given!r}")
+    found = list(given)
+    for item in found:
+        if not isinstance(item, Schedule):
+            raise ConfigurationError(f"schedules takes Schedule objects, not {item!r}")
+    return found
+
+
+def rounds(given: Any) -> int | None:
+    """What `run(max_iterations=...)` takes."""
+    if given is not None and (type(given) is not int or given < 1):
+        raise ConfigurationError(f"max_iterations takes a number from 1 on, or None, not {given!r}")
+    return given
 
 
 def _encodable(option: str, text: str) -> None:

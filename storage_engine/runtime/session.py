@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
@@ -21,11 +21,23 @@ from storage_engine.model.entity import Entity
 from storage_engine.model.event import Event
 from storage_engine.model.relation import Relation
 from storage_engine.repository.open import open_repository
-from storage_engine.repository.protocol import CommitRequest, CommitResult, Idempotency, Repository
+from storage_engine.repository.protocol import (
+    Ack,
+    CommitRequest,
+    CommitResult,
+    Idempotency,
+    Repository,
+)
 from storage_engine.runtime import options
 from storage_engine.runtime.intents import Intents
 from storage_engine.runtime.sources import open_source
 from storage_engine.runtime.types import BoundTypes, StoredClass
+
+if TYPE_CHECKING:
+    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.schedules import Schedule
+    from storage_engine.runtime.events import EventRuntime
+    from storage_engine.runtime.handlers import Handler
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +51,7 @@ class _Terms:
     idempotency: Idempotency | None = None
     isolated: bool = False
     events: Sequence[Mapping[str, Any]] = ()
+    acks: Sequence[Ack] = ()
 
 
 class Session:
@@ -116,6 +129,7 @@ class Session:
         self._unfinished: _Terms | None = None  # of a commit that failed
         self._snapshot: int | None = None
         self._last_commit: CommitResult | None = None
+        self._events: EventRuntime | None = None
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
@@ -205,6 +219,7 @@ class Session:
                 idempotency=terms.idempotency,
                 snapshot=self._base() if terms.isolated else None,
                 events=terms.events,
+                acks=terms.acks,
                 holder=self._instance_metadata,
             )
         )
@@ -224,6 +239,29 @@ class Session:
             return self._repository.commit(request)
         finally:
             self._committing = False
+
+    def commit_handled(
+        self,
+        ack: Ack,
+        events: Sequence[Mapping[str, Any]],
+        *,
+        expect: Mapping[StoredClass | str, int] | None = None,
+        idempotency: tuple[str, int | str] | None = None,
+    ) -> bool:
+        """The commit of an event handler, which is also its ack; False if nothing differs."""
+        with self._use("commit"):
+            terms = _Terms(
+                expect=options.expectations(expect, self._types),
+                idempotency=options.unit_of_work(idempotency),
+                events=events,
+                acks=(ack,),
+            )
+            return self._commit(terms) is not None
+
+    @property
+    def has_intents(self) -> bool:
+        """Whether something was stated since the last commit."""
+        return bool(self._intents)
 
     @property
     def last_commit(self) -> CommitResult | None:
@@ -246,6 +284,78 @@ class Session:
         self._intents.clear()
         self._metadata.clear()
         self._unfinished = None
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def emit(self, events: Event | Iterable[Event]) -> None:
+        """Put events on the bus, one or many, without a commit."""
+        with self._use("emit"):
+            envelopes = options.events(events, self._namespace, "emit")
+            self._event_runtime().store.enqueue(envelopes)
+
+    def run(
+        self,
+        handlers: Iterable[Handler[Any]],
+        *,
+        schedules: Iterable[Schedule] = (),
+        max_iterations: int | None = None,
+        progress: Callable[[Totals], None] | None = None,
+    ) -> Totals:
+        """Handle events as they come, until `stop()`, SIGTERM, or `max_iterations` rounds.
+
+        A round claims up to `event_claim_limit` events and handles them one after the other;
+        while there are none, one is made every `event_poll_interval_ms`. `progress` is called
+        after each round. Several workers share the events of a handler between them.
+        """
+        return self._work(
+            "run",
+            handlers,
+            schedules=options.schedules(schedules),
+            max_iterations=options.rounds(max_iterations),
+            progress=progress,
+        )
+
+    def drain(self, handlers: Iterable[Handler[Any]]) -> Totals:
+        """Handle events until none is due. Failed ones that wait for their next attempt stay."""
+        return self._work("drain", handlers, schedules=(), until_idle=True)
+
+    def stop(self) -> None:
+        """End `run()` or `drain()`, from a handler or another thread, after the handler that
+        runs now. What the worker had claimed besides is given back."""
+        if self._events is not None:
+            self._events.stop()
+
+    def _work(self, operation: str, handlers: Any, **settings: Any) -> Totals:
+        from storage_engine.runtime.handlers import checked_handlers
+
+        with self._use(operation):
+            runtime, found = self._event_runtime(), checked_handlers(handlers)
+        return runtime.work(found, metadata=self._instance_metadata, **settings)
+
+    def _event_runtime(self) -> EventRuntime:
+        if self._events is None:
+            from storage_engine.runtime.events import EventRuntime
+
+            self._events = EventRuntime(
+                self._repository, self._config, self._namespace, self._for_handler
+            )
+        return self._events
+
+    def _for_handler(self) -> Session:
+        """A session for one handler's intents, so that a failure drops no others."""
+        return Session.sharing(
+            self._repository,
+            types=self._types.fresh(),
+            config=self._config,
+            namespace=self._namespace,
+            instance_metadata=self._instance_metadata,
+        )
+
+    def end_handler(self) -> None:
+        """Close without waiting for the work that follows commits: others go on with it."""
+        with self._mutex:
+            self._forget()
+            self._closed = True
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -298,6 +408,8 @@ class Session:
             if self._closed:
                 return
             self._refuse_reentry("close")
+            if self._events is not None and self._events.running:
+                raise ConfigurationError("close(): this session is running; stop() it first")
             if self._intents:
                 log.warning("%s: session closed with uncommitted intents", self._repository.uri)
             self._forget()

@@ -45,7 +45,7 @@ from storage_engine.repository.object.resident import Resident, ResidentType
 from storage_engine.repository.object.scan import versioned_schema
 from storage_engine.repository.object.staging import Staging
 from storage_engine.repository.object.versions import Versions
-from storage_engine.repository.protocol import CommitRequest, CommitResult, TypeChange
+from storage_engine.repository.protocol import ClaimLost, CommitRequest, CommitResult, TypeChange
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +174,7 @@ class CommitRun:
             raise _AlreadyApplied(evaluation.applied_by)
         if evaluation.empty and not self._request.events:
             return None
+        self._check_acks(base.head)
         heads = state.type_heads(self._chain, base.head)
         files: list[CommitFile] = []
         uploads: list[Upload] = []
@@ -211,8 +212,19 @@ class CommitRun:
             metadata=self._request.metadata,
             schema=self._registrations(evaluation, heads),
             events=self._request.events,
+            acks=[ack.as_dict() for ack in self._request.acks],
             idempotency=self._idempotency(),
         )
+
+    def _check_acks(self, head: Head) -> None:
+        """A worker that lost its claim unawares must not publish the handler's work twice."""
+        if not self._request.acks:
+            return
+        since = min(ack.since for ack in self._request.acks)
+        handled = state.acked_since(self._chain, head, since)
+        for ack in self._request.acks:
+            if (ack.namespace, ack.event_id, ack.handler_id) in handled:
+                raise ClaimLost(ack)
 
     def _place(
         self,

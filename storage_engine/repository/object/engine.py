@@ -37,6 +37,7 @@ from storage_engine.repository.object import inspection
 from storage_engine.repository.object.commit import CommitRun, Parts
 from storage_engine.repository.object.duck import Duck, quoted
 from storage_engine.repository.object.evaluate import check_schema
+from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.resident import Resident
 from storage_engine.repository.object.scan import Scanner, versioned_schema
 from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
@@ -185,8 +186,9 @@ class ObjectRepository(ABC):
 
     # -- after a commit -----------------------------------------------------------------------
 
-    def _project(self, published: Published) -> Sequence[Callable[[], None]]:
+    def _project(self, published: Published) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
+        outbox = projections(self.store, published.manifest)
         catalogs = catalog_writes(
             self._documents,
             registered,
@@ -200,11 +202,11 @@ class ObjectRepository(ABC):
                 f"lease ran out after commit {published.manifest.commit_id} was published; "
                 "its index is left to the next commit"
             )
-            return catalogs
+            return [*outbox, *catalogs]
         indices = index_writes(
             self.chain, self._indices, published, self._types_to_index(published)
         )
-        return [*catalogs, *indices]
+        return [*outbox, *catalogs, *indices]
 
     @abstractmethod
     def _types_to_index(self, published: Published) -> list[TypeRef]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from storage_engine.commitlog.records import timestamp
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
@@ -32,7 +33,7 @@ from storage_engine.repository.protocol import (
     TypeChange,
     Window,
 )
-from storage_engine.repository.sqlite import control, layout, records
+from storage_engine.repository.sqlite import control, layout, outbox, records
 from storage_engine.repository.sqlite.codec import checked_rows, encode, rows_of
 from storage_engine.repository.sqlite.connection import (
     Connections,
@@ -163,6 +164,7 @@ class SqliteRepository(ABC):
             changes=changes,
             idempotency=request.idempotency,
         )
+        outbox.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         records.record_lock(connection, self._config.runtime_id, holder, now)
         return CommitResult(commit_id, changes, lock_wait_ms=waited_ms)
@@ -383,6 +385,27 @@ class SqliteRepository(ABC):
         if stamp is not None:
             control.check_engine(stamp, self.engine_version, self.path)
         return stamp is not None
+
+    # --- for the event store --------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
+        """A snapshot to read from, None when there is no storage yet."""
+        with self._reading(operation) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self, operation: str) -> Iterator[sqlite3.Connection]:
+        """A write transaction on a storage that is made ready for it; rolled back on failure."""
+        with self._connections.use(operation, create=True) as connection:
+            begin_write(connection, self._config.s3_lock_timeout_ms)
+            try:
+                self._prepare(connection)
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                rollback(connection)
+                raise
 
     # --- lifetime -------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""The event bus: stores of events and claims, and the dispatcher that runs handlers."""

@@ -1,0 +1,151 @@
+"""Events that the bus makes itself: dead letters, copies for replay and redrive, firings.
+
+Where a crash may make someone write the same event again, its id follows from what it is about.
+Claims are kept by id, so a second object of the same id is not handled a second time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from storage_engine.commitlog.layout import segment
+from storage_engine.commitlog.records import timestamp
+from storage_engine.errors import ValidationError
+from storage_engine.events.protocol import DeadLetter, EventInfo
+from storage_engine.events.records import ClaimRecord, Envelope
+from storage_engine.model.event import Event
+from storage_engine.model.field import Field
+
+_IDS = uuid.UUID("6f0d9a52-5c0f-5a5c-9d0e-8f1f3a1c7b11")
+TARGET = "handler_id"  # in an envelope: only this handler may have it
+MAX_NAME = 150  # characters of an id, as it stands in a key
+
+
+class EventDeadLetter(Event, name="event.dead_letter"):
+    """A handler gave up on an event. Handle it to be told."""
+
+    event_id: Field[str]
+    handler_id: Field[str]
+    failed_type: Field[str]
+    attempts: Field[int]
+    last_error: Field[str]
+
+
+def derived_id(*parts: str) -> str:
+    """The same id for the same parts, on every machine."""
+    return str(uuid.uuid5(_IDS, "\x1f".join(parts)))
+
+
+def check_id(envelope: Envelope) -> Envelope:
+    """Ids become parts of object keys."""
+    if len(segment(envelope["id"])) > MAX_NAME:
+        raise ValidationError(
+            f"{envelope['type']}: the id {envelope['id'][:40]!r}... is too long; it may have "
+            f"{MAX_NAME} letters and digits (others count as three or more)",
+            type=envelope["type"],
+            identity=envelope["id"],
+            field="id",
+        )
+    return envelope
+
+
+def is_for(envelope: Envelope, handler_id: str) -> bool:
+    return envelope.get(TARGET) in (None, handler_id)
+
+
+def dead_letter(namespace: str, envelope: Envelope, record: ClaimRecord) -> DeadLetter:
+    assert record.dead_lettered_at is not None
+    return DeadLetter(
+        namespace=namespace,
+        event_id=record.event_id,
+        handler_id=record.handler_id,
+        failed_at=timestamp(record.dead_lettered_at),
+        attempts=record.attempts,
+        last_error=record.last_error,
+        event_type=envelope["type"],
+        event=envelope,
+    )
+
+
+def dead_letter_event(letter: DeadLetter, max_chain_depth: int) -> Envelope | None:
+    """What tells handlers of a dead letter; none at the end of a chain, or it could go on."""
+    event = letter.event
+    assert event is not None
+    depth = event["chain_depth"] + 1
+    if depth > max_chain_depth:
+        return None
+    return EventDeadLetter(
+        id=derived_id("dead", letter.namespace, letter.event_id, letter.handler_id),
+        created_at=datetime.fromisoformat(letter.failed_at),
+        root_event_id=event["root_event_id"],
+        chain_depth=depth,
+        event_id=letter.event_id,
+        handler_id=letter.handler_id,
+        failed_type=letter.event_type,
+        attempts=letter.attempts,
+        last_error=letter.last_error or "",
+    ).envelope(letter.namespace)
+
+
+def replayed(envelope: Envelope, now: datetime) -> Envelope:
+    """A copy that begins a chain of its own."""
+    event_id = str(uuid.uuid4())
+    kept = {k: v for k, v in envelope.items() if k != TARGET}
+    return {
+        **kept,
+        "id": event_id,
+        "created_at": timestamp(now),
+        "root_event_id": event_id,
+        "chain_depth": 0,
+    }
+
+
+def redriven(letter: DeadLetter, event_id: str, now: datetime) -> Envelope:
+    """A copy for the handler that gave up, in the same chain."""
+    assert letter.event is not None
+    return {
+        **letter.event,
+        "id": event_id,
+        "created_at": timestamp(now),
+        TARGET: letter.handler_id,
+    }
+
+
+def status_of(claims: Sequence[ClaimRecord], now: datetime) -> str:
+    """dead_lettered > acked > claimed > pending."""
+    if any(c.dead_lettered_at is not None and c.redriven_as is None for c in claims):
+        return "dead_lettered"
+    if any(c.ack_at is not None or c.redriven_as is not None for c in claims):
+        return "acked"
+    if any(c.lease_until > now for c in claims):
+        return "claimed"
+    return "pending"
+
+
+def event_info(envelope: Envelope, claims: Sequence[ClaimRecord], now: datetime) -> EventInfo:
+    return EventInfo(envelope, status_of(claims, now), tuple(claims))
+
+
+def with_letter_event(letter: DeadLetter, envelope: Envelope | None) -> DeadLetter:
+    """A dead letter of an implementation that kept no copy of the event."""
+    if letter.event is not None or envelope is None:
+        return letter
+    return replace(letter, event=envelope, event_type=letter.event_type or envelope["type"])
+
+
+def letter_of(raw: Mapping[str, object], namespace: str) -> DeadLetter:
+    """From what is stored; fields beyond the specification may be missing."""
+    attempts, error, event = raw.get("attempts"), raw.get("last_error"), raw.get("event")
+    return DeadLetter(
+        namespace=namespace,
+        event_id=str(raw["event_id"]),
+        handler_id=str(raw["handler_id"]),
+        failed_at=str(raw["failed_at"]),
+        attempts=attempts if isinstance(attempts, int) else 0,
+        last_error=str(error) if error is not None else None,
+        event_type=str(raw.get("event_type") or ""),
+        event=event if isinstance(event, Mapping) else None,
+    )

@@ -1,0 +1,127 @@
+"""Claims on an object store: one object per event and handler, replaced by CAS alone.
+
+Every write carries a write id, so no two versions are equal and an ETag fences as a token does: a
+worker that lost its claim holds an ETag that no longer stands. The dead letter of a claim is
+written after the CAS that killed it was won, first the event that tells of it, then the letter; a
+dead claim without a letter is therefore unfinished, and whoever meets it writes both again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
+from storage_engine.commitlog.records import from_json, parse_timestamp, to_json
+from storage_engine.events import envelopes
+from storage_engine.events.protocol import DeadLetter
+from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, StoredObject
+from storage_engine.repository.object.outbox import create
+
+log = logging.getLogger(__name__)
+
+# A dead letter event keeps the time of death in its key. Later than this, consumers may no longer
+# look there for late arrivals, so the time is set anew.
+_FRESH = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """A claim that was read or written, and the ETag that a change of it must name."""
+
+    record: ClaimRecord
+    etag: str
+
+
+class ObjectClaims:
+    """The claims and dead letters of one namespace."""
+
+    def __init__(self, store: ObjectStore, namespace: str, policy: Policy) -> None:
+        self._store = store
+        self.namespace = namespace
+        self.policy = policy
+
+    def write(self, record: ClaimRecord, etag: str | None) -> Stands | Lost:
+        """Create a claim, or replace exactly the version `etag`."""
+        write_id = layout.new_write_id()
+        key = layout.claim(self.namespace, record.event_id, record.handler_id)
+        data = to_json({**record.as_dict(), "write_id": write_id})
+        outcome = write_conditionally(self._store, key, data, write_id=write_id, etag=etag)
+        return Stands(record, outcome.etag) if isinstance(outcome, Won) else outcome
+
+    def read(self, event_id: str, handler_id: str) -> Stands | None:
+        try:
+            stored = self._store.get(layout.claim(self.namespace, event_id, handler_id))
+        except ObjectNotFound:
+            return None
+        return self.parse(stored, event_id, handler_id)
+
+    def parse(self, stored: StoredObject, event_id: str, handler_id: str) -> Stands:
+        key = layout.claim(self.namespace, event_id, handler_id)
+        return Stands(ClaimRecord.parse(from_json(stored.data, key=key), key=key), stored.etag)
+
+    # -- dead letters -------------------------------------------------------------------------
+
+    def bury(self, envelope: Envelope, dead: Stands) -> Stands:
+        """Write what follows from a claim's death. Safe to repeat."""
+        record = dead.record
+        assert record.dead_lettered_at is not None
+        if self._store.now() - record.dead_lettered_at > _FRESH:
+            if self.has_letter(record):
+                return dead
+            dead = self._renewed(envelope, dead)
+            record = dead.record
+            if record.dead_lettered_at is None or record.redriven_as is not None:
+                return dead  # another has dealt with it meanwhile
+        letter = envelopes.dead_letter(self.namespace, envelope, record)
+        told = envelopes.dead_letter_event(letter, self.policy.max_chain_depth)
+        if told is not None:
+            create(self._store, _event_key(letter, told), told)
+        key = layout.dead_letter(self.namespace, record.event_id, record.handler_id)
+        create(self._store, key, {**letter.as_dict(), "id": letter.event_id})
+        log.warning(
+            "event %s (%s) is a dead letter of %s after %d attempts: %s",
+            record.event_id,
+            letter.event_type,
+            record.handler_id,
+            record.attempts,
+            record.last_error,
+        )
+        return dead
+
+    def has_letter(self, record: ClaimRecord) -> bool:
+        try:
+            self._store.get(layout.dead_letter(self.namespace, record.event_id, record.handler_id))
+        except ObjectNotFound:
+            return False
+        return True
+
+    def _renewed(self, envelope: Envelope, dead: Stands) -> Stands:
+        """A late burial: give the death a new time, unless its event is out already."""
+        letter = envelopes.dead_letter(self.namespace, envelope, dead.record)
+        told = envelopes.dead_letter_event(letter, self.policy.max_chain_depth)
+        if told is None or self._exists(_event_key(letter, told)):
+            return dead
+        renewed = replace(dead.record, dead_lettered_at=self._store.now())
+        outcome = self.write(renewed, dead.etag)
+        if isinstance(outcome, Stands):
+            return outcome
+        if outcome.current is None:
+            return Stands(replace(renewed, redriven_as=""), "")  # cleaned up: nothing to bury
+        return self.parse(outcome.current, renewed.event_id, renewed.handler_id)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._store.get(key)
+        except ObjectNotFound:
+            return False
+        return True
+
+
+def _event_key(letter: DeadLetter, told: Mapping[str, Any]) -> str:
+    return layout.event(letter.namespace, parse_timestamp(letter.failed_at), told["id"])

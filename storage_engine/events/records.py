@@ -1,0 +1,193 @@
+"""What the bus keeps beside events, and the only ways in which a claim may change.
+
+A claim is one handler's hold on one event. Every transition is a pure function from one record
+to the next, so that all event stores follow the same rules; a store adds that the record it
+replaces is still the one that stands.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+from storage_engine.commitlog.records import parse_timestamp, timestamp
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import IntegrityError
+
+Envelope = Mapping[str, Any]
+
+JITTER_MS = 100
+# Deliveries that nobody answered, after which an event is handled alone: whoever kills its
+# process must not take others with it time and again.
+SUSPECT_AFTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How long a claim holds, and when to try again or give up."""
+
+    lease: timedelta
+    max_attempts: int
+    backoff_base_ms: int
+    backoff_max_ms: int
+    max_chain_depth: int
+
+    @classmethod
+    def of(cls, config: OntologiaConfig) -> Self:
+        return cls(
+            lease=timedelta(milliseconds=config.event_lease_ms),
+            max_attempts=config.event_max_attempts,
+            backoff_base_ms=config.event_backoff_base_ms,
+            backoff_max_ms=config.event_backoff_max_ms,
+            max_chain_depth=config.max_event_chain_depth,
+        )
+
+    def backoff(self, attempts: int) -> timedelta:
+        longest = min(self.backoff_base_ms * 2 ** min(attempts, 60), self.backoff_max_ms)
+        return timedelta(milliseconds=longest + random.uniform(0, JITTER_MS))
+
+
+_MOMENTS = ("claimed_at", "lease_until", "ack_at", "available_at", "dead_lettered_at")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """A claim as it is stored. `token` is new per claim: who has it may ack, release, extend."""
+
+    event_id: str
+    handler_id: str
+    session_id: str
+    claimed_at: datetime
+    lease_until: datetime
+    available_at: datetime
+    ack_at: datetime | None = None
+    attempts: int = 0  # that failed
+    last_error: str | None = None
+    dead_lettered_at: datetime | None = None
+    token: str = ""
+    deliveries: int = 0  # claims that were not given back
+    head_commit: int = 0  # when it was claimed: an ack in the log comes later
+    redriven_as: str | None = None  # the event that carries on for a dead one
+
+    @property
+    def finished(self) -> bool:
+        """Nothing is left to do, apart from the dead letter of a dead one."""
+        return self.ack_at is not None or self.dead_lettered_at is not None
+
+    @property
+    def not_before(self) -> datetime:
+        """When it may be claimed again."""
+        return max(self.lease_until, self.available_at)
+
+    def is_suspect(self, policy: Policy) -> bool:
+        """Whether its handler may be killing its process."""
+        unanswered = self.deliveries - self.attempts
+        return unanswered >= min(SUSPECT_AFTER, policy.max_attempts - 1) > 0
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in _MOMENTS:
+            found[name] = timestamp(found[name]) if found[name] is not None else None
+        return found
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any], *, key: str) -> Self:
+        """Fields that the specification does not have may be missing."""
+        try:
+            known = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+            for name in _MOMENTS:
+                known[name] = parse_timestamp(known[name]) if known[name] is not None else None
+            return cls(**known)
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{key} is not a claim: {error!r}", key=key) from error
+
+
+# -- transitions ----------------------------------------------------------------------------------
+
+
+def first_claim(
+    event_id: str, handler_id: str, session_id: str, now: datetime, policy: Policy, head: int
+) -> ClaimRecord:
+    return ClaimRecord(
+        event_id=event_id,
+        handler_id=handler_id,
+        session_id=session_id,
+        claimed_at=now,
+        lease_until=now + policy.lease,
+        available_at=now,
+        token=new_token(),
+        deliveries=1,
+        head_commit=head,
+    )
+
+
+def reclaim(
+    record: ClaimRecord, session_id: str, now: datetime, policy: Policy, head: int
+) -> ClaimRecord:
+    """Take over a claim that was released, or whose lease ran out."""
+    return replace(
+        record,
+        session_id=session_id,
+        claimed_at=now,
+        lease_until=now + policy.lease,
+        ack_at=None,
+        last_error=None,
+        dead_lettered_at=None,
+        token=new_token(),
+        deliveries=max(record.deliveries, record.attempts) + 1,
+        head_commit=head,
+    )
+
+
+def is_worn_out(record: ClaimRecord, policy: Policy) -> bool:
+    """Delivered as often as is allowed, and never answered in the end."""
+    return max(record.deliveries, record.attempts) >= policy.max_attempts
+
+
+def extend(record: ClaimRecord, now: datetime, policy: Policy) -> ClaimRecord:
+    return replace(record, lease_until=now + policy.lease)
+
+
+def ack(record: ClaimRecord, now: datetime) -> ClaimRecord:
+    return replace(record, ack_at=now)
+
+
+def release(
+    record: ClaimRecord, now: datetime, policy: Policy, error: str, *, retry: bool = True
+) -> ClaimRecord:
+    """After a failure: try again later, or dead at the limit (or at once, without `retry`)."""
+    failed = replace(
+        record,
+        attempts=record.attempts + 1,
+        last_error=error or "handler failure",
+        lease_until=now,
+    )
+    if not retry or failed.attempts >= policy.max_attempts:
+        return replace(failed, dead_lettered_at=now)
+    return replace(failed, available_at=now + policy.backoff(failed.attempts))
+
+
+def give_back(record: ClaimRecord, now: datetime) -> ClaimRecord:
+    """Unhandled, as when the worker stops: this was no delivery."""
+    return replace(record, lease_until=now, deliveries=max(record.deliveries - 1, 0))
+
+
+def wear_out(record: ClaimRecord, now: datetime) -> ClaimRecord:
+    """Dead, because it was delivered too often without an answer."""
+    unanswered = max(record.deliveries - record.attempts, 0)
+    error = f"delivered {record.deliveries} times, {unanswered} of them without an answer: its "
+    return replace(
+        record,
+        last_error=f"{error}handler seems to end its process"
+        + (f"; last error: {record.last_error}" if record.last_error else ""),
+        lease_until=now,
+        dead_lettered_at=now,
+    )
+
+
+def new_token() -> str:
+    return secrets.token_hex(8)

@@ -1,0 +1,149 @@
+"""Events by the clock: each due time of a schedule fires once, however many workers run it.
+
+The event of a due time has an id and a key that follow from the schedule and the time, and its
+object is only ever created. A worker that comes late, or restarts, fires what was due within the
+last minute; what is older is missed, as by any cron.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from storage_engine.errors import ConfigurationError
+from storage_engine.events.envelopes import check_id, derived_id
+from storage_engine.events.protocol import EventStore
+from storage_engine.events.records import Envelope
+from storage_engine.model.canonical import dumps
+from storage_engine.model.event import Event
+
+log = logging.getLogger(__name__)
+
+GRACE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Send an event at the times of a cron expression.
+
+        Schedule(event=CloseDay(), cron="0 18 * * mon-fri", timezone="Europe/Vienna")
+
+    `event` is an event whose fields each firing has, an Event class without required fields, or a
+    function from the due time to an event; then a `name` is needed. Workers that share a
+    schedule's name share its firings.
+    """
+
+    event: Event | type[Event] | Callable[[datetime], Event]
+    cron: str
+    timezone: str = "UTC"
+    name: str = ""
+    _zone: Any = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        from croniter import croniter
+
+        cron: Any = self.cron
+        if not isinstance(cron, str) or not croniter.is_valid(cron):
+            raise ConfigurationError(
+                f"schedule: {self.cron!r} is no cron expression; five fields are expected, such "
+                "as '0 * * * *' for every full hour"
+            )
+        try:
+            zone = ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise ConfigurationError(
+                f"schedule: the time zone {self.timezone!r} is unknown; give one such as "
+                "'Europe/Vienna'"
+            ) from error
+        object.__setattr__(self, "_zone", zone)
+        template = isinstance(self.event, Event)
+        declared = isinstance(self.event, type) and issubclass(self.event, Event)
+        if not (template or declared or callable(self.event)):
+            raise ConfigurationError(
+                f"schedule: event takes an Event, an Event class or a function, not {self.event!r}"
+            )
+        if not self.name:
+            if not (template or declared):
+                raise ConfigurationError("schedule: give a name when the event is a function")
+            made = self._made(datetime.now(UTC)).envelope("")
+            parts = (made["type"], dumps(made["payload"]), self.cron, self.timezone)
+            object.__setattr__(self, "name", derived_id("schedule", *parts))
+
+    def due_times(self, after: datetime, upto: datetime) -> list[datetime]:
+        """The due times beyond `after` up to `upto`, in UTC."""
+        from croniter import croniter
+
+        times = croniter(self.cron, after.astimezone(self._zone))
+        found: list[datetime] = []
+        while (due := times.get_next(datetime).astimezone(UTC)) <= upto:
+            if due > after and due not in found:
+                found.append(due)
+        return found
+
+    def next_due(self, after: datetime) -> datetime:
+        from croniter import croniter
+
+        due: datetime = croniter(self.cron, after.astimezone(self._zone)).get_next(datetime)
+        return due.astimezone(UTC)
+
+    def firing(self, due: datetime, namespace: str) -> Envelope:
+        """The event of a due time: the same one on every worker."""
+        event_id = derived_id("firing", namespace, self.name, due.isoformat())
+        envelope = self._made(due).envelope(namespace)
+        return check_id(
+            {
+                **envelope,
+                "id": event_id,
+                "created_at": due.isoformat(timespec="microseconds"),
+                "root_event_id": event_id,
+                "chain_depth": 0,
+            }
+        )
+
+    def _made(self, due: datetime) -> Event:
+        if isinstance(self.event, Event):
+            return self.event
+        made = self.event() if isinstance(self.event, type) else self.event(due)
+        if not isinstance(made, Event):
+            raise ConfigurationError(f"schedule {self.name}: {made!r} is no Event")
+        return made
+
+
+class Scheduler:
+    """Fires the schedules of one worker. Not for use by two threads at once."""
+
+    def __init__(self, store: EventStore, namespace: str, schedules: Sequence[Schedule]) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._schedules = schedules
+        self._fired_upto: datetime | None = None
+
+    def fire(self) -> int:
+        """Send what has become due; how many events this worker was the one to send."""
+        if not self._schedules:
+            return 0
+        now = self._store.now()
+        after = self._fired_upto or now - GRACE
+        if after < now - GRACE:
+            log.warning(
+                "schedules were not looked at from %s to %s: due times in between are missed",
+                after.isoformat(),
+                (now - GRACE).isoformat(),
+            )
+            after = now - GRACE
+        sent = 0
+        for schedule in self._schedules:
+            for due in schedule.due_times(after, now):
+                sent += self._store.enqueue_once(schedule.firing(due, self._namespace))
+        self._fired_upto = now
+        return sent
+
+    def next_due(self) -> datetime | None:
+        if not self._schedules:
+            return None
+        after = self._fired_upto or self._store.now()
+        return min(schedule.next_due(after) for schedule in self._schedules)
