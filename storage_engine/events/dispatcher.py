@@ -324,7 +324,7 @@ class Dispatcher:
                 if batch[0].suspect:
                     self._settler.flush()  # nothing else may come to harm
                 elif not last and self.totals.iterations % _FOREGROUND:
-                    self._next = self.store.background(lambda: self._claim(suspects=False))
+                    self._next = self.store.background(lambda: self._claim(ahead=True))
                 self._handle(batch)
             else:
                 self._settler.flush()
@@ -343,8 +343,8 @@ class Dispatcher:
             return found
         return self._claim(whole=whole)
 
-    def _claim(self, *, whole: bool = False, suspects: bool = True) -> list[Claim]:
-        claims = self.consumer.claim(self.pace.claim_limit, whole=whole, suspects=suspects)
+    def _claim(self, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
+        claims = self.consumer.claim(self.pace.claim_limit, whole=whole, ahead=ahead)
         self.held.add(claims)
         return claims
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
@@ -83,11 +84,11 @@ class ObjectConsumer:
 
     # -- claiming -----------------------------------------------------------------------------
 
-    def claim(self, limit: int, *, whole: bool = False, suspects: bool = True) -> list[Claim]:
+    def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         self._refill(limit, whole)
-        chosen = self._choose(limit, suspects)
+        chosen = self._choose(limit, suspects=not ahead)
         try:
-            outcomes = self._attempt(chosen)
+            outcomes = self._attempt(chosen, limit if ahead else 0)
         except BaseException:
             with self._mutex:
                 self._ready += chosen
@@ -117,22 +118,25 @@ class ObjectConsumer:
         if whole or due or at_hand < limit:
             self._looked_at = now
             self._window.look(whole=whole)
-        room = _AHEAD * limit - len(self._ready)
-        found = self._window.read(min(limit, room)) if room > 0 else []
+        missing = limit - len(self._ready)
+        if missing > 0:
+            self._offer(self._window.read(missing))
+
+    def _offer(self, found: Sequence[Entry]) -> None:
         with self._mutex:
             for entry in found:
                 for handler_id in sorted(entry.open - entry.offered):
                     entry.offered.add(handler_id)
                     self._ready.append(Candidate(entry, self._subscriptions[handler_id]))
 
-    def _choose(self, limit: int, allowed: bool) -> list[Candidate]:
+    def _choose(self, limit: int, *, suspects: bool) -> list[Candidate]:
         """The best of what is due: ordinary ones together, suspects one by one in between."""
         with self._mutex:
             self._ready.sort(key=lambda candidate: candidate.rank)
-            suspects = [c for c in self._ready if self._is_suspect(c)]
-            ordinary = [c for c in self._ready if c not in suspects] if suspects else self._ready
-            self._alone = allowed and bool(suspects) and not (self._alone and ordinary)
-            chosen = suspects[:1] if self._alone else ordinary[:limit]
+            suspect = [c for c in self._ready if self._is_suspect(c)]
+            ordinary = [c for c in self._ready if c not in suspect] if suspect else self._ready
+            self._alone = suspects and bool(suspect) and not (self._alone and ordinary)
+            chosen = suspect[:1] if self._alone else ordinary[:limit]
             taken = set(map(id, chosen))
             self._ready = [c for c in self._ready if id(c) not in taken]
         return chosen
@@ -143,7 +147,9 @@ class ObjectConsumer:
             return False
         return stands.record.is_suspect(self._policy)
 
-    def _attempt(self, chosen: Sequence[Candidate]) -> list[Claim | BaseException | None]:
+    def _attempt(
+        self, chosen: Sequence[Candidate], ahead: int
+    ) -> list[Claim | BaseException | None]:
         earlier = [c.stands.record for c in chosen if c.stands and not c.stands.record.finished]
         acked: set[tuple[str, str, str]] = set()
         head = self._window.head_commit
@@ -161,7 +167,12 @@ class ObjectConsumer:
                 steps.append(partial(self._end_acked, candidate))
             else:
                 steps.append(partial(self._take, candidate, head))
-        return self._store.parallel.gather_outcomes(steps)
+        # The next events are read meanwhile, so that the next claim need not wait for them.
+        reading = self._window.begin_read(ahead if len(self._ready) < _AHEAD * ahead else 0)
+        both: list[Callable[[], Any]] = [*steps, *reading.fetches]
+        outcomes = self._store.parallel.gather_outcomes(both)
+        self._offer(self._window.end_read(reading, outcomes[len(steps) :]))
+        return outcomes[: len(steps)]
 
     def _take(self, candidate: Candidate, head: int) -> Claim | None:
         stands, now = candidate.stands, self._store.now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from storage_engine.config import OntologiaConfig
 from storage_engine.events.protocol import EventStore
 from storage_engine.events.records import Policy
+from storage_engine.objectstore.port import bulk_of
 from storage_engine.repository.protocol import Repository
 
 
@@ -21,4 +22,4 @@ def open_event_store(repository: Repository, config: OntologiaConfig) -> EventSt
     from storage_engine.repository.object.engine import ObjectRepository
 
     assert isinstance(repository, ObjectRepository)
-    return ObjectEventStore(repository.store, repository.chain, policy)
+    return ObjectEventStore(bulk_of(repository.store), repository.chain, policy)

@@ -75,11 +75,13 @@ class Failure:
 class Consumer(Protocol):
     """Claims events for some handlers of one worker. One thread claims; any may settle."""
 
-    def claim(self, limit: int, *, whole: bool = False, suspects: bool = True) -> list[Claim]:
-        """Up to `limit` events that are due, by priority.
+    def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
+        """Up to `limit` events that are due, by priority. A suspect one, whose handler may be
+        killing its process, comes alone.
 
-        whole:     look everywhere a late arrival may be, now rather than within seconds
-        suspects:  give out those, too, whose handler may be killing its process; one comes alone
+        whole:  look everywhere a late arrival may be, now rather than within seconds
+        ahead:  others are still being handled: prepare the next claim too, and give out no
+                suspect one
         """
 
     def ack(self, claims: Sequence[Claim]) -> list[bool]:

@@ -315,7 +315,7 @@ class SqliteConsumer:
 
     # -- claiming -----------------------------------------------------------------------------
 
-    def claim(self, limit: int, *, whole: bool = False, suspects: bool = True) -> list[Claim]:
+    def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         """The first look takes no lock, so that an idle worker is in nobody's way."""
         with self._store.reading("look for events") as connection:
             if connection is None or not self._due(connection, 1):
@@ -325,7 +325,7 @@ class SqliteConsumer:
             due = self._due(connection, limit)
             suspect = [item for item in due if self._is_suspect(item[1])]
             ordinary = [item for item in due if not self._is_suspect(item[1])]
-            self._alone = suspects and bool(suspect) and not (self._alone and ordinary)
+            self._alone = not ahead and bool(suspect) and not (self._alone and ordinary)
             due = suspect[:1] if self._alone else ordinary
             for envelope, record, handler_id in due:
                 claim = self._take(connection, envelope, record, handler_id)

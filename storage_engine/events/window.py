@@ -59,6 +59,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """Events that are being read."""
+
+    entries: Sequence[Entry]
+    fetches: Sequence[Callable[[], Envelope | None]]
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """How far one handler has come: `events/{namespace}/_positions/{handler}.json`."""
 
@@ -129,17 +137,21 @@ class Window:
 
     def read(self, count: int) -> list[Entry]:
         """The oldest `count` events that are not yet read, those that concern nobody left out."""
+        reading = self.begin_read(count)
+        envelopes = self.store.parallel.gather_outcomes(reading.fetches)
+        return self.end_read(reading, envelopes)
+
+    def begin_read(self, count: int) -> Reading:
+        """The same in two steps, for requests that go out together with others."""
         taken, self._unread = self._unread[:count], self._unread[count:]
-        try:
-            envelopes = self.store.parallel.gather_outcomes(
-                [partial(self._fetch, entry) for entry in taken]
-            )
-        except BaseException:
-            self._unread = taken + self._unread
-            raise
+        return Reading(taken, [partial(self._fetch, entry) for entry in taken])
+
+    def end_read(
+        self, reading: Reading, envelopes: Sequence[Envelope | BaseException | None]
+    ) -> list[Entry]:
         found: list[Entry] = []
         failure: BaseException | None = None
-        for entry, envelope in zip(taken, envelopes, strict=True):
+        for entry, envelope in zip(reading.entries, envelopes, strict=True):
             entry.queued = False
             if isinstance(envelope, BaseException):
                 self._queue(entry)

@@ -113,6 +113,12 @@ class ObjectStore(Protocol):
         """Give back connections and threads. Idempotent."""
 
 
+def bulk_of(store: ObjectStore) -> ObjectStore:
+    """The same objects, by the way that is best for many small requests at once."""
+    found: ObjectStore = getattr(store, "bulk", store)
+    return found
+
+
 def check_key(key: str) -> str:
     """Refuse keys that could escape a directory root or that some backend cannot hold."""
     segments = key.split("/")

@@ -38,10 +38,12 @@ from storage_engine.objectstore.port import (
     check_prefix,
     is_key,
 )
+from storage_engine.objectstore.s3_bulk import S3Bulk
 from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
 from storage_engine.objectstore.s3_settings import S3Settings
 
 if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2RequestTypeDef
 
@@ -92,6 +94,7 @@ class S3Store:
             self._conditional = self._connect(1, _CONDITIONAL_KINDS)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"cannot set up S3 access to {self.uri}: {error}") from error
+        self.bulk = S3Bulk(self)
 
     def get(self, key: str) -> StoredObject:
         stored = self._get("get", key)
@@ -249,11 +252,9 @@ class S3Store:
 
         Credentials of roles expire: ask again for each connection rather than keep them.
         """
-        with self._translated("duckdb_secret", ""):
-            credentials = self._session.get_credentials()
-            frozen = credentials.get_frozen_credentials() if credentials else None
+        frozen = self.credentials()
         secret = {
-            "REGION": self._client.meta.region_name or "us-east-1",
+            "REGION": self.region,
             "URL_STYLE": "path" if self.settings.path_style else "vhost",
         }
         if frozen is not None and frozen.access_key and frozen.secret_key:
@@ -267,7 +268,18 @@ class S3Store:
             secret["ENDPOINT"] = endpoint.netloc
         return secret
 
+    @property
+    def region(self) -> str:
+        return self._client.meta.region_name or "us-east-1"
+
+    def credentials(self) -> ReadOnlyCredentials | None:
+        """What the AWS chain has now. Those of roles expire: ask again rather than keep them."""
+        with self._translated("credentials", ""):
+            found = self._session.get_credentials()
+            return found.get_frozen_credentials() if found else None
+
     def close(self) -> None:
+        self.bulk.close()
         self.parallel.close()
         self._client.close()
         self._conditional.close()

@@ -31,7 +31,7 @@ from storage_engine.index.objects import IndexObjects
 from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
-from storage_engine.objectstore.port import ObjectStore
+from storage_engine.objectstore.port import ObjectStore, bulk_of
 from storage_engine.repository.labels import labels
 from storage_engine.repository.object import inspection
 from storage_engine.repository.object.commit import CommitRun, Parts
@@ -188,7 +188,7 @@ class ObjectRepository(ABC):
 
     def _project(self, published: Published) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
-        outbox = projections(self.store, published.manifest)
+        outbox = projections(bulk_of(self.store), published.manifest)
         catalogs = catalog_writes(
             self._documents,
             registered,
