@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 SAVE_INTERVAL = timedelta(seconds=30)
 LOOK_INTERVAL = timedelta(seconds=1)  # for more urgent ones, while there is enough to do
 _PAUSE = timedelta(seconds=1)  # after the store failed to answer
-_ROUNDS = 3
 _AHEAD = 10  # events read, in claim limits, among which priority decides
 
 
@@ -86,15 +85,15 @@ class ObjectConsumer:
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
-        for _ in range(_ROUNDS):
-            won = self._claim(limit, whole, ahead)
-            if won or not self._has_due():
-                break  # else what was only learned of just now can be claimed
+        while True:
+            tried, won = self._claim(limit, whole, ahead)
+            if won or not tried or not self._has_more():
+                break  # all of these were others', or are known better now: go on
             whole = False
         self._save_if_due()
         return won
 
-    def _claim(self, limit: int, whole: bool, ahead: bool) -> list[Claim]:
+    def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[int, list[Claim]]:
         self._refill(limit, whole)
         chosen = self._choose(limit, suspects=not ahead)
         try:
@@ -115,11 +114,12 @@ class ObjectConsumer:
                 raise outcome
         if failure is not None and not won:
             raise failure
-        return won
+        return len(chosen), won
 
-    def _has_due(self) -> bool:
+    def _has_more(self) -> bool:
         with self._mutex:
-            return bool(self._waiting) and self._waiting[0][0] <= self._store.now()
+            due = bool(self._waiting) and self._waiting[0][0] <= self._store.now()
+            return due or bool(self._ready) or self._window.unread > 0
 
     def _refill(self, limit: int, whole: bool) -> None:
         now = self._store.now()

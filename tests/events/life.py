@@ -113,6 +113,8 @@ class Shop:
         self.sent(lambda: session.emit(alone), "alone")
         self.sent(lambda: session.commit(event=committed), "committed")
         self.drain(session)
+        self.world.backend.clock.sleep(5)
+        self.drain(session)  # what failed once fails for good
 
     def sent(self, send: Any, event_id: str) -> None:
         try:

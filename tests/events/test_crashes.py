@@ -52,7 +52,7 @@ def interrupted(kind: FaultKind, number: int, **fault: float) -> Shop:
 
 def test_a_life_has_every_kind_of_write() -> None:
     keys = [key for kind, key in requests() if kind not in READS]
-    for part in ("events/", "claims/", "sessions/", "commits/", "meta/head", "_positions/"):
+    for part in ("events/", "claims/", "dead_letters/", "sessions/", "meta/head", "_positions/"):
         assert any(part in key for key in keys), part
 
 

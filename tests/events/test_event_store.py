@@ -127,6 +127,14 @@ def test_sixteen_workers_race_and_each_event_goes_to_one(bus: Bus) -> None:
     assert Counter([*won, *ids(rest)]) == Counter(f"order-{n}" for n in range(count))
 
 
+def test_what_others_hold_does_not_hide_the_rest(bus: Bus) -> None:
+    bus.open().enqueue([order(n) for n in range(6)])
+    first, second = bus.worker(), bus.worker()
+    assert len(first.claim(4)) == 4
+
+    assert len(second.claim(2)) == 2
+
+
 # -- leases ---------------------------------------------------------------------------------------
 
 
