@@ -166,7 +166,8 @@ class HandlerContext(Generic[E]):
 
     def emit(self, events: Event | Iterable[Event]) -> None:
         """Send events when the handler succeeds. They continue the chain of the handled one."""
-        self._events += [self._in_chain(e) for e in options.listed_events("emit", events)]
+        for event in options.listed_events("emit", events):
+            self._events.append(self._in_chain(event))  # its number is part of its id
 
     def commit(
         self,

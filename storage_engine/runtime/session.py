@@ -315,9 +315,14 @@ class Session:
             progress=progress,
         )
 
-    def drain(self, handlers: Iterable[Handler[Any]]) -> Totals:
+    def drain(
+        self,
+        handlers: Iterable[Handler[Any]],
+        *,
+        progress: Callable[[Totals], None] | None = None,
+    ) -> Totals:
         """Handle events until none is due. Failed ones that wait for their next attempt stay."""
-        return self._work("drain", handlers, schedules=(), until_idle=True)
+        return self._work("drain", handlers, schedules=(), until_idle=True, progress=progress)
 
     def stop(self) -> None:
         """End `run()` or `drain()`, from a handler or another thread, after the handler that

@@ -1,0 +1,507 @@
+"""`onto events`: what is on the event bus, what went wrong there, and a worker for it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storage_engine.cli.boundary import CommandError
+from storage_engine.cli.options import Invocation, with_settings
+from storage_engine.cli.output import Output, one_line
+
+if TYPE_CHECKING:
+    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.protocol import DeadLetter, EventInfo, EventStore
+    from storage_engine.events.records import ClaimRecord
+
+LIST_LIMIT = 20
+STATUSES = ("pending", "claimed", "acked", "dead_lettered")
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+app = typer.Typer(no_args_is_help=True)
+
+
+def _checked(namespace: str | None) -> str | None:
+    from storage_engine.runtime.options import checked_namespace
+
+    return checked_namespace(namespace) if namespace is not None else None
+
+
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace", metavar="NAME", help="The namespace to look at.", callback=_checked
+    ),
+]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many at most.")]
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Do it; without, only say what would be done.")
+]
+
+
+class EventNotFoundError(CommandError):
+    """There is no event with this id."""
+
+    def __init__(self, event_id: str, namespace: str | None) -> None:
+        self.event_id = event_id
+        self.namespace = namespace
+        where = f"namespace {namespace}" if namespace is not None else "any namespace"
+        super().__init__(f"no event {event_id} in {where}; `onto events show` lists them")
+
+
+@app.callback()
+@with_settings
+def events(_invocation: Invocation) -> None:
+    """Look after the event bus, and run workers on it."""
+
+
+@app.command("list-namespaces")
+@with_settings
+def list_namespaces(invocation: Invocation) -> None:
+    """List namespaces with their events, live workers and dead letters."""
+    with _bus(invocation) as store:
+        found = store.list_namespaces(invocation.config().session_ttl_ms)
+    if invocation.output.json:
+        invocation.output.document({"namespaces": [asdict(n) for n in found]})
+    elif not found:
+        invocation.output.line("No events yet.")
+    else:
+        invocation.output.table(
+            ["namespace", "events", "workers", "dead workers", "dead letters"],
+            [(n.namespace, n.events, n.sessions, n.dead_sessions, n.dead_letters) for n in found],
+        )
+
+
+@app.command("sessions")
+@with_settings
+def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
+    """List workers, and whether their heartbeat has stopped."""
+    with _bus(invocation) as store:
+        found = store.list_sessions(namespace, invocation.config().session_ttl_ms)
+    if invocation.output.json:
+        invocation.output.document({"sessions": [asdict(s) for s in found]})
+    elif not found:
+        invocation.output.line(f"No workers in namespace {namespace}.")
+    else:
+        invocation.output.table(
+            ["session", "started", "last heartbeat", "state", "about"],
+            [
+                (
+                    s.session_id,
+                    s.started_at,
+                    s.last_heartbeat,
+                    "dead" if s.is_dead else "alive",
+                    ", ".join(f"{name}={value}" for name, value in s.metadata.items()),
+                )
+                for s in found
+            ],
+        )
+
+
+@app.command("show")
+@with_settings
+def show(
+    invocation: Invocation,
+    namespace: Namespace = "default",
+    status: Annotated[
+        str | None,
+        typer.Option("--status", metavar="STATUS", help=f"Only {', '.join(STATUSES)} ones."),
+    ] = None,
+    type: Annotated[
+        str | None, typer.Option("--type", metavar="TYPE", help="Only events of this type.")
+    ] = None,
+    limit: Limit = LIST_LIMIT,
+) -> None:
+    """List events, newest first, with what became of them."""
+    if status is not None and status not in STATUSES:
+        raise typer.BadParameter(
+            f"{status!r} is not one of {', '.join(STATUSES)}", param_hint="--status"
+        )
+    with _bus(invocation) as store:
+        found = store.list_events(namespace, limit, status=status, type=type)
+    if invocation.output.json:
+        invocation.output.document({"events": [_event(info) for info in found]})
+    elif not found:
+        invocation.output.line(f"No such events in namespace {namespace}.")
+    else:
+        invocation.output.table(
+            ["id", "type", "created", "priority", "status", "handlers"],
+            [
+                (
+                    info.envelope["id"],
+                    info.envelope["type"],
+                    datetime.fromisoformat(info.envelope["created_at"]),
+                    info.envelope["priority"],
+                    info.status,
+                    ", ".join(f"{c.handler_id}: {_state(c)}" for c in info.claims),
+                )
+                for info in found
+            ],
+        )
+
+
+@app.command("dead-letters")
+@with_settings
+def dead_letters(
+    invocation: Invocation,
+    namespace: Namespace = "default",
+    handler: Annotated[
+        str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
+    ] = None,
+    limit: Limit = LIST_LIMIT,
+) -> None:
+    """List events that handlers gave up on, newest first."""
+    with _bus(invocation) as store:
+        found = store.list_dead_letters(namespace, limit, handler_id=handler)
+    if invocation.output.json:
+        invocation.output.document({"dead_letters": [letter.as_dict() for letter in found]})
+    elif not found:
+        invocation.output.line(f"No dead letters in namespace {namespace}.")
+    else:
+        _show_letters(invocation.output, found)
+
+
+@app.command("inspect")
+@with_settings
+def inspect(
+    invocation: Invocation,
+    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace",
+            metavar="NAME",
+            help="Where to look; everywhere unless told.",
+            callback=_checked,
+        ),
+    ] = None,
+) -> None:
+    """Show one event: its payload, its place in the chain, and every claim on it."""
+    with _bus(invocation) as store:
+        found = store.inspect_event(event_id, namespace)
+    if not found:
+        raise EventNotFoundError(event_id, namespace)
+    if invocation.output.json:
+        invocation.output.document({"events": [_event(info) for info in found]})
+        return
+    for info in found:
+        _show_event(invocation.output, info)
+
+
+@app.command("replay")
+@with_settings
+def replay(
+    invocation: Invocation,
+    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    namespace: Namespace = "default",
+    apply: Apply = False,
+) -> None:
+    """Send an event again as a new one, to all its handlers."""
+    with _bus(invocation) as store:
+        known = store.inspect_event(event_id, namespace)
+        if not known:
+            raise EventNotFoundError(event_id, namespace)
+        copy = store.replay_event(namespace, event_id) if apply else None
+    document = {
+        "applied": apply,
+        "event_id": event_id,
+        "namespace": namespace,
+        "new_event_id": copy["id"] if copy is not None else None,
+    }
+    if invocation.output.json:
+        invocation.output.document(document)
+    elif copy is not None:
+        invocation.output.line(f"Sent {event_id} again as {copy['id']}.")
+    else:
+        kind = known[0].envelope["type"]
+        invocation.output.line(f"Would send {kind} {event_id} again. To do it, add --apply.")
+
+
+@app.command("redrive")
+@with_settings
+def redrive(
+    invocation: Invocation,
+    namespace: Namespace = "default",
+    handler: Annotated[
+        str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
+    ] = None,
+    event: Annotated[
+        str | None, typer.Option("--event", metavar="ID", help="Only of this event.")
+    ] = None,
+    limit: Limit = 1_000,
+    apply: Apply = False,
+) -> None:
+    """Send dead letters again, each to the handler that gave up on it."""
+    sent: list[tuple[DeadLetter, str]] = []
+    with _bus(invocation) as store:
+        found = store.list_dead_letters(namespace, limit, handler_id=handler)
+        found = [letter for letter in found if event in (None, letter.event_id)]
+        if apply:
+            for letter in found:
+                copy = store.redrive(letter)
+                if copy is not None:
+                    sent.append((letter, copy["id"]))
+    if invocation.output.json:
+        invocation.output.document(
+            {
+                "applied": apply,
+                "dead_letters": [letter.as_dict() for letter in found],
+                "sent": [
+                    {
+                        "event_id": letter.event_id,
+                        "handler_id": letter.handler_id,
+                        "new_event_id": new_id,
+                    }
+                    for letter, new_id in sent
+                ],
+            }
+        )
+    elif not found:
+        invocation.output.line(f"No such dead letters in namespace {namespace}.")
+    elif apply:
+        invocation.output.line(f"Sent {len(sent)} of {len(found)} dead letters again.")
+    else:
+        _show_letters(invocation.output, found)
+        invocation.output.line(f"Would send these {len(found)} again. To do it, add --apply.")
+
+
+@app.command("cleanup")
+@with_settings
+def cleanup(
+    invocation: Invocation,
+    namespace: Namespace = "default",
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="How old, such as 7d, 12h or 30m (event_retention_ms unless told).",
+        ),
+    ] = None,
+    apply: Apply = False,
+) -> None:
+    """Delete old events and their claims, handled or not; dead letters stay."""
+    age = _age(older_than) if older_than is not None else None
+    if age is None:
+        age = timedelta(milliseconds=invocation.config().event_retention_ms)
+    with _bus(invocation) as store:
+        before = store.now() - age
+        count = store.cleanup_events(namespace, before, apply=apply)
+    if invocation.output.json:
+        invocation.output.document(
+            {
+                "applied": apply,
+                "namespace": namespace,
+                "before": before.isoformat(),
+                "events": count,
+            }
+        )
+    elif apply:
+        invocation.output.line(f"Deleted {count} events from before {before.isoformat()}.")
+    else:
+        invocation.output.line(
+            f"Would delete {count} events from before {before.isoformat()}. To do it, add --apply."
+        )
+
+
+@app.command("run")
+@with_settings
+def run(
+    invocation: Invocation,
+    handlers: Annotated[
+        list[str],
+        typer.Option(
+            "--handlers",
+            metavar="MODULE",
+            help="Python module with handlers and schedules; may be given several times.",
+        ),
+    ],
+    namespace: Namespace = "default",
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End when nothing is due, instead of waiting.")
+    ] = False,
+    max_iterations: Annotated[
+        int | None,
+        typer.Option("--max-iterations", metavar="N", min=1, help="End after so many rounds."),
+    ] = None,
+) -> None:
+    """Run a worker: handle events as they come, until SIGTERM or Ctrl-C."""
+    from storage_engine.runtime.session import Session
+
+    if drain and max_iterations is not None:
+        raise typer.BadParameter("--drain and --max-iterations exclude each other")
+    found, schedules = _load(handlers)
+    session = Session(_session_target(invocation), config=invocation.config(), namespace=namespace)
+    try:
+        with _status_line() as report:
+            if drain:
+                totals = session.drain(found, progress=report)
+            else:
+                totals = session.run(
+                    found, schedules=schedules, max_iterations=max_iterations, progress=report
+                )
+    finally:
+        session.close()
+    if invocation.output.json:
+        invocation.output.document(asdict(totals))
+    else:
+        invocation.output.line(_sentence(totals))
+
+
+# -- helpers --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _bus(invocation: Invocation) -> Iterator[EventStore]:
+    from storage_engine.events.open import open_event_store
+
+    with invocation.repository() as repository:
+        yield open_event_store(repository, invocation.config())
+
+
+def _session_target(invocation: Invocation) -> str:
+    target = invocation.target()
+    return target.sqlite_path if target.sqlite_path is not None else target.uri
+
+
+def _load(modules: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Handlers and schedules by the names that the modules give them."""
+    from storage_engine.errors import HandlerError
+    from storage_engine.events.schedules import Schedule
+    from storage_engine.runtime.handlers import Handler
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder, as with `python -m`
+    handlers: list[Any] = []
+    schedules: list[Any] = []
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise HandlerError(
+                f"the module {name} cannot be imported ({error}); give a module name such as "
+                "shop.handlers, in the current folder or installed"
+            ) from error
+        values = list(vars(module).values())
+        handlers += [v for v in values if isinstance(v, Handler) and v not in handlers]
+        schedules += [v for v in values if isinstance(v, Schedule) and v not in schedules]
+    if not handlers:
+        raise HandlerError(
+            f"no handlers in {', '.join(modules)}: decorate functions with @on_event(EventClass)"
+        )
+    return handlers, schedules
+
+
+@contextmanager
+def _status_line() -> Iterator[Callable[[Totals], None] | None]:
+    """One line on stderr that is kept up to date, where someone may be watching."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    with console.status("waiting for events") as status:
+        yield lambda totals: status.update(_sentence(totals))
+
+
+def _sentence(totals: Totals) -> str:
+    parts = [f"{totals.handled} handled", f"{totals.failed} failed"]
+    for count, what in (
+        (totals.dead_lettered, "dead letters"),
+        (totals.dropped, "lost to other workers"),
+        (totals.fired, "fired by schedules"),
+        (totals.held, "in hand"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    return ", ".join(parts)
+
+
+def _age(text: str) -> timedelta:
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(
+            f"{text!r} is no age: write a number and a unit, such as 7d, 12h or 30m",
+            param_hint="--older-than",
+        )
+    return timedelta(**{_UNITS[match.group(2)]: int(match.group(1))})
+
+
+def _event(info: EventInfo) -> dict[str, Any]:
+    claims = [{**claim.as_dict(), "state": _state(claim)} for claim in info.claims]
+    return {**info.envelope, "status": info.status, "claims": claims}
+
+
+def _state(claim: ClaimRecord) -> str:
+    if claim.redriven_as is not None:
+        return "redriven"
+    if claim.dead_lettered_at is not None:
+        return "dead_lettered"
+    if claim.ack_at is not None:
+        return "acked"
+    return f"failed {claim.attempts} times" if claim.attempts else "claimed"
+
+
+def _show_letters(output: Output, letters: Sequence[DeadLetter]) -> None:
+    output.table(
+        ["event", "type", "handler", "failed", "attempts", "last error"],
+        [
+            (
+                letter.event_id,
+                letter.event_type,
+                letter.handler_id,
+                datetime.fromisoformat(letter.failed_at),
+                letter.attempts,
+                one_line(letter.last_error or ""),
+            )
+            for letter in letters
+        ],
+    )
+
+
+def _show_event(output: Output, info: EventInfo) -> None:
+    import json
+
+    envelope = info.envelope
+    output.facts(
+        [
+            ("event", envelope["id"]),
+            ("type", envelope["type"]),
+            ("namespace", envelope.get("namespace")),
+            ("created", datetime.fromisoformat(envelope["created_at"])),
+            ("priority", envelope["priority"]),
+            ("chain", f"number {envelope['chain_depth']} after {envelope['root_event_id']}"),
+            ("only for", envelope.get("handler_id")),
+            ("status", info.status),
+            ("payload", json.dumps(envelope["payload"], ensure_ascii=False)),
+        ]
+    )
+    output.line()
+    if not info.claims:
+        output.line("No handler has claimed it.")
+        return
+    output.table(
+        ["handler", "state", "attempts", "deliveries", "claimed", "lease until", "last error"],
+        [
+            (
+                claim.handler_id,
+                _state(claim),
+                claim.attempts,
+                claim.deliveries,
+                claim.claimed_at,
+                claim.lease_until,
+                one_line(claim.last_error or "") or None,
+            )
+            for claim in info.claims
+        ],
+    )

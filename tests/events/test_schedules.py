@@ -1,0 +1,93 @@
+"""Cron expressions, time zones, and what one due time makes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from storage_engine import ConfigurationError, Event, Field, Schedule
+
+
+class Tick(Event):
+    note: Field[str] = Field(default="")
+
+
+class Needs(Event):
+    n: Field[int]
+
+
+def utc(*moment: int) -> datetime:
+    return datetime(*moment, tzinfo=UTC)  # type: ignore[arg-type]
+
+
+def test_due_times_are_after_the_one_and_up_to_the_other() -> None:
+    schedule = Schedule(event=Tick, cron="0 * * * *")
+
+    due = schedule.due_times(utc(2026, 1, 1, 10), utc(2026, 1, 1, 12))
+    assert due == [utc(2026, 1, 1, 11), utc(2026, 1, 1, 12)]
+
+
+def test_a_time_zone_moves_with_summer_time() -> None:
+    schedule = Schedule(event=Tick, cron="0 18 * * *", timezone="Europe/Vienna")
+
+    assert schedule.next_due(utc(2026, 1, 1)) == utc(2026, 1, 1, 17)
+    assert schedule.next_due(utc(2026, 7, 1)) == utc(2026, 7, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("day", "count"), [((2026, 3, 29), 23), ((2026, 10, 25), 25)], ids=["spring", "autumn"]
+)
+def test_every_hour_of_a_day_on_which_the_clock_is_changed(
+    day: tuple[int, int, int], count: int
+) -> None:
+    """An hour that is skipped does not fire; of one that comes twice, each does."""
+    schedule = Schedule(event=Tick, cron="30 * * * *", timezone="Europe/Vienna")
+    start = schedule._zone
+    begin = datetime(*day, tzinfo=start).astimezone(UTC)
+    end = (datetime(*day, tzinfo=start) + timedelta(days=1)).astimezone(UTC)
+
+    due = schedule.due_times(begin, end)
+    assert len(due) == len(set(due)) == count
+    assert due == sorted(due)
+
+
+def test_a_due_time_makes_the_same_event_everywhere() -> None:
+    due = utc(2026, 1, 1, 10)
+    envelopes = [
+        Schedule(event=Tick(note="x"), cron="0 * * * *").firing(due, "default") for _ in range(2)
+    ]
+    assert envelopes[0] == envelopes[1]
+    assert envelopes[0]["created_at"] == "2026-01-01T10:00:00.000000+00:00"
+    others = [
+        Schedule(event=Tick(note="y"), cron="0 * * * *").firing(due, "default"),
+        Schedule(event=Tick(note="x"), cron="0 * * * *").firing(due, "other"),
+        Schedule(event=Tick(note="x"), cron="0 0 * * *").firing(due, "default"),
+        Schedule(event=Tick(note="x"), cron="0 * * * *").firing(
+            due + timedelta(hours=1), "default"
+        ),
+    ]
+    assert len({e["id"] for e in [*others, envelopes[0]]}) == 5
+
+
+def test_an_event_can_be_made_from_its_due_time() -> None:
+    schedule = Schedule(event=lambda due: Tick(note=due.isoformat()), cron="0 0 * * *", name="day")
+
+    firing = schedule.firing(utc(2026, 1, 2), "default")
+    assert firing["payload"]["note"] == "2026-01-02T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"event": Tick, "cron": "every day"}, "no cron expression"),
+        ({"event": Tick, "cron": "0 0 * * *", "timezone": "Mars"}, "time zone 'Mars'"),
+        ({"event": 7, "cron": "0 0 * * *"}, "takes an Event"),
+        ({"event": lambda due: Tick(), "cron": "0 0 * * *"}, "give a name"),
+    ],
+    ids=["cron", "zone", "event", "name"],
+)
+def test_mistakes(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Schedule(**settings)
