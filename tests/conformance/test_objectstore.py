@@ -33,7 +33,7 @@ def buckets() -> dict[str, str]:
     return {}
 
 
-@pytest.fixture(params=["directory", "memory", "moto", "seaweedfs"])
+@pytest.fixture(params=["directory", "memory", "moto", "seaweedfs", "moto-bulk", "seaweedfs-bulk"])
 def another(
     request: pytest.FixtureRequest, tmp_path: Path, buckets: dict[str, str]
 ) -> Iterator[Opener]:
@@ -49,10 +49,13 @@ def another(
         elif request.param == "memory":
             store = backend.client()
         else:
-            server: S3Server = request.getfixturevalue(f"{request.param}_s3")
+            name, _, way = request.param.partition("-")
+            server: S3Server = request.getfixturevalue(f"{name}_s3")
             if server.name not in buckets:
                 buckets[server.name] = server.make_bucket()
-            store = S3Store(buckets[server.name], prefix, server.config())
+            plain = S3Store(buckets[server.name], prefix, server.config())
+            opened.append(plain)
+            return plain.bulk if way else plain
         opened.append(store)
         return store
 
