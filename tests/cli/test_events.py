@@ -1,0 +1,220 @@
+"""`onto events`: the bus at the shell, on a directory and on SQLite."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from storage_engine import Event, Field, HandlerContext, OntologiaConfig, Session, on_event
+from tests.cli.support import ROOT, onto
+from tests.cli.support import create as create_storage
+
+HANDLERS = """
+from storage_engine import Event, Field, Schedule, on_event
+
+
+class Ordered(Event):
+    n: Field[int]
+
+
+@on_event(Ordered, id="shop.bill")
+def bill(ctx):
+    if ctx.event.n < 0:
+        raise ValueError("a negative order")
+
+
+nightly = Schedule(event=Ordered(n=0), cron="0 0 1 1 *")
+"""
+
+
+class Ordered(Event):
+    n: Field[int]
+
+
+@on_event(Ordered, id="shop.bill")
+def bill(ctx: HandlerContext[Ordered]) -> None:
+    if ctx.event.n < 0:
+        raise ValueError("a negative\norder")
+
+
+@pytest.fixture(params=["directory-v2", "sqlite-v2"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A storage with a handled event, a failed one and one that nobody has looked at."""
+    backend = request.param.split("-")[0]
+    uri = f"sqlite:///{tmp_path}/shop.db" if backend == "sqlite" else f"file://{tmp_path}/shop"
+    create_storage(uri, "v2")
+    with Session(uri, config=OntologiaConfig(event_max_attempts=1)) as session:
+        session.emit([Ordered(id="good", n=1), Ordered(id="bad", n=-1)])
+        session.drain([bill])
+        session.emit(Ordered(id="new", n=2))
+    return uri
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    name = f"shop_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(HANDLERS)
+    return name
+
+
+def test_list_namespaces(uri: str) -> None:
+    done = onto("--json", "events", "list-namespaces", "--storage-uri", uri)
+
+    assert done.json == {
+        "namespaces": [
+            {
+                "namespace": "default",
+                "events": 4,  # one tells of the dead letter
+                "sessions": 0,
+                "dead_sessions": 0,
+                "dead_letters": 1,
+            }
+        ]
+    }
+    assert "default" in onto("events", "list-namespaces", "--storage-uri", uri).out
+
+
+def test_an_empty_bus(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/empty"
+    create_storage(uri, "v2")
+    for command, said in [
+        ("list-namespaces", "No events yet."),
+        ("sessions", "No workers in namespace default."),
+        ("show", "No such events"),
+        ("dead-letters", "No dead letters"),
+        ("redrive", "No such dead letters"),
+    ]:
+        done = onto("events", command, "--storage-uri", uri)
+        assert done.code == 0
+        assert said in done.out
+
+
+def test_show(uri: str) -> None:
+    events = onto("--json", "events", "show", "--storage-uri", uri).json["events"]
+
+    assert {e["id"]: e["status"] for e in events if e["type"] == "Ordered"} == {
+        "good": "acked",
+        "bad": "dead_lettered",
+        "new": "pending",
+    }
+    out = onto("events", "show", "--status", "acked", "--type", "Ordered", "--db", _path(uri)).out
+    assert "good" in out
+    assert "new" not in out
+    wrong = onto("events", "show", "--status", "lost", "--storage-uri", uri)
+    assert wrong.code == 2
+    assert "pending, claimed, acked, dead_lettered" in wrong.error()
+
+
+def _path(uri: str) -> str:
+    """`--db` for SQLite; elsewhere the environment is not asked, so a URI will do."""
+    return uri.removeprefix("sqlite:///") if uri.startswith("sqlite") else uri
+
+
+def test_dead_letters_and_inspect(uri: str) -> None:
+    (letter,) = onto("--json", "events", "dead-letters", "--storage-uri", uri).json["dead_letters"]
+    assert (letter["event_id"], letter["handler_id"]) == ("bad", "shop.bill")
+    table = onto("events", "dead-letters", "--handler", "shop.bill", "--storage-uri", uri).out
+    assert "ValueError: a negative order" in table
+
+    shown = onto("events", "inspect", "bad", "--storage-uri", uri).out
+    assert "dead_lettered" in shown
+    assert '{"n": -1}' in shown
+    (event,) = onto("--json", "events", "inspect", "good", "--storage-uri", uri).json["events"]
+    assert event["claims"][0]["state"] == "acked"
+    gone = onto("events", "inspect", "nobody", "--storage-uri", uri)
+    assert gone.code == 4
+    assert "no event nobody in any namespace" in gone.error()
+
+
+def test_replay_previews_and_applies(uri: str) -> None:
+    look = onto("events", "replay", "good", "--storage-uri", uri)
+    assert "Would send Ordered good again. To do it, add --apply." in look.out
+    assert onto("--json", "events", "replay", "good", "--storage-uri", uri).json["applied"] is False
+
+    done = onto("--json", "events", "replay", "good", "--apply", "--storage-uri", uri).json
+    (event,) = onto("--json", "events", "inspect", done["new_event_id"], "--storage-uri", uri).json[
+        "events"
+    ]
+    assert event["payload"] == {"n": 1}
+    assert onto("events", "replay", "nobody", "--storage-uri", uri).code == 4
+
+
+def test_redrive_previews_and_applies(uri: str) -> None:
+    assert "Would send these 1 again" in onto("events", "redrive", "--storage-uri", uri).out
+    other = onto("--json", "events", "redrive", "--event", "x", "--apply", "--storage-uri", uri)
+    assert other.json["sent"] == []
+    done = onto("--json", "events", "redrive", "--apply", "--storage-uri", uri).json
+
+    assert [(s["event_id"], s["handler_id"]) for s in done["sent"]] == [("bad", "shop.bill")]
+    assert "No dead letters" in onto("events", "dead-letters", "--storage-uri", uri).out
+
+
+def test_cleanup_previews_and_applies(uri: str) -> None:
+    assert "Would delete 0 events" in onto("events", "cleanup", "--storage-uri", uri).out
+    done = onto("events", "cleanup", "--older-than", "0s", "--apply", "--storage-uri", uri)
+    assert "Deleted 4 events" in done.out
+    assert onto("--json", "events", "show", "--storage-uri", uri).json["events"] == []
+    wrong = onto("events", "cleanup", "--older-than", "long", "--storage-uri", uri)
+    assert wrong.code == 2
+    assert "such as 7d" in wrong.error()
+
+
+def test_run_drains(uri: str, module: str) -> None:
+    done = onto("--json", "events", "run", "--handlers", module, "--drain", "--storage-uri", uri)
+
+    assert done.json["handled"] == 1
+    again = onto(
+        "events", "run", "--handlers", module, "--max-iterations", "1", "--storage-uri", uri
+    )
+    assert again.out == "0 handled, 0 failed\n"
+
+
+def test_run_says_what_is_wrong(uri: str, module: str, tmp_path: Path) -> None:
+    Path("empty_module.py").write_text("")
+    for args, code, said in [
+        (["--handlers", "no.such.module"], 4, "cannot be imported"),
+        (["--handlers", "empty_module"], 4, "no handlers in empty_module"),
+        ([], 2, "--handlers"),
+        (["--handlers", module, "--drain", "--max-iterations", "1"], 2, "exclude each other"),
+        (["--handlers", module, "--namespace", "a/b"], 2, "namespace 'a/b'"),
+    ]:
+        done = onto("events", "run", *args, "--storage-uri", uri)
+        assert done.code == code
+        assert said in done.err
+
+
+def test_a_worker_ends_in_order_at_sigterm(uri: str, module: str, tmp_path: Path) -> None:
+    command = ["events", "run", "--handlers", module, "--storage-uri", uri]
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "storage_engine.cli.main", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        status = ""
+        while status != "acked" and time.monotonic() < deadline:
+            found = onto("--json", "events", "inspect", "new", "--storage-uri", uri).json
+            status = found["events"][0]["status"]
+            time.sleep(0.1)
+        assert status == "acked"
+        sessions = onto("--json", "events", "sessions", "--storage-uri", uri).json["sessions"]
+        assert sessions[0]["metadata"]["pid"] == worker.pid
+        assert "alive" in onto("events", "sessions", "--storage-uri", uri).out
+        worker.send_signal(signal.SIGTERM)
+        out, err = worker.communicate(timeout=60)
+    finally:
+        worker.kill()
+    assert (worker.returncode, err) == (0, "")
+    assert re.fullmatch(r"1 handled, 0 failed\n", out)
+    assert onto("--json", "events", "sessions", "--storage-uri", uri).json["sessions"] == []

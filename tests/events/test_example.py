@@ -1,0 +1,29 @@
+"""The example of docs/events.md runs, and does what it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs/examples/events.py"), "--storage", str(tmp_path / "s")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "the day is closed",
+        "thank you for o1 (number 1 in its chain)",
+        "shop.bill gave up: ValueError: order o2 has a negative amount",
+        "4 handled, 1 failed",
+        "commit 2: {'handler': 'bill'}",
+    ):
+        assert said in done.stdout
