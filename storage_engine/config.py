@@ -34,6 +34,9 @@ class OntologiaConfig(BaseModel):
     checkpoint_interval: int = Field(default=100, ge=1)
     target_part_bytes: int = Field(default=48 * MIB, ge=64 * KIB)
 
+    cache_dir: Path | None = None
+    cache_bytes: int = Field(default=1024 * MIB, ge=0)
+
     def __init__(self, **settings: Any) -> None:
         try:
             super().__init__(**settings)

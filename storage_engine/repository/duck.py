@@ -3,41 +3,88 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage_engine.errors import IntegrityError, StorageBackendError
+
 if TYPE_CHECKING:
     import duckdb
+
+_REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 
 
 class Duck:
     """Opened on first use. Spills to a directory of its own, removed on close."""
 
     def __init__(
-        self, *, memory_limit: str, secret: Callable[[], Mapping[str, Any]] | None
+        self,
+        *,
+        uri: str,
+        memory_limit: str,
+        secret: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`secret` is asked for S3 credentials when the connection is opened."""
+        """`secret` is asked for S3 credentials at each use: those of roles expire."""
+        self._uri = uri
         self._memory_limit = memory_limit
         self._secret = secret
+        self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._spill: Path | None = None
         self._mutex = threading.Lock()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
+        secret = self._secret() if self._secret is not None else None
         with self._mutex:
             if self._connection is None:
                 self._connection = self._open()
+            if secret is not None and secret != self._current_secret:
+                create_secret(self._connection, secret)
+                self._current_secret = secret
             return self._connection.cursor()
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """What DuckDB reports about files and memory, as one of our errors."""
+        import duckdb
+
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise StorageBackendError(
+                f"query {self._uri}: does not fit into {self._memory_limit}; raise "
+                f"s3_duckdb_memory_limit ({_first_line(error)})",
+                operation="query",
+            ) from error
+        except duckdb.HTTPException as error:
+            raise StorageBackendError(
+                f"query {self._uri}: {_first_line(error)}", operation="query", retryable=True
+            ) from error
+        except duckdb.IOException as error:
+            if "No files found" in str(error) or "No such file" in str(error):
+                raise IntegrityError(
+                    f"a file is named by the log but missing from {self._uri}: {_first_line(error)}"
+                ) from error
+            raise StorageBackendError(
+                f"query {self._uri}: {_first_line(error)}", operation="query"
+            ) from error
+        except duckdb.InvalidInputException as error:
+            if "parquet" not in str(error).lower():
+                raise
+            raise IntegrityError(f"damaged file in {self._uri}: {_first_line(error)}") from error
 
     def close(self) -> None:
         with self._mutex:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+                self._current_secret = None
             if self._spill is not None:
                 shutil.rmtree(self._spill, ignore_errors=True)
                 self._spill = None
@@ -53,13 +100,19 @@ class Duck:
                 "temp_directory": str(self._spill),
                 "preserve_insertion_order": "false",
                 "autoinstall_known_extensions": "false",
+                "python_enable_replacements": "false",  # SQL names tables, not Python variables
             },
         )
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
         connection.execute("SET enable_progress_bar = false")  # a library prints nothing
+        # Data files never change: what is known of one stays true.
+        connection.execute("SET GLOBAL parquet_metadata_cache = true")
+        connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
         if self._secret is not None:
             load_httpfs(connection)
-            create_secret(connection, self._secret())
+            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
+            threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
+            connection.execute(f"SET GLOBAL threads = {threads}")
         return connection
 
 
@@ -90,3 +143,7 @@ def literal(text: str) -> str:
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
