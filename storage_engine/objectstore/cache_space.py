@@ -129,8 +129,8 @@ class CacheSpace:
         try:
             with open(handle, "wb", closefd=False) as file:
                 file.write(data)
-            os.utime(handle, ns=self._times())
             with self._locked() as ledger:
+                os.utime(handle, ns=self._times())
                 replaced = _size(target)  # another process was faster
                 os.replace(temp, target)
                 ledger.add(-replaced)

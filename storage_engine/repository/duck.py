@@ -7,10 +7,13 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
 
 from storage_engine.errors import IntegrityError, StorageBackendError
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     import duckdb
 
 _REMOTE_THREADS = 16  # range requests wait for the network, not for a core
+_BATCH_ROWS = 64 * 1024
+_THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
+
+T = TypeVar("T")
 
 
 class Duck:
@@ -48,6 +55,32 @@ class Duck:
                 create_secret(self._connection, secret)
                 self._current_secret = secret
             return self._connection.cursor()
+
+    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+        """Do something with a cursor, so that Ctrl-C ends it; where memory does not suffice,
+        again with fewer threads, for each of them needs a share."""
+        import duckdb
+
+        try:
+            return interruptible(cursor, work)
+        except duckdb.OutOfMemoryException:
+            if not self._use_fewer_threads():
+                raise
+            return interruptible(cursor, work)
+
+    def _use_fewer_threads(self) -> bool:
+        with self._mutex:
+            if self._connection is None:
+                return False
+            (now,) = self._connection.execute("SELECT current_setting('threads')").fetchall()[0]
+            (limit,) = self._connection.execute(
+                "SELECT parse_formatted_bytes(current_setting('memory_limit'))"
+            ).fetchall()[0]
+            fewer = max(1, int(limit) // _THREAD_BYTES)
+            if fewer >= now:
+                return False
+            self._connection.execute(f"SET GLOBAL threads = {fewer}")
+            return True
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -114,6 +147,68 @@ class Duck:
             threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
             connection.execute(f"SET GLOBAL threads = {threads}")
         return connection
+
+
+class Stream:
+    """The rows of a statement as they come. Begun at once: what sorting and grouping need has been
+    done when this is made. The cursor is closed with the last row, or with the iterator."""
+
+    def __init__(
+        self,
+        duck: Duck,
+        cursor: duckdb.DuckDBPyConnection,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+    ) -> None:
+        self._cursor = cursor
+
+        def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
+            reader = cursor.execute(statement, parameters or None).to_arrow_reader(_BATCH_ROWS)
+            return reader, next(reader, None)
+
+        try:
+            self._reader, self._first = duck.run(cursor, begin)
+        except BaseException:
+            cursor.close()
+            raise
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._reader.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        with self._cursor:
+            batch = self._first
+            while batch is not None:
+                if batch.num_rows:
+                    yield batch
+                batch = interruptible(self._cursor, lambda: next(self._reader, None))
+
+
+def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    """Signals reach the main thread, and only while it runs Python: DuckDB works in another one.
+
+    An exception on the way (KeyboardInterrupt above all) ends the query before it goes on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    outcome: Future[T] = Future()
+
+    def do() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+            outcome.set_exception(error)
+
+    worker = threading.Thread(target=do, name="onto-query", daemon=True)
+    worker.start()
+    try:
+        return outcome.result()
+    except BaseException:
+        while worker.is_alive():
+            cursor.interrupt()
+            worker.join(0.1)
+        raise
 
 
 def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:

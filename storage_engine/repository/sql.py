@@ -16,13 +16,13 @@ import pyarrow as pa
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.executor import Parameters, Rows
+from storage_engine.repository.duck import Duck, Stream
 from storage_engine.repository.labels import labels
 
 if TYPE_CHECKING:
     import duckdb
 
 Tables = Mapping[str, TypeSpec]  # by the name that statements use
-BATCH_ROWS = 64 * 1024
 _ABOUT_TABLES = re.compile(r"\s*show\b", re.IGNORECASE)
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
@@ -32,32 +32,31 @@ def tables_of(types: Sequence[TypeSpec]) -> dict[str, TypeSpec]:
 
 
 def run_sql(
-    cursor: duckdb.DuckDBPyConnection,
+    duck: Duck,
     statement: str,
     parameters: Parameters | None,
     known: Tables,
-    provide: Callable[[Tables], None],
+    provide: Callable[[duckdb.DuckDBPyConnection, Tables], None],
 ) -> Rows:
-    """`provide` makes tables of the named types on the cursor, which the result closes."""
+    """`provide` makes tables of the named types on a cursor."""
+    cursor = duck.cursor()
     try:
         with _mistakes(known):
             _check(cursor, statement)
-        provide({name: spec for name, spec in known.items() if _may_name(statement, name)})
-        with _mistakes(known):
-            reader = cursor.execute(statement, parameters).to_arrow_reader(BATCH_ROWS)
+        with duck.errors():
+            named = {name: spec for name, spec in known.items() if _may_name(statement, name)}
+            provide(cursor, named)
+        with duck.errors(), _mistakes(known):
+            stream = Stream(duck, cursor, statement, parameters)
     except BaseException:
         cursor.close()
         raise
-    return Rows(reader.schema, _batches(cursor, reader, known))
+    return Rows(stream.schema, _batches(duck, stream, known))
 
 
-def _batches(
-    cursor: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader, known: Tables
-) -> Iterator[pa.RecordBatch]:
-    with cursor, _mistakes(known):
-        for batch in reader:
-            if batch.num_rows:
-                yield batch
+def _batches(duck: Duck, stream: Stream, known: Tables) -> Iterator[pa.RecordBatch]:
+    with duck.errors(), _mistakes(known):
+        yield from stream.batches()
 
 
 def _may_name(statement: str, table: str) -> bool:

@@ -52,9 +52,10 @@ class OpenExecutor:
         return replace(rows, batches=self._checked(rows.batches))
 
     def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        self._check_open("query")
         for batch in batches:
-            self._check_open("query")
             yield batch
+            self._check_open("query")
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Model:
         for key in reversed(spec.order):
             known = [v for v in found if _sorted_by(key.operand, v.thing) is not None]
             known.sort(
-                key=lambda v: _sorted_by(key.operand, v.thing),  # noqa: B023 - used at once
+                key=lambda v: _sorted_by(key.operand, v.thing),
                 reverse=key.descending,  # which keeps the order of ties
             )
             found = known + [v for v in found if _sorted_by(key.operand, v.thing) is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -134,7 +135,7 @@ class Rows:
             case "collect":
                 found = query.collect()
                 _same_objects(found, expected)
-                assert list(found.diagnostics) == self._remarks(model, storage, seen)
+                assert list(found.diagnostics) == self._remarks(model, storage, query.spec, seen)
                 if self.of.spec.kind == "relation":
                     _same_endpoints(model, found, seen)
             case "objects":
@@ -151,18 +152,28 @@ class Rows:
     def _check_paths(self, model: Model, storage: Storage, query: Any, seen: Seen) -> None:
         expected = model.paths(query.spec, seen)
         found = query.collect()
-        assert list(found.diagnostics) == self._remarks(model, storage, seen)
+        assert list(found.diagnostics) == self._remarks(model, storage, query.spec, seen)
         _same_objects([path.source for path in found], [path[0] for path in expected])
         for n, _ in enumerate(self.via):
             steps = [path.relations[n] for path in found]
             _same_objects(steps, [path[n + 1] for path in expected])
             _same_endpoints(model, steps, seen)
 
-    def _remarks(self, model: Model, storage: Storage, seen: Seen) -> list[dict[str, Any]]:
-        activation = model.activation(self.of.spec)
-        if not storage.has_activations or activation is None or seen.upto >= activation:
+    def _remarks(
+        self, model: Model, storage: Storage, spec: QuerySpec, seen: Seen
+    ) -> list[dict[str, Any]]:
+        """On the first type that the answer looks at and that is not there yet."""
+        if not storage.has_activations:
             return []
-        return [{"reason": "commit_before_activation", "activation_commit_id": activation}]
+        looked_at = [spec.type]
+        if self.of.spec.kind == "relation":
+            asked = zip((spec.left, spec.right), self.of.ends, strict=True)
+            looked_at += [spec_of(end) for asks, end in asked if asks]
+        for one in [*looked_at, *spec.via]:
+            activation = model.activation(one)
+            if activation is not None and seen.upto < activation:
+                return [{"reason": "commit_before_activation", "activation_commit_id": activation}]
+        return []
 
 
 @dataclass(frozen=True)
@@ -286,11 +297,9 @@ class Asking:
         owned = [thing for thing in self.things if spec_of(type(thing)).ref == operand.owner]
         return [v for thing in owned if (v := value_at(operand, thing)) is not None]
 
-    def literals(self, ref: Ref, kinds: frozenset[str]) -> Values | None:
+    def literals(self, ref: Ref, kinds: frozenset[str]) -> Values:
         """Values to compare a place of such kinds with."""
         made = [LITERALS[kind](self.pool) for kind in sorted(kinds & ORDERED)]
-        if not made:
-            return None
         known = [v for v in self.known(ref) if not isinstance(v, bool | list | dict)]
         fitting = [v for v in known if type(v).__name__ in kinds]
         return st.one_of(*([st.sampled_from(fitting)] if fitting else []), *made)
@@ -301,7 +310,7 @@ def filters(draw: st.DrawFn, asking: Asking, one: Type) -> Filter:
     places = st.sampled_from(asking.schema.places(one))
     return draw(
         st.recursive(
-            places.flatmap(lambda ref: st.sampled_from(_tests(asking, ref)).flatmap(lambda t: t)),
+            places.flatmap(lambda ref: st.sampled_from(_tests(asking, ref)).flatmap(lambda t: t())),
             lambda inner: (
                 st.builds(lambda a, b: a & b, inner, inner)
                 | st.builds(lambda a, b: a | b, inner, inner)
@@ -312,34 +321,43 @@ def filters(draw: st.DrawFn, asking: Asking, one: Type) -> Filter:
     )
 
 
-def _tests(asking: Asking, ref: Ref) -> list[st.SearchStrategy[Filter]]:
+Making = Callable[[], st.SearchStrategy[Filter]]
+
+
+def _tests(asking: Asking, ref: Ref) -> list[Making]:
     """Every kind of condition that a place takes."""
     kinds = ref.operand.kinds
-    found: list[st.SearchStrategy[Filter]] = [
-        st.sampled_from([ref.is_null(), ref.is_not_null()]),
-    ]
+    found: list[Making] = [lambda: st.sampled_from([ref.is_null(), ref.is_not_null()])]
     if "bool" in kinds:
-        found.append(st.sampled_from([ref.is_true(), ref.is_false()]))
-    values = asking.literals(ref, kinds)
-    if values is not None:
-        found += [values.map(lambda v, op=op: getattr(ref, op)(v)) for op in _OPS]  # type: ignore[misc]
-        found.append(st.lists(values, max_size=3).map(ref.in_))
+        found.append(lambda: st.sampled_from([ref.is_true(), ref.is_false()]))
+    if kinds & ORDERED:
+        found += [partial(_compared, asking, ref, op) for op in _OPS]
+        found.append(lambda: st.lists(asking.literals(ref, kinds), max_size=3).map(ref.in_))
     if "str" in kinds:
-        parts = _parts(asking, ref)
-        found += [parts.map(ref.startswith), parts.map(ref.endswith)]
+        found.append(lambda: _parts(asking, ref).map(ref.startswith))
+        found.append(lambda: _parts(asking, ref).map(ref.endswith))
     if "list" in kinds:
-        element = ref.place.items(repr(ref)).kinds & SCALARS
-        made = [LITERALS[kind](asking.pool) for kind in sorted(element & ORDERED)]
-        made += [st.booleans()] if "bool" in element else []
-        made += [asking.pool.texts] if "str" in kinds else []
-        held = [v for items in asking.known(ref) if isinstance(items, list) for v in items]
-        held = [v for v in held if type(v).__name__ in element]
-        made += [st.sampled_from(held)] if held else []
-        if made:
-            found.append(st.one_of(*made).map(ref.contains))
+        element = ref.place.items(repr(ref)).kinds
+        if element & SCALARS or "str" in kinds:
+            found.append(lambda: _elements(asking, ref, element).map(ref.contains))
     elif "str" in kinds:
-        found.append(_parts(asking, ref).map(ref.contains))
+        found.append(lambda: _parts(asking, ref).map(ref.contains))
     return found
+
+
+def _compared(asking: Asking, ref: Ref, op: str) -> st.SearchStrategy[Filter]:
+    return asking.literals(ref, ref.operand.kinds).map(getattr(ref, op))
+
+
+def _elements(asking: Asking, ref: Ref, element: frozenset[str]) -> Values:
+    """What a list at a place may have in it; a part of a text where that may be there instead."""
+    held = [v for items in asking.known(ref) if isinstance(items, list) for v in items]
+    held = [v for v in held if type(v).__name__ in element & SCALARS]
+    made = [st.sampled_from(held)] if held else []
+    made += [LITERALS[kind](asking.pool) for kind in sorted(element & ORDERED)]
+    made += [st.booleans()] if "bool" in element else []
+    made += [asking.pool.texts] if "str" in ref.operand.kinds else []
+    return st.one_of(*made)
 
 
 _OPS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
@@ -467,9 +485,7 @@ def _aggregates(asking: Asking, places: Sequence[Ref]) -> list[Aggregate]:
     return found
 
 
-def _conditions(
-    asking: Asking, columns: st.SearchStrategy[Aggregate]
-) -> st.SearchStrategy[Having]:
+def _conditions(asking: Asking, columns: st.SearchStrategy[Aggregate]) -> st.SearchStrategy[Having]:
     def compared(one: Aggregate) -> st.SearchStrategy[Having]:
         values = LITERALS[one.kind](asking.pool)
         if one.operand is not None and one.function in ("min", "max"):

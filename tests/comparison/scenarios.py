@@ -1,7 +1,8 @@
 """Random histories on random schemas, with questions after each commit, on every storage.
 
-The run is the same each time. ONTOLOGIA_COMPARISON_EXAMPLES=2000 makes it a search: so many
-examples a test, other ones each time (add --timeout=0).
+The run is the same each time, and shows a failure as it finds it: to make one smaller takes
+minutes. ONTOLOGIA_COMPARISON_EXAMPLES=2000 makes it a search: so many examples a test, other ones
+each time, and failures made small (add --timeout=0).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from storage_engine.model import Entity
@@ -29,6 +30,7 @@ def examples(count: int) -> settings:
     return settings(
         max_examples=_ASKED_FOR or count,
         derandomize=not _ASKED_FOR,
+        phases=[Phase.generate, *([Phase.shrink] if _ASKED_FOR else [])],
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -59,6 +61,21 @@ class Scenario:
     checkpoint_interval: int
     cached: bool
     steps: tuple[Step, ...]
+
+    def _repr_pretty_(self, printer: Any, _: bool) -> None:
+        """How Hypothesis shows it: as a script, not as a tree."""
+        said = [f"{self.layout}, {self.checkpoint_interval=}, {self.cached=}"]
+        said += [f"type {one!r}" for one in self.schema.types]
+        for step in self.steps:
+            said.append(f"commit {step.event=} {step.pause=}")
+            said += [
+                f"  {'ingest' if stated.bulk else 'ensure'} {thing!r}"
+                for stated in step.stated
+                for thing in stated.things
+            ]
+            said += [f"  {name} {choice}" for name, choice in step.disturbances]
+            said += [f"  ask {question!r}" for question in step.questions]
+        printer.text("\n".join(["", *said]))
 
     def run(self) -> None:
         model = Model()
@@ -144,7 +161,7 @@ def _thing(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> A
     names = [spec.primary_key] if issubclass(one.cls, Entity) else ["left_key", "right_key"]
     names += [spec.instance_key] if spec.instance_key else []
     values = {str(name): draw(key) for name in names}
-    values |= {name: draw(kind.values(schema.pool)) for name, kind in one.kinds.items()}
+    values |= {name: draw(kind.of(schema.pool)) for name, kind in one.kinds.items()}
     return one.cls(**values)
 
 

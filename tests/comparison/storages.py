@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,7 @@ class Storage:
         return open_store(self.uri, self.config)
 
     def commit(self, stated: Sequence[Stated], *, event: bool, pause: int) -> int | None:
-        for undo in self.undo:
+        for undo in reversed(self.undo):
             undo()
         self.undo.clear()
         if self.name.startswith("memory"):
@@ -150,7 +151,9 @@ def opened(
     layout: Sequence[str], *, checkpoint_interval: int, cached: bool
 ) -> Iterator[list[Storage]]:
     """`cached`: the store that is not on disk has a cache there."""
-    folder = Path(tempfile.mkdtemp(prefix="ontologia-comparison-"))
+    # In memory where that is possible: syncing to disk is most of the time otherwise.
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="ontologia-comparison-", dir=shared))
     # A part a batch, below the least size that users may ask for: staged commits of many files.
     config = OntologiaConfig(
         checkpoint_interval=checkpoint_interval, cache_dir=folder / "cache" if cached else None

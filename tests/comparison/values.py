@@ -7,8 +7,9 @@ what a comparison learns from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime
+from functools import cached_property
 from typing import Any, NotRequired, TypedDict
 
 from hypothesis import strategies as st
@@ -42,7 +43,7 @@ class Part(TypedDict):
     day: NotRequired[date]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """Numbers and texts to draw from. `exact`: sums are the same in any order of adding."""
 
@@ -51,15 +52,15 @@ class Pool:
     ints: Values
     floats: Values
 
-    @property
+    @cached_property
     def numbers(self) -> Values:
         return self.ints | self.floats
 
-    @property
+    @cached_property
     def scalars(self) -> Values:
         return st.none() | st.booleans() | self.numbers | self.texts
 
-    @property
+    @cached_property
     def anything(self) -> Values:
         return st.recursive(
             self.scalars,
@@ -70,13 +71,13 @@ class Pool:
     def dictionaries(self, values: Values) -> Values:
         return st.dictionaries(_JSON_KEYS, values, max_size=3)
 
-    @property
+    @cached_property
     def inner(self) -> Values:
         optional = {"n": st.none() | self.ints, "at": MOMENTS, "raw": RAWS}
         flat = st.fixed_dictionaries({}, optional=optional)
         return st.fixed_dictionaries({}, optional={**optional, "next": flat})
 
-    @property
+    @cached_property
     def parts(self) -> Values:
         return st.fixed_dictionaries(
             {"kind": self.texts}, optional={"n": self.numbers, "day": DAYS}
@@ -102,6 +103,13 @@ class Kind:
     annotation: Any
     values: Callable[[Pool], Values]
     places: tuple[Place, ...] = ()
+    _made: dict[Pool, Values] = field(default_factory=dict, compare=False)
+
+    def of(self, pool: Pool) -> Values:
+        """Made once: making strategies takes longer than drawing from them."""
+        if pool not in self._made:
+            self._made[pool] = self.values(pool)
+        return self._made[pool]
 
     def __repr__(self) -> str:
         return str(self.annotation)

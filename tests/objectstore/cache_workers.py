@@ -38,9 +38,12 @@ def hammer(root: str, max_bytes: int, grace_s: float, seed: int, failures: str) 
         with open(failures, "a") as file:
             file.write(message + "\n")
 
-    def work(chance: random.Random) -> None:
+    def work(chance: random.Random, parity: int) -> None:
         while True:
-            number = min(chance.randrange(OBJECTS), chance.randrange(OBJECTS))
+            # What is used moves on, so that there is something to evict however fast this runs.
+            # Each thread has its own objects: who gets the path that another thread obtained
+            # cannot tell how old the promise is.
+            number = (int(time.time() * 40) + chance.randrange(30)) % OBJECTS // 2 * 2 + parity
             started = time.time()
             try:
                 found = obtain(cache, number)
@@ -54,8 +57,8 @@ def hammer(root: str, max_bytes: int, grace_s: float, seed: int, failures: str) 
                 complain(repr(error))
 
     cache = ImmutableCache(Path(root), max_bytes, grace_s=grace_s, warn=complain)
-    threading.Thread(target=work, args=[random.Random(seed)], daemon=True).start()
-    work(random.Random(-seed))
+    threading.Thread(target=work, args=[random.Random(seed), 0], daemon=True).start()
+    work(random.Random(-seed), 1)
 
 
 def die_at(root: str, max_bytes: int, function: str, call: int) -> None:

@@ -287,6 +287,32 @@ def test_a_damaged_file_is_replaced_with_one_warning(
     assert [p.stat().st_size for p in world.files()] == [100]
 
 
+def test_a_damaged_file_is_gone_even_when_fetching_fails(world: World) -> None:
+    path = world.path("a")
+    status = path.stat()
+    _zeros(path)
+    world.cache._space.discard(path.name, status)
+    assert path.exists(), "it is not the file that was found to be damaged"
+
+    def fail() -> bytes:
+        raise ConnectionError("no")
+
+    sha256 = hashlib.sha256(world.content("a")).hexdigest()
+    with pytest.raises(ConnectionError):
+        world.cache.obtain("storage", "a", size=100, sha256=sha256, fetch=fail)
+    assert not path.exists()
+    assert world.ledger() == 0
+
+
+def test_a_file_that_took_the_place_of_the_checked_one_is_not_trusted(world: World) -> None:
+    path = world.path("a")
+    checked = path.stat()
+    other = path.with_name("other")
+    _zeros(other)
+    os.replace(other, path)
+    assert world.cache._space.mark_used(path.name, checked) is None
+
+
 def test_a_file_is_hashed_once_and_again_when_it_has_changed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,6 +599,23 @@ def test_get_survives_a_deletion_after_the_file_was_found(
     shutil.rmtree(world.root)
     sha256 = hashlib.sha256(data).hexdigest()
     assert world.cache.get("s", "a", size=100, sha256=sha256, fetch=lambda: data) == data
+
+
+def test_a_lock_file_that_is_deleted_while_others_wait_for_it(world: World) -> None:
+    """Who then got the lock of the deleted one would share the directory with others."""
+    world.path("a")
+    usage = world.root / "usage"
+
+    def count() -> bool:
+        with world.another()._space._locked():
+            return usage.exists()
+
+    with ThreadPoolExecutor(1) as pool:
+        with world.cache._space._locked():
+            waiting = pool.submit(count)
+            time.sleep(0.05)
+            usage.unlink()
+        assert waiting.result(30)
 
 
 def test_a_lock_that_is_not_given_back_delays_once_and_fails_nothing(

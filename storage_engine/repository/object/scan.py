@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -139,24 +139,27 @@ class Scanner:
 
     def _fetched(self, file: CommitFile) -> str | bytes:
         """The path of the file's copy in the cache; its content where there is none."""
-        found = self._obtained(file)
-        if isinstance(found, Path) and not _GLOB.search(str(found)):
-            return str(found)
-        return _bytes(found)
-
-    def _obtained(self, file: CommitFile) -> Path | bytes:
         if self._cache is None or self._store.local_path(file.path) is not None:
             return self._get(file)
-        return self._cache.obtain(
-            self._store.uri,
-            file.path,
-            size=file.bytes or None,
-            sha256=file.content_sha256,
-            fetch=lambda: self._get(file),
-        )
+        found = self._cache.obtain(**self._wanted(file))
+        if isinstance(found, Path) and _GLOB.search(str(found)):
+            return self._cache.get(**self._wanted(file))
+        return str(found) if isinstance(found, Path) else found
 
     def _content(self, file: CommitFile) -> bytes:
-        return _bytes(self._obtained(file))
+        if self._cache is None or self._store.local_path(file.path) is not None:
+            return self._get(file)
+        return self._cache.get(**self._wanted(file))
+
+    def _wanted(self, file: CommitFile) -> dict[str, Any]:
+        """A file as the cache knows it."""
+        return {
+            "namespace": self._store.uri,
+            "key": file.path,
+            "size": file.bytes or None,
+            "sha256": file.content_sha256,
+            "fetch": lambda: self._get(file),
+        }
 
     def _get(self, file: CommitFile) -> bytes:
         try:
@@ -166,10 +169,6 @@ class Scanner:
                 f"{file.path} is named by the log but missing from {self._store.uri}",
                 key=file.path,
             ) from None
-
-
-def _bytes(found: Path | bytes) -> bytes:
-    return found.read_bytes() if isinstance(found, Path) else found
 
 
 def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:

@@ -171,8 +171,8 @@ class SqliteExecutor:
 
     def _hops(self, connection: sqlite3.Connection, spec: QuerySpec) -> Hops:
         temporary = Hops(self._repository.temporary_name("hops"), len(spec.via))
-        for sql in temporary.create():
-            connection.execute(sql)
+        for create in temporary.create():
+            connection.execute(create)
         return temporary
 
     def _fill(

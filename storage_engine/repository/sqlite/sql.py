@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -11,6 +12,9 @@ from storage_engine.query.executor import Executor, Parameters, Rows
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.sql import Tables, run_sql, tables_of
+
+if TYPE_CHECKING:
+    import duckdb
 
 
 def sql(
@@ -22,11 +26,10 @@ def sql(
     parameters: Parameters | None,
 ) -> Rows:
     """All tables as of commit `upto`, whatever is committed meanwhile."""
-    cursor = duck.cursor()
 
-    def provide(tables: Tables) -> None:
+    def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
         for name, spec in tables.items():
             rows = executor.rows(QuerySpec(spec, when=When(as_of=upto)))
             cursor.register(name, pa.Table.from_batches(rows.batches, schema=rows.schema))
 
-    return run_sql(cursor, statement, parameters, tables_of(known_types()), provide)
+    return run_sql(duck, statement, parameters, tables_of(known_types()), provide)

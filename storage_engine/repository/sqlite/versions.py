@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_engine.query.spec import Reference, When
-from storage_engine.repository.references import unknown_tag
+from storage_engine.repository.references import after_pin, unknown_tag
 from storage_engine.repository.sqlite.layout import DataTable, quoted
 
 LAST_ID = 2**63 - 1  # of any commit; SQLite takes no larger number
@@ -40,10 +40,7 @@ def resolve(
         upto = commit_of(when.as_of)
         meant = when.as_of if isinstance(when.as_of, int) else upto
         if pinned is not None and meant > pinned:
-            raise ValueError(
-                f"{when} is after commit {pinned}, at which this view is pinned; "
-                "ask the session itself"
-            )
+            raise after_pin(when, pinned)
     return Seen(head, upto, min(when.since or 0, LAST_ID), when.history)
 
 

@@ -14,10 +14,10 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head
 from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
-from storage_engine.query.executor import Parameters, Plan, Rows, Traversal
+from storage_engine.query.executor import Diagnostic, Parameters, Plan, Rows, Traversal
 from storage_engine.query.spec import QuerySpec, Reference, When
 from storage_engine.query.statements import Compiler, Statement, result_kinds
-from storage_engine.repository.duck import Duck, quoted
+from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.endpoints import endpoint_spec
 from storage_engine.repository.object.evaluate import check_schema
 from storage_engine.repository.object.query.explain import explained
@@ -26,12 +26,12 @@ from storage_engine.repository.object.query.visible import Wanted, visible
 from storage_engine.repository.object.scan import Brought, Scanner, versioned_schema
 from storage_engine.repository.object.versions import Versions
 from storage_engine.repository.protocol import Window
+from storage_engine.repository.references import after_pin
 from storage_engine.repository.sql import Tables, run_sql, tables_of
 
 if TYPE_CHECKING:
     import duckdb
 
-BATCH_ROWS = 64 * 1024
 _ASKED = "asked"
 Side = Literal["left", "right"]
 
@@ -57,6 +57,9 @@ class _Prepared:
     statement: Statement
     plans: tuple[TypePlan, ...]
 
+    def stream(self, duck: Duck) -> Stream:
+        return Stream(duck, self.cursor, self.statement.sql, self.statement.parameters)
+
     def execute(self, prefix: str = "") -> duckdb.DuckDBPyConnection:
         return self.cursor.execute(
             f"{prefix}{self.statement.sql}", dict(self.statement.parameters) or None
@@ -75,7 +78,7 @@ class ObjectExecutor:
     def rows(self, spec: QuerySpec) -> Rows:
         schema = versioned_schema(spec.type)
         prepared = self._prepare(spec, lambda c: c.select(spec, _ASKED, schema.names))
-        return Rows(schema, self._stream(prepared, schema), prepared.plans[0].diagnostics)
+        return Rows(schema, self._stream(prepared, schema), _remarks(prepared.plans))
 
     def aggregate(self, spec: QuerySpec) -> pa.Table:
         import duckdb
@@ -83,7 +86,9 @@ class ObjectExecutor:
         prepared = self._prepare(spec, lambda c: c.aggregate(spec, _ASKED))
         with prepared.cursor, self._engine.duck.errors():
             try:
-                found = prepared.execute().to_arrow_table()
+                found = self._engine.duck.run(
+                    prepared.cursor, lambda: prepared.execute().to_arrow_table()
+                )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
                 raise OverflowError(
                     f"sum over {spec.type.name}: the result does not fit into 64 bits"
@@ -103,12 +108,15 @@ class ObjectExecutor:
         # The steps must see the state that the sources are read from.
         sources = self.rows(replace(spec, via=(), when=When(as_of=window.upto)))
         tables = [pa.Table.from_batches(sources.batches, schema=sources.schema)]
+        steps = []
         column = "entity_key"
         for relation in spec.via:
             keys = pa.table({"left_key": tables[-1].column(column).unique()})
-            tables.append(self._read(head, relation, window, keys))
+            steps += self._plan(head, window, [relation], keys=keys)
+            tables.append(self._fetch(steps[-1], keys))
             column = "right_key"
-        return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), sources.diagnostics)
+        remarks = sources.diagnostics or _remarks(steps)
+        return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
 
     def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
         head = self._engine.chain.read_head().head
@@ -136,9 +144,8 @@ class ObjectExecutor:
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         engine = self._engine
         head = engine.chain.read_head().head
-        cursor = engine.duck.cursor()
 
-        def provide(tables: Tables) -> None:
+        def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
             plans = self._plan(head, self._window(When(), head), list(tables.values()))
             brought = _bring(engine, plans)
             for name, plan in zip(tables, plans, strict=True):
@@ -149,13 +156,7 @@ class ObjectExecutor:
                     f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED}"
                 )
 
-        with engine.duck.errors():
-            rows = run_sql(cursor, statement, parameters, tables_of(engine.known_types()), provide)
-        return replace(rows, batches=self._guarded(rows.batches))
-
-    def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with self._engine.duck.errors():
-            yield from batches
+        return run_sql(engine.duck, statement, parameters, tables_of(engine.known_types()), provide)
 
     # --- reads by identity ----------------------------------------------------------------------
 
@@ -170,12 +171,15 @@ class ObjectExecutor:
         self, head: Head, spec: TypeSpec, window: CommitWindow, keys: pa.Table | None
     ) -> pa.Table:
         """`keys` may be some of the identity columns."""
+        return self._fetch(self._plan(head, window, [spec], keys=keys)[0], keys)
+
+    def _fetch(self, plan: TypePlan, keys: pa.Table | None) -> pa.Table:
+        spec = plan.spec
         schema = versioned_schema(spec)
-        plan = self._plan(head, window, [spec], keys=keys)[0]
         if keys is not None and not keys.num_rows:
             return schema.empty_table()
         columns = ", ".join(map(quoted, schema.names))
-        by = ["commit_id", *spec.identity] if window.history else spec.identity
+        by = ["commit_id", *spec.identity] if plan.window.history else spec.identity
         with self._engine.duck.cursor() as cursor, self._engine.duck.errors():
             wanted = None
             if keys is not None:
@@ -185,11 +189,12 @@ class ObjectExecutor:
             ctes = visible(
                 self._engine.scanner, cursor, plan, _ASKED, brought=brought, wanted=wanted
             )
-            found = cursor.execute(
+            sql = (
                 f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED} "
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
-            return found.to_arrow_table().cast(schema)
+            found = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+            return found.cast(schema)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -273,17 +278,14 @@ class ObjectExecutor:
             asked = self._engine.commit_at(head, when.as_of)
             beyond = isinstance(when.as_of, int) and when.as_of > upto
             if self._pinned is not None and (beyond or asked > upto):
-                raise ValueError(
-                    f"as_of({when.as_of!r}) is after commit {upto}, to which this view is pinned"
-                )
+                raise after_pin(when, upto)
             upto = asked
         return CommitWindow(upto, when.since or 0, when.history)
 
     def _stream(self, prepared: _Prepared, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        with prepared.cursor, self._engine.duck.errors():
-            for batch in prepared.execute().to_arrow_reader(BATCH_ROWS):
-                if batch.num_rows:
-                    yield batch.cast(schema)
+        with self._engine.duck.errors():
+            for batch in prepared.stream(self._engine.duck).batches():
+                yield batch.cast(schema)
 
     def _paths(self, tables: Sequence[pa.Table]) -> pa.Table:
         """Row numbers of the tables along each complete path, in order."""
@@ -304,6 +306,11 @@ class ObjectExecutor:
 
 def _bring(engine: Engine, plans: Sequence[TypePlan]) -> Brought:
     return engine.scanner.bring(item for plan in plans for item in plan.files)
+
+
+def _remarks(plans: Sequence[TypePlan]) -> tuple[Diagnostic, ...]:
+    """Those on the first type that has any: on the queried one before others."""
+    return next((plan.diagnostics for plan in plans if plan.diagnostics), ())
 
 
 def _clamp(commit_id: int, head: Head) -> int:
