@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Travers
 from storage_engine.query.spec import QuerySpec, Reference, When
 
 _PATHS_AT_ONCE = 8 * 1024
+_COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) Error: ")
 
 
 @dataclass(frozen=True)
@@ -253,9 +255,15 @@ def _fail(ctx: typer.Context, error: Exception) -> NoReturn:
 
 
 def _checked(ctx: typer.Context, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Some mistakes in a statement show only when rows are computed, such as a failing cast."""
-    with _mistakes(ctx):
-        yield from batches
+    """Some mistakes in a statement show only when rows are computed, such as a failing cast. Arrow
+    hands on what DuckDB says then as an OSError."""
+    try:
+        with _mistakes(ctx):
+            yield from batches
+    except OSError as error:
+        if not _COMPUTING.match(str(error)):
+            raise
+        ctx.fail(f"sql: {error}")
 
 
 def _or(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import takewhile
 from typing import Any, Literal
 
 import orjson
@@ -105,7 +106,9 @@ def join_filters(args: Sequence[str], takes_value: Callable[[str], bool]) -> lis
             raise ValueError("write --filter PATH OP JSON, without =")
         if arg == "--filter":
             count = 2 if len(rest) > 1 and _operator(rest[1]) in TESTS else 3
-            given, rest = rest[:count], rest[count:]
+            # No path, operator or JSON begins so: a value that was forgotten is not an option.
+            given = list(takewhile(lambda value: not value.startswith("--"), rest[:count]))
+            rest = rest[len(given) :]
             made.append(json.dumps(given))
         elif takes_value(arg) and rest:
             made.append(rest.pop(0))

@@ -193,18 +193,21 @@ def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T
     if threading.current_thread() is not threading.main_thread():
         return work()
     outcome: Future[T] = Future()
+    given_up = threading.Event()
 
     def do() -> None:
         try:
-            outcome.set_result(work())
+            if not given_up.is_set():
+                outcome.set_result(work())
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
             outcome.set_exception(error)
 
     worker = threading.Thread(target=do, name="onto-query", daemon=True)
-    worker.start()
     try:
+        worker.start()  # a signal may come as early as here
         return outcome.result()
     except BaseException:
+        given_up.set()
         while worker.is_alive():
             cursor.interrupt()
             worker.join(0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -92,7 +92,7 @@ def _changes_of(
     table = pa.Table.from_batches(rows.batches, schema=rows.schema)
     found = []
     commit, place = start.commit_id + 1, skipped
-    for change in _described(spec, table):
+    for change in _described(spec, table.to_pylist()):
         if change["commit_id"] != commit:
             commit, place = change["commit_id"], 0
         found.append(((commit, *spec.ref, place), spec, change))
@@ -147,27 +147,31 @@ def _differences(repository: Repository, spec: TypeSpec, before: int, after: int
     if not changed.num_rows:
         return []
     keys = changed.select(list(spec.identity))
+    rows = repository.read(spec, Window(as_of=before), keys=keys).to_pylist()
     earlier = {
-        _identity(spec, row): row["fields"]
-        for row in _described(spec, repository.read(spec, Window(as_of=before), keys=keys))
+        _identity(spec, change): (row, change["fields"])
+        for row, change in zip(rows, _described(spec, rows), strict=True)
     }
+    rows = changed.to_pylist()
     found = []
-    for row in _described(spec, changed):
-        old, new = earlier.get(_identity(spec, row)), row.pop("fields")
-        names = [name for name in new if old is None or old[name] != new[name]]
-        if old is not None and not names:
+    for row, change in zip(rows, _described(spec, rows), strict=True):
+        new = change.pop("fields")
+        stored, old = earlier.get(_identity(spec, change), (None, None))
+        # As stored: in JSON 1, 1.0 and true are three values, which Python takes for one.
+        names = [name for name in new if stored is None or stored[name] != row[name]]
+        if stored is not None and not names:
             continue
-        row["operation"] = "insert" if old is None else "update"
-        row["before"] = {name: old[name] for name in names} if old is not None else None
-        row["after"] = {name: new[name] for name in names}
-        found.append(row)
+        change["operation"] = "insert" if stored is None else "update"
+        change["before"] = {name: old[name] for name in names} if old is not None else None
+        change["after"] = {name: new[name] for name in names}
+        found.append(change)
     return found
 
 
-def _described(spec: TypeSpec, table: pa.Table) -> Iterable[Change]:
+def _described(spec: TypeSpec, rows: Iterable[Mapping[str, Any]]) -> Iterable[Change]:
     """Rows as commit, type, identity and fields; nested fields as they are in JSON."""
     nested = {field.name for field in spec.fields if field.storage == "json"}
-    for row in table.to_pylist():
+    for row in rows:
         change = {"commit_id": row["commit_id"], "kind": spec.kind, "type_name": spec.name}
         names = ("key",) if spec.kind == "entity" else spec.identity
         change |= {name: row[column] for name, column in zip(names, spec.identity, strict=True)}

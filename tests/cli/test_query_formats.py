@@ -135,7 +135,7 @@ def test_format_json_is_json(shop: str) -> None:
 
 
 def test_what_fails_after_rows_were_written_is_told_inside_the_document(shop: str) -> None:
-    statement = "select 1 // (x - 100000) y, cast(if(x < 100000, '1', 'z') as int) z from range(200000) t(x)"
+    statement = "select cast(if(x < 1000000, '1', 'z') as int) z from range(1200000) t(x)"
     failed = query(shop, "sql", statement, "--json")
 
     assert failed.code == 2
@@ -251,5 +251,5 @@ def test_an_interrupted_arrow_stream_cannot_be_read_as_whole(shop: str) -> None:
     rest, err = process.communicate(timeout=120)
 
     assert (process.returncode, err) == (130, b"")
-    with pytest.raises(OSError, match="Expected to read"):
+    with pytest.raises(OSError, match="Expected to"):
         pa.ipc.open_stream(begun + rest).read_all()

@@ -77,11 +77,8 @@ class Model:
 
     def commit(self, things: Iterable[Any], *, event: bool = False) -> int | None:
         """The last statement about an identity counts, and only if it changes something."""
-        stated = {
-            (spec_of(type(thing)).ref, version.identity): version
-            for thing in things
-            if (version := Version(self.head + 1, thing, row_of(thing)))
-        }
+        versions = [Version(self.head + 1, thing, row_of(thing)) for thing in things]
+        stated = {(spec_of(type(v.thing)).ref, v.identity): v for v in versions}
         changed = [
             (ref, version)
             for (ref, identity), version in stated.items()
@@ -171,7 +168,8 @@ class Model:
     # --- paths ----------------------------------------------------------------------------------
 
     def paths(self, spec: QuerySpec, seen: Seen) -> list[tuple[Version, ...]]:
-        paths = [((source,), source.identity[0]) for source in self.rows(_without_via(spec), seen)]
+        sources = self.rows(_without_via(spec), seen)
+        paths: list[tuple[tuple[Version, ...], str]] = [((s,), s.identity[0]) for s in sources]
         for relation in spec.via:
             steps = self.visible(relation, seen)
             paths = [

@@ -8,7 +8,8 @@ each time, and failures made small (add --timeout=0).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,20 +87,26 @@ class Scenario:
                 things = [thing for stated in step.stated for thing in stated.things]
                 expected = model.commit(things, event=step.event)
                 for storage in storages:
-                    _play(step, storage, model, expected)
+                    with _noting(storage, model, step.stated):
+                        found = storage.commit(step.stated, event=step.event, pause=step.pause)
+                        assert found == expected, f"commit {found}, not {expected}"
+                    for name, choice in step.disturbances:
+                        with _noting(storage, model, name):
+                            DISTURBANCES[name](storage, choice)
+                    play(step.questions, storage, model)
 
 
-def _play(step: Step, storage: Storage, model: Model, expected: int | None) -> None:
-    doing: object = step.stated
-    try:
-        found = storage.commit(step.stated, event=step.event, pause=step.pause)
-        assert found == expected, f"commit {found}, not {expected}"
-        for name, choice in step.disturbances:
-            doing = name
-            DISTURBANCES[name](storage, choice)
-        for question in step.questions:
-            doing = question
+def play(questions: Sequence[Question], storage: Storage, model: Model) -> None:
+    for question in questions:
+        with _noting(storage, model, question):
             question.check(model, storage)
+
+
+@contextmanager
+def _noting(storage: Storage, model: Model, doing: object) -> Iterator[None]:
+    """Where something went wrong goes with the error."""
+    try:
+        yield
     except Exception as error:
         error.add_note(f"on {storage.name}, head {model.head}, at {doing!r}")
         raise
@@ -126,11 +133,7 @@ def _scenarios(
 ) -> Scenario:
     schema = draw(schemas(exact=exact, relations=relations))
     keys = draw(st.lists(KEYS, min_size=2, max_size=4, unique=True))
-    things = [
-        _thing(draw, schema, one, keys)
-        for one in schema.types
-        for _ in range(draw(st.integers(1, 6)))
-    ]
+    things = [thing for one in schema.types for thing in _things(draw, schema, one, keys)]
     count = draw(st.integers(1, 4))
     ask = questions(Asking(schema, things, count))
     steps = []
@@ -154,6 +157,17 @@ def _scenarios(
 
 
 _DISTURBED = st.tuples(st.sampled_from(sorted(DISTURBANCES)), st.integers(0, 11))
+
+
+def _things(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> list[Any]:
+    """Some objects; several of them differ from another one in a single field."""
+    made = [_thing(draw, schema, one, keys) for _ in range(draw(st.integers(1, 4)))]
+    if one.kinds:
+        for _ in range(draw(st.integers(0, 3))):
+            name = draw(st.sampled_from(sorted(one.kinds)))
+            value = draw(one.kinds[name].of(schema.pool))
+            made.append(draw(st.sampled_from(made)).replace(**{name: value}))
+    return made
 
 
 def _thing(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> Any:

@@ -103,7 +103,7 @@ def schemas(draw: st.DrawFn, *, exact: bool | None = None, relations: int = 0) -
         _declare(
             draw,
             name,
-            Relation[draw(ends), draw(ends)],
+            Relation.__class_getitem__((draw(ends), draw(ends))),  # type: ignore[attr-defined]
             instance_key=draw(st.sampled_from([None, *_KEY_NAMES])),
         )
         for name in draw(_names(_RELATION_NAMES, relations, 2))
@@ -123,9 +123,10 @@ def _declare(draw: st.DrawFn, name: str, base: Any, **keys: str | None) -> Type:
     for role, field in keys.items():
         if field is not None:
             body["__annotations__"][field] = Field[str]
-            body[field] = Field(**{role: True})
+            options: dict[str, Any] = {role: True}
+            body[field] = Field(**options)
     for field, kind in kinds.items():
-        body["__annotations__"][field] = Field[kind.annotation]
+        body["__annotations__"][field] = Field[kind.annotation]  # type: ignore[name-defined]
         body[field] = Field(index=field == indexed)
     cls = types.new_class(name, (base,), {}, lambda space: space.update(body))
     return Type(cls, kinds)

@@ -58,7 +58,7 @@ class Pool:
 
     @cached_property
     def scalars(self) -> Values:
-        return st.none() | st.booleans() | self.numbers | self.texts
+        return st.none() | _ALIKE | self.numbers | self.texts
 
     @cached_property
     def anything(self) -> Values:
@@ -84,6 +84,7 @@ class Pool:
         )
 
 
+_ALIKE = st.sampled_from([0, 0.0, False, 1, 1.0, True])  # equal in Python, not in JSON
 _JSON_KEYS = st.sampled_from(["a", "b", "k", "two words", "a.b", "0", "é", "#", "$"])
 WILD = Pool(False, TEXTS | LONG_TEXTS, INTS, FLOATS)
 EXACT = Pool(

@@ -373,11 +373,11 @@ def test_a_storage_larger_than_the_memory_limit_is_read_and_sorted(tmp_path: Pat
     import pyarrow as pa
 
     uri = make_storage(tmp_path, "object-v2")
-    rows = 400_000
+    rows = 200_000
     table = pa.table(
         {
             "id": [f"{(n * 7919) % rows:08}" for n in range(rows)],
-            "name": [f"{n:0400}" for n in range(rows)],
+            "name": [f"{n:0800}" for n in range(rows)],
             "tier": ["x"] * rows,
             "age": list(range(rows)),
         }
