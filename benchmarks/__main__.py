@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, ingest
+from benchmarks import commits, ingest, queries
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
     "commits": commits.run,
     "ingest": ingest.run,
+    "queries": queries.run,
 }
 
 

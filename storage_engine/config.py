@@ -45,6 +45,9 @@ class OntologiaConfig(BaseModel):
     event_retention_ms: int = Field(default=7 * DAY_MS, ge=0)
     session_ttl_ms: int = Field(default=60_000, ge=100)
 
+    cache_dir: Path | None = None
+    cache_bytes: int = Field(default=1024 * MIB, ge=0)
+
     def __init__(self, **settings: Any) -> None:
         try:
             super().__init__(**settings)

@@ -9,12 +9,12 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import boundary, commits, events, info, init
+from storage_engine.cli import boundary, commits, events, info, init, query
 from storage_engine.cli.options import Invocation, with_settings
 
 app = typer.Typer(
     name="onto",
-    help="Look after Ontologia storages: create them, see what is in them, read their history.",
+    help="Look after Ontologia storages: create them, query them, read their history.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -31,6 +31,7 @@ app.command("init")(with_settings(init.init))
 app.command("info")(with_settings(info.info))
 app.add_typer(commits.app, name="commits")
 app.add_typer(events.app, name="events")
+app.add_typer(query.app, name="query")
 
 
 def run(args: Sequence[str]) -> int:

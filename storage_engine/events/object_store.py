@@ -21,6 +21,7 @@ from storage_engine.commitlog.records import from_json, parse_timestamp, timesta
 from storage_engine.events import envelopes
 from storage_engine.events.object_claims import ObjectClaims, Stands
 from storage_engine.events.object_consumer import ObjectConsumer
+from storage_engine.events.projection import project_outbox
 from storage_engine.events.protocol import (
     DeadLetter,
     EventInfo,
@@ -29,7 +30,6 @@ from storage_engine.events.protocol import (
     WorkerSession,
 )
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
-from storage_engine.events.window import project_outbox
 from storage_engine.objectstore.parallel import Background
 from storage_engine.objectstore.port import (
     ObjectInfo,

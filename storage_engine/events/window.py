@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,10 +23,11 @@ from storage_engine.commitlog.conditional import Lost, write_conditionally
 from storage_engine.commitlog.records import Head, from_json, to_json
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events.envelopes import is_for
+from storage_engine.events.projection import project, read_projected, write_projected
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Envelope
 from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, StoredObject
-from storage_engine.repository.object.outbox import create, outbox_events
+from storage_engine.repository.object.outbox import outbox_events
 
 log = logging.getLogger(__name__)
 
@@ -422,55 +423,3 @@ def _wants(subscription: Subscription, envelope: Envelope) -> bool:
 def _event_id(name: str) -> str:
     """The quoted id in an event's key: enough to tell events apart."""
     return name.partition("_")[2].removesuffix(".json")
-
-
-# -- the outbox -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Projected:
-    """Up to which commit a namespace's events were all projected."""
-
-    commit_id: int = 0
-    etag: str | None = None
-
-
-def read_projected(store: ObjectStore, namespace: str, log_id: str) -> Projected:
-    key = layout.projected(namespace)
-    try:
-        stored = store.get(key)
-    except ObjectNotFound:
-        return Projected()
-    raw: Mapping[str, Any] = from_json(stored.data, key=key)
-    known = raw.get("commit_id")
-    same = raw.get("log_id") == log_id and isinstance(known, int)
-    return Projected(known if same and isinstance(known, int) else 0, stored.etag)
-
-
-def write_projected(store: ObjectStore, namespace: str, head: Head, before: Projected) -> None:
-    """Say so, unless another did: it only saves work, so losing is fine."""
-    if head.commit_id <= before.commit_id:
-        return
-    write_id = layout.new_write_id()
-    body = {"commit_id": head.commit_id, "log_id": head.log_id, "write_id": write_id}
-    key = layout.projected(namespace)
-    write_conditionally(store, key, to_json(body), write_id=write_id, etag=before.etag)
-
-
-def project(store: ObjectStore, missing: Sequence[tuple[str, Envelope]]) -> None:
-    """Create the objects of events that commits carry, where they are not there."""
-    store.parallel.gather([partial(create, store, key, envelope) for key, envelope in missing])
-
-
-def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
-    """Bring out everything that commits have sent to a namespace so far."""
-    head = chain.read_head().head
-    projected = read_projected(store, namespace, head.log_id)
-    missing = [
-        (key, envelope)
-        for _, manifest in chain.stretch(head.manifest_path, above=projected.commit_id)
-        for key, envelope in outbox_events(manifest)
-        if envelope["namespace"] == namespace
-    ]
-    project(store, missing)
-    write_projected(store, namespace, head, projected)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
 from storage_engine.model.entity import Entity
 from storage_engine.model.event import Event
 from storage_engine.model.relation import Relation
+from storage_engine.query.builder import Query, checked_reference
+from storage_engine.query.executor import Parameters
+from storage_engine.query.spec import Reference
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import (
     Ack,
@@ -28,16 +31,12 @@ from storage_engine.repository.protocol import (
     Idempotency,
     Repository,
 )
-from storage_engine.runtime import options
+from storage_engine.runtime import history, options
 from storage_engine.runtime.intents import Intents
+from storage_engine.runtime.reading import OpenExecutor, SqlQuery, View, executor_of
 from storage_engine.runtime.sources import open_source
 from storage_engine.runtime.types import BoundTypes, StoredClass
-
-if TYPE_CHECKING:
-    from storage_engine.events.dispatcher import Totals
-    from storage_engine.events.schedules import Schedule
-    from storage_engine.runtime.events import EventRuntime
-    from storage_engine.runtime.handlers import Handler
+from storage_engine.runtime.working import Working
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class _Terms:
     acks: Sequence[Ack] = ()
 
 
-class Session:
+class Session(Working):
     """Work on one storage.
 
         with Session("onto.db") as session:
@@ -129,7 +128,7 @@ class Session:
         self._unfinished: _Terms | None = None  # of a commit that failed
         self._snapshot: int | None = None
         self._last_commit: CommitResult | None = None
-        self._events: EventRuntime | None = None
+        self._events = None
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
@@ -240,6 +239,18 @@ class Session:
         finally:
             self._committing = False
 
+    # --- as an event handler's session ----------------------------------------------------------
+
+    def for_handler(self) -> Session:
+        """A session for one handler's intents, so that a failure drops no others."""
+        return Session.sharing(
+            self._repository,
+            types=self._types.fresh(),
+            config=self._config,
+            namespace=self._namespace,
+            instance_metadata=self._instance_metadata,
+        )
+
     def commit_handled(
         self,
         ack: Ack,
@@ -263,6 +274,14 @@ class Session:
         """Whether something was stated since the last commit."""
         return bool(self._intents)
 
+    def end_handler(self) -> None:
+        """Close without waiting for the work that follows commits: others go on with it."""
+        with self._mutex:
+            self._forget()
+            self._closed = True
+
+    # --- what it is based on --------------------------------------------------------------------
+
     @property
     def last_commit(self) -> CommitResult | None:
         """What this session's latest commit did: rows inserted and updated per type, attempts."""
@@ -285,82 +304,57 @@ class Session:
         self._metadata.clear()
         self._unfinished = None
 
-    # --- events ---------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
-    def emit(self, events: Event | Iterable[Event]) -> None:
-        """Put events on the bus, one or many, without a commit."""
-        with self._use("emit"):
-            envelopes = options.events(events, self._namespace, "emit")
-            self._event_runtime().store.enqueue(envelopes)
+    def query(self) -> Query:
+        """Begin a query: `session.query().entities(Customer).where(...).collect()`.
 
-    def run(
-        self,
-        handlers: Iterable[Handler[Any]],
-        *,
-        schedules: Iterable[Schedule] = (),
-        max_iterations: int | None = None,
-        progress: Callable[[Totals], None] | None = None,
-    ) -> Totals:
-        """Handle events as they come, until `stop()`, SIGTERM, or `max_iterations` rounds.
-
-        A round claims up to `event_claim_limit` events and handles them one after the other;
-        while there are none, one is made every `event_poll_interval_ms`. `progress` is called
-        after each round. Several workers share the events of a handler between them.
+        Queries see what is committed, not the intents of this session.
         """
-        return self._work(
-            "run",
-            handlers,
-            schedules=options.schedules(schedules),
-            max_iterations=options.rounds(max_iterations),
-            progress=progress,
-        )
+        with self._use("query"):
+            return Query(self._executor(), self._types.bind)
 
-    def drain(
-        self,
-        handlers: Iterable[Handler[Any]],
-        *,
-        progress: Callable[[Totals], None] | None = None,
-    ) -> Totals:
-        """Handle events until none is due. Failed ones that wait for their next attempt stay."""
-        return self._work("drain", handlers, schedules=(), until_idle=True, progress=progress)
+    def sql(self, statement: str, parameters: Parameters | None = None) -> SqlQuery:
+        """Read-only SQL over the latest rows of every stored type, through DuckDB.
 
-    def stop(self) -> None:
-        """End `run()` or `drain()`, from a handler or another thread, after the handler that
-        runs now. What the worker had claimed besides is given back."""
-        if self._events is not None:
-            self._events.stop()
+            session.sql("select tier, count(*) as n from Customer group by tier").collect()
 
-    def _work(self, operation: str, handlers: Any, **settings: Any) -> Totals:
-        from storage_engine.runtime.handlers import checked_handlers
+        Values go into `parameters`: a list for `?`, a dict for `$name`.
+        """
+        with self._use("sql"):
+            return SqlQuery(self._executor(), statement, parameters)
 
-        with self._use(operation):
-            runtime, found = self._event_runtime(), checked_handlers(handlers)
-        return runtime.work(found, metadata=self._instance_metadata, **settings)
+    def at(self, reference: Reference) -> View:
+        """The storage as of a commit id, an instant or a tag, for reading; it stays the same."""
+        with self._use("at"):
+            commit_id = self._repository.commit_at(checked_reference(reference, "at"))
+            return View(commit_id, self._executor(commit_id), self._types)
 
-    def _event_runtime(self) -> EventRuntime:
-        if self._events is None:
-            from storage_engine.runtime.events import EventRuntime
-
-            self._events = EventRuntime(
-                self._repository, self._config, self._namespace, self._for_handler
+    def diff(self, before: Reference, after: Reference) -> list[dict[str, Any]]:
+        """What differs between two commits: kind, type_name, identity, commit_id (the last that
+        changed it), operation, and the fields that differ, `before` (None: insert) and `after`."""
+        with self._use("diff"):
+            a, b = (
+                self._repository.commit_at(checked_reference(reference, "diff"))
+                for reference in (before, after)
             )
-        return self._events
+            return history.diff(self._repository, a, b)
 
-    def _for_handler(self) -> Session:
-        """A session for one handler's intents, so that a failure drops no others."""
-        return Session.sharing(
-            self._repository,
-            types=self._types.fresh(),
-            config=self._config,
-            namespace=self._namespace,
-            instance_metadata=self._instance_metadata,
-        )
+    def changes(self, since: int | str = 0, limit: int = 1000) -> history.Changes:
+        """The change feed: the oldest changes after a commit id or a cursor, at most `limit`.
 
-    def end_handler(self) -> None:
-        """Close without waiting for the work that follows commits: others go on with it."""
-        with self._mutex:
-            self._forget()
-            self._closed = True
+        Each is a dict: commit_id, kind, type_name, identity, fields, operation (insert or
+        update). The page's `cursor` is where to go on; it is a text that can be kept.
+        """
+        with self._use("changes"):
+            return history.changes(self._repository, since, limit)
+
+    def _executor(self, pinned: int | None = None) -> OpenExecutor:
+        return executor_of(self._repository, self._check_open, pinned)
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError("session", operation)
 
     # --- looking --------------------------------------------------------------------------------
 
@@ -413,7 +407,7 @@ class Session:
             if self._closed:
                 return
             self._refuse_reentry("close")
-            if self._events is not None and self._events.running:
+            if self.is_working:
                 raise ConfigurationError("close(): this session is running; stop() it first")
             if self._intents:
                 log.warning("%s: session closed with uncommitted intents", self._repository.uri)
@@ -458,8 +452,7 @@ class Session:
     @contextmanager
     def _use(self, operation: str) -> Iterator[None]:
         with self._mutex:
-            if self._closed:
-                raise ClosedError("session", operation)
+            self._check_open(operation)
             self._refuse_reentry(operation)
             yield
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from storage_engine.events import object_claims, object_consumer, records
+from storage_engine.commitlog import conditional, state
+from storage_engine.events import object_claims, records
 from storage_engine.events.object_claims import ObjectClaims, Stands
 from storage_engine.events.object_consumer import ObjectConsumer
 from storage_engine.events.window import Window
@@ -131,7 +133,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, target: object, name: str, new: Calla
 
 
 def test_planted_no_look_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, object_consumer.state, "acked_since", lambda *_: set())
+    plant(monkeypatch, state, "acked_since", lambda *_: set())
     assert broken_by(monkeypatch)
 
 
@@ -157,7 +159,11 @@ def test_planted_letter_before_the_claim(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def write(self: ObjectClaims, record: records.ClaimRecord, etag: str | None) -> object:
         if record.dead_lettered_at is not None:
-            envelope = {"id": record.event_id, "type": "Ordered", "payload": {"n": 1}}
+            envelope: dict[str, Any] = {
+                "id": record.event_id,
+                "type": "Ordered",
+                "payload": {"n": 1},
+            }
             envelope |= {"root_event_id": record.event_id, "chain_depth": 0}
             self.bury(envelope, Stands(record, ""))
         return original(self, record, etag)
@@ -201,7 +207,7 @@ def test_planted_outbox_left_to_the_committing_process(monkeypatch: pytest.Monke
 
 def test_planted_takeover_without_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that overwrites whatever claim stands: two lives in turns show it."""
-    original = object_claims.write_conditionally
+    original = conditional.write_conditionally
 
     def unfenced(
         store: object, key: str, data: bytes, *, write_id: str, etag: str | None

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -203,7 +204,7 @@ def test_a_claim_that_is_given_back_is_due_at_once_and_was_no_delivery(bus: Bus)
 
 @on_servers
 def test_a_failure_is_tried_again_after_a_growing_pause(bus: Bus) -> None:
-    settings = {"event_backoff_base_ms": 200, "event_backoff_max_ms": 1_000}
+    settings: dict[str, Any] = {"event_backoff_base_ms": 200, "event_backoff_max_ms": 1_000}
     store = bus.open(**settings)
     store.enqueue([order(1)])
     worker = bus.worker(**settings)
@@ -226,7 +227,7 @@ def test_a_failure_is_tried_again_after_a_growing_pause(bus: Bus) -> None:
 
 @on_servers
 def test_at_the_limit_it_is_a_dead_letter(bus: Bus) -> None:
-    settings = {"event_max_attempts": 2, "event_backoff_base_ms": 0}
+    settings: dict[str, Any] = {"event_max_attempts": 2, "event_backoff_base_ms": 0}
     store = bus.open(**settings)
     store.enqueue([order(1, chain_depth=3, root_event_id="first")])
     worker = bus.worker(**settings)
@@ -389,7 +390,7 @@ def test_namespaces_are_counted(bus: Bus) -> None:
     store.register_session("third", "s", {})
 
     found = {
-        n.namespace: (n.events, n.sessions, n.dead_letters) for n in store.list_namespaces(9e9)
+        n.namespace: (n.events, n.sessions, n.dead_letters) for n in store.list_namespaces(10**9)
     }
     assert found == {"shop": (2, 0, 1), "elsewhere": (1, 0, 0), "third": (0, 1, 0)}
 

@@ -19,7 +19,7 @@ class Needs(Event):
 
 
 def utc(*moment: int) -> datetime:
-    return datetime(*moment, tzinfo=UTC)  # type: ignore[arg-type]
+    return datetime(*moment, tzinfo=UTC)  # type: ignore[misc, arg-type]
 
 
 def test_due_times_are_after_the_one_and_up_to_the_other() -> None:
