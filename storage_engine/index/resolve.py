@@ -51,6 +51,19 @@ def resolve(
     )
 
 
+def resolve_from_chain(chain: Chain, head: Head, refs: Sequence[TypeRef]) -> list[Resolution]:
+    """The same from the truth alone: an index has named what is not there."""
+    heads = state.type_heads(chain, head)
+    return [
+        Resolution(
+            tuple(state.entries(chain, head, ref, top=heads.get(ref))),
+            fallback=True,
+            warning=f"index of {ref[1]} names files that are missing; read from the commit chain",
+        )
+        for ref in refs
+    ]
+
+
 def _resolved(
     chain: Chain,
     head: Head,

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from storage_engine.cli.output import Output
+from storage_engine.cli.results import Answer, Column, Format, write
 from storage_engine.cli.values import csv_cell, json_value
 from storage_engine.runtime.session import Session
 from tests.cli.shop import Client, fill
@@ -253,3 +254,21 @@ def test_an_interrupted_arrow_stream_cannot_be_read_as_whole(shop: str) -> None:
     assert (process.returncode, err) == (130, b"")
     with pytest.raises(OSError, match="Expected to"):
         pa.ipc.open_stream(begun + rest).read_all()
+
+
+def test_a_stream_that_fails_between_two_batches_cannot_be_read_as_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = pa.record_batch({"a": pa.array([1])})
+
+    def batches() -> Any:
+        yield batch
+        raise KeyboardInterrupt
+
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
+    with pytest.raises(KeyboardInterrupt):
+        write(Output(), Format.arrow, Answer(batch.schema, batches(), [Column("a", 0)]))
+
+    with pytest.raises(OSError, match="Expected to"):
+        pa.ipc.open_stream(written.getvalue()).read_all()

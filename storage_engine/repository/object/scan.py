@@ -35,6 +35,10 @@ _GLOB = re.compile(r"[*?\[]")  # DuckDB would take such a path for a pattern
 _UNITED = 8  # commits whose files are united with their ids as constants; more are joined
 
 
+class MissingFileError(IntegrityError):
+    """A file is named, by the log or by an index, but it is not in the store."""
+
+
 class RemoteFiles(Protocol):
     """A store whose objects DuckDB can range-read itself."""
 
@@ -116,6 +120,14 @@ class Scanner:
             parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
         return " UNION ALL ".join(parts)
 
+    def lacks(self, entries: Iterable[Entry]) -> bool:
+        """Whether a file is missing; found out by fetching it where it is not local."""
+        try:
+            self.bring(files_of(entries))
+        except MissingFileError:
+            return True
+        return False
+
     def bring(self, files: Iterable[DataFile]) -> Brought:
         """By path, what DuckDB can open a file by, or its content; all fetched together."""
         unique = {item.file.path: item.file for item in files}
@@ -130,6 +142,8 @@ class Scanner:
     def _name(self, file: CommitFile) -> str | None:
         """What DuckDB can open the file by; None when its content must be brought first."""
         path = self._store.local_path(file.path)
+        if path is not None and not path.exists():
+            raise self._missing(file)
         if path is not None and not _GLOB.search(str(path)):
             return str(path)
         if self._store.kind == "s3" and file.bytes > FETCH_WHOLE:
@@ -165,10 +179,12 @@ class Scanner:
         try:
             return self._store.get(file.path).data
         except ObjectNotFound:
-            raise IntegrityError(
-                f"{file.path} is named by the log but missing from {self._store.uri}",
-                key=file.path,
-            ) from None
+            raise self._missing(file) from None
+
+    def _missing(self, file: CommitFile) -> MissingFileError:
+        return MissingFileError(
+            f"{file.path} is named by the log but missing from {self._store.uri}", key=file.path
+        )
 
 
 def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:

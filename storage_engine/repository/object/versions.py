@@ -13,11 +13,11 @@ from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Entry, Head, TypeHead
 from storage_engine.index.objects import IndexObjects
-from storage_engine.index.resolve import Resolution, resolve
+from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.reconcile import prune_by_keys
 from storage_engine.repository.object.resident import Resident, ResidentType
-from storage_engine.repository.object.scan import Scanner
+from storage_engine.repository.object.scan import MissingFileError, Scanner
 
 if TYPE_CHECKING:
     import duckdb
@@ -59,14 +59,19 @@ class Versions:
     def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
         return state.type_heads(self._chain, head).get(spec.ref)
 
-    def resolve(self, spec: TypeSpec, head: Head) -> Resolution:
+    def resolve(self, spec: TypeSpec, head: Head, *, trust_index: bool = True) -> Resolution:
         """Entries of the current schema version (v1: of all), index first."""
-        return self.resolve_all([spec], head)[0]
+        return self.resolve_all([spec], head, trust_index=trust_index)[0]
 
-    def resolve_all(self, specs: Sequence[TypeSpec], head: Head) -> list[Resolution]:
+    def resolve_all(
+        self, specs: Sequence[TypeSpec], head: Head, *, trust_index: bool = True
+    ) -> list[Resolution]:
         """The same for several types, which costs no more hops."""
         refs = [spec.ref for spec in specs]
-        found = resolve(self._chain, self._indices, head, refs, watermark_is_head=self._v1)
+        if trust_index:
+            found = resolve(self._chain, self._indices, head, refs, watermark_is_head=self._v1)
+        else:
+            found = resolve_from_chain(self._chain, head, refs)
         return [self._current(spec, head, one) for spec, one in zip(specs, found, strict=True)]
 
     def _current(self, spec: TypeSpec, head: Head, found: Resolution) -> Resolution:
@@ -92,6 +97,9 @@ class Versions:
                 yield OpenVersions(cursor, unique=rows.num_rows == len(resident))
             return
         entries = prune_by_keys(self.resolve(spec, head).entries, spec, keys)
+        if self._scanner.lacks(entries):
+            found = self.resolve(spec, head, trust_index=False)
+            entries = prune_by_keys(found.entries, spec, keys)
         with self._scanner.versions(spec, entries, **tables) as cursor:
             yield OpenVersions(cursor, unique=unique(entries))
 
@@ -102,7 +110,9 @@ class Versions:
         with self._scanner.versions(spec, entries, **tables) as cursor:
             yield cursor
 
-    def resident(self, spec: TypeSpec, head: Head) -> ResidentType | None:
+    def resident(
+        self, spec: TypeSpec, head: Head, *, trust_index: bool = True
+    ) -> ResidentType | None:
         """The type's latest rows in memory as of `head`; None when it is too large to keep."""
         top = self.type_head(spec, head)
         if top is None:
@@ -116,14 +126,19 @@ class Versions:
         if known is not None:
             missing = state.entries(self._chain, head, spec.ref, top=top, above=known.upto)
         else:
-            missing = list(self.resolve(spec, head).entries)
+            missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
         files = [file for entry in missing for file in entry.files]
         if not self._resident.fits(
             file_bytes=sum(f.bytes for f in files), rows=sum(f.row_count for f in files)
         ):
             self._resident.drop(spec.ref)
             return None
-        rows = self._scanner.table(spec, missing)
+        try:
+            rows = self._scanner.table(spec, missing)
+        except MissingFileError:
+            if known is not None or not trust_index:
+                raise
+            return self.resident(spec, head, trust_index=False)
         if known is None:
             known = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
         else:

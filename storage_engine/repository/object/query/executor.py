@@ -16,14 +16,19 @@ from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import Diagnostic, Parameters, Plan, Rows, Traversal
 from storage_engine.query.spec import QuerySpec, Reference, When
-from storage_engine.query.statements import Compiler, Statement, result_kinds
+from storage_engine.query.statements import Compiler, Conjunct, Statement, result_kinds
 from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.endpoints import endpoint_spec
 from storage_engine.repository.object.evaluate import check_schema
 from storage_engine.repository.object.query.explain import explained
 from storage_engine.repository.object.query.plan import CommitWindow, TypePlan, plan_type
 from storage_engine.repository.object.query.visible import Wanted, visible
-from storage_engine.repository.object.scan import Brought, Scanner, versioned_schema
+from storage_engine.repository.object.scan import (
+    Brought,
+    MissingFileError,
+    Scanner,
+    versioned_schema,
+)
 from storage_engine.repository.object.versions import Versions
 from storage_engine.repository.protocol import Window
 from storage_engine.repository.references import after_pin
@@ -112,8 +117,9 @@ class ObjectExecutor:
         column = "entity_key"
         for relation in spec.via:
             keys = pa.table({"left_key": tables[-1].column(column).unique()})
-            steps += self._plan(head, window, [relation], keys=keys)
-            tables.append(self._fetch(steps[-1], keys))
+            step, found = self._fetch(head, relation, window, keys)
+            steps.append(step)
+            tables.append(found)
             column = "right_key"
         remarks = sources.diagnostics or _remarks(steps)
         return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
@@ -122,7 +128,7 @@ class ObjectExecutor:
         head = self._engine.chain.read_head().head
         entity = endpoint_spec(spec.type, side, self._engine.known_types)
         window = self._window(When(as_of=spec.when.as_of), head)
-        return self._read(head, entity, window, pa.table({"entity_key": keys}))
+        return self._fetch(head, entity, window, pa.table({"entity_key": keys}))[1]
 
     def explain(self, spec: QuerySpec) -> Plan:
         if spec.aggregates:
@@ -146,8 +152,8 @@ class ObjectExecutor:
         head = engine.chain.read_head().head
 
         def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
-            plans = self._plan(head, self._window(When(), head), list(tables.values()))
-            brought = _bring(engine, plans)
+            window = self._window(When(), head)
+            plans, brought = self._opened(head, window, list(tables.values()))
             for name, plan in zip(tables, plans, strict=True):
                 ctes = visible(engine.scanner, cursor, plan, _ASKED, brought=brought)
                 columns = ", ".join(map(quoted, versioned_schema(plan.spec).names))
@@ -165,27 +171,23 @@ class ObjectExecutor:
         head = self._engine.chain.read_head().head
         upto = head.commit_id if window.as_of is None else _clamp(window.as_of, head)
         seen = CommitWindow(upto, max(window.since or 0, 0), window.history)
-        return self._read(head, spec, seen, keys)
+        return self._fetch(head, spec, seen, keys)[1]
 
-    def _read(
+    def _fetch(
         self, head: Head, spec: TypeSpec, window: CommitWindow, keys: pa.Table | None
-    ) -> pa.Table:
+    ) -> tuple[TypePlan, pa.Table]:
         """`keys` may be some of the identity columns."""
-        return self._fetch(self._plan(head, window, [spec], keys=keys)[0], keys)
-
-    def _fetch(self, plan: TypePlan, keys: pa.Table | None) -> pa.Table:
-        spec = plan.spec
         schema = versioned_schema(spec)
+        (plan,), brought = self._opened(head, window, [spec], keys=keys)
         if keys is not None and not keys.num_rows:
-            return schema.empty_table()
+            return plan, schema.empty_table()
         columns = ", ".join(map(quoted, schema.names))
-        by = ["commit_id", *spec.identity] if plan.window.history else spec.identity
+        by = ["commit_id", *spec.identity] if window.history else spec.identity
         with self._engine.duck.cursor() as cursor, self._engine.duck.errors():
             wanted = None
             if keys is not None:
                 wanted = Wanted("wanted", keys)
                 cursor.register(wanted.name, keys)
-            brought = _bring(self._engine, [plan])
             ctes = visible(
                 self._engine.scanner, cursor, plan, _ASKED, brought=brought, wanted=wanted
             )
@@ -194,7 +196,7 @@ class ObjectExecutor:
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
             found = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
-            return found.cast(schema)
+            return plan, found.cast(schema)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -215,8 +217,8 @@ class ObjectExecutor:
             "duckdb", "columns", endpoints={side: f"{side}_entities" for side in sides}
         )
         conjuncts = compiler.conjuncts(spec.where)
-        own, *others = self._plan(
-            head, window, [spec.type, *ends.values(), *also], conjuncts=conjuncts
+        (own, *others), brought = self._opened(
+            head, window, [spec.type, *ends.values(), *also], conjuncts=conjuncts, unread=len(also)
         )
         early: dict[str, Any] = {}
         for conjunct in conjuncts:
@@ -225,12 +227,10 @@ class ObjectExecutor:
         cursor = engine.duck.cursor()
         try:
             with engine.duck.errors():
-                ends_plans = others[: len(sides)]
-                brought = _bring(engine, [own, *ends_plans])
                 ctes = visible(
                     engine.scanner, cursor, own, _ASKED, brought=brought, conjuncts=conjuncts
                 )
-                for side, plan in zip(sides, ends_plans, strict=True):
+                for side, plan in zip(sides, others, strict=False):
                     ctes += visible(
                         engine.scanner, cursor, plan, f"{side}_entities", brought=brought
                     )
@@ -243,18 +243,39 @@ class ObjectExecutor:
             cursor.close()
             raise
 
-    def _plan(
+    def _opened(
         self,
         head: Head,
         window: CommitWindow,
         specs: Sequence[TypeSpec],
         *,
-        conjuncts: Sequence[Any] = (),
+        conjuncts: Sequence[Conjunct] = (),
         keys: pa.Table | None = None,
+        unread: int = 0,
+    ) -> tuple[list[TypePlan], Brought]:
+        """Plans of the types, and the files they name, but for those of the last `unread`.
+        `conjuncts` and `keys` are about the first type. Where an index names what is not there (any more), the log itself is asked, anew:
+        a purge may have gone by since."""
+        try:
+            plans = self._plan(head, window, specs, conjuncts, keys)
+            return plans, _bring(self._engine, plans[: len(plans) - unread])
+        except MissingFileError:
+            head = self._engine.chain.read_head().head
+            plans = self._plan(head, window, specs, conjuncts, keys, trust_index=False)
+            return plans, _bring(self._engine, plans[: len(plans) - unread])
+
+    def _plan(
+        self,
+        head: Head,
+        window: CommitWindow,
+        specs: Sequence[TypeSpec],
+        conjuncts: Sequence[Conjunct],
+        keys: pa.Table | None,
+        *,
+        trust_index: bool = True,
     ) -> list[TypePlan]:
-        """`conjuncts` and `keys` are about the first type."""
         engine = self._engine
-        found = engine.versions.resolve_all(specs, head)
+        found = engine.versions.resolve_all(specs, head, trust_index=trust_index)
         plans = []
         for n, (spec, resolution) in enumerate(zip(specs, found, strict=True)):
             top = engine.versions.type_head(spec, head)

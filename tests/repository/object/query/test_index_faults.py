@@ -9,14 +9,16 @@ from collections.abc import Callable
 import pytest
 
 from storage_engine.commitlog import layout
+from storage_engine.errors import IntegrityError
 from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
 from storage_engine.query.spec import QuerySpec, When
 from tests.commitlog.support import World, Writer
-from tests.engines import CUSTOMER, customer
+from tests.engines import CUSTOMER, customer, rows_of
 from tests.index.support import index_of, lag_behind, spoil
 from tests.repository.object.costs import measure
 
 COMMITS = 6
+LATEST = When()
 EXPECTED = [(5, "a", 4), (6, "b", 5)]
 HISTORY = [(n + 1, "ab"[n % 2], n) for n in range(COMMITS)]
 
@@ -27,7 +29,7 @@ def fill(world: World) -> None:
         writer.put(customer("ab"[n % 2], age=n))
 
 
-def ask(reader: Writer, when: When = When()) -> list[tuple[int, str, int]]:
+def ask(reader: Writer, when: When = LATEST) -> list[tuple[int, str, int]]:
     rows = reader.repo.executor().rows(QuerySpec(CUSTOMER, when=when))
     found = [row for batch in rows.batches for row in batch.to_pylist()]
     return [(row["commit_id"], row["entity_key"], row["age"]) for row in found]
@@ -87,6 +89,33 @@ def test_rfc0004_16_a_damaged_index_changes_no_row(
     assert reader.warning() is not None
     assert ask(reader, When(history=True)) == HISTORY
     assert ask(reader, When(as_of=3)) == [(3, "a", 2), (2, "b", 1)]
+
+
+def test_an_index_that_names_missing_files_is_not_believed(
+    either_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any of its entries, not the head's alone: a purge may have removed what it names."""
+    world = either_world
+    fill(world)
+    document = index_of(world)
+    document["entries"][1]["path"] = "commits/2-deadbeef/entities/Customer.parquet"
+    spoil(world, document)
+    reader = world.open("reader")
+    with caplog.at_level(logging.WARNING):
+        assert ask(reader) == EXPECTED
+    assert [r.getMessage() for r in caplog.records if "names files that are missing" in r.message]
+    assert ask(reader, When(history=True)) == HISTORY
+    assert reader.ages() == {"a": 4, "b": 5}
+    assert reader.commit(rows_of(CUSTOMER, customer("a", age=4))) is None  # nothing to change
+
+
+def test_a_file_that_the_log_itself_names_must_be_there(either_world: World) -> None:
+    world = either_world
+    fill(world)
+    (path,) = [k for k in world.stored_keys("commits/2-") if k.endswith(".parquet")]
+    world.backend.remove([path])
+    with pytest.raises(IntegrityError, match="named by the log but missing"):
+        ask(world.open("reader"))
 
 
 def test_a_healthy_index_gives_no_warning(
