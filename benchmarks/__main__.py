@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, ingest, queries
+from benchmarks import commits, events, ingest, queries
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
     "commits": commits.run,
+    "events": events.run,
     "ingest": ingest.run,
     "queries": queries.run,
 }

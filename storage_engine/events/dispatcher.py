@@ -170,7 +170,7 @@ class Settler:
             if tried < _SETTLE_ATTEMPTS and error.retryable:
                 self._waiting.append((claim, outcome))
                 continue
-            claim.lost = claim.settled = True
+            self._consumer.let_go([claim])
             self._totals.dropped += 1
             log.warning(
                 "event %s could not be settled for %s and will come again: %s",
@@ -197,10 +197,6 @@ class Held:
         with self.guard:
             self.claims = {k: c for k, c in self.claims.items() if not c.settled}
             return list(self.claims.values())
-
-    def drop(self, claim: Claim) -> None:
-        with self.guard:
-            self.claims.pop(id(claim), None)
 
 
 class Ticker:
@@ -244,6 +240,8 @@ class Ticker:
                 self._tick()
             except OntologiaError as error:
                 log.warning("a worker's heartbeat failed: %s", error)
+            except Exception:  # the thread must live on, or leases would run out
+                log.exception("a worker's heartbeat failed")
 
     def _tick(self) -> None:
         worker = self._worker
@@ -360,8 +358,7 @@ class Dispatcher:
             if isinstance(outcome, Dropped):
                 log.warning("event %s: %s", claim.event_id, outcome.reason)
                 self.totals.dropped += 1
-                claim.settled = True
-                self.held.drop(claim)
+                self.consumer.let_go([claim])
             else:
                 self._settler.add(claim, outcome)
                 self._settler.go()

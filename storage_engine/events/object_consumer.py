@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 SAVE_INTERVAL = timedelta(seconds=30)
 LOOK_INTERVAL = timedelta(seconds=1)  # for more urgent ones, while there is enough to do
 _PAUSE = timedelta(seconds=1)  # after the store failed to answer
+_ROUNDS = 20
 _AHEAD = 10  # events read, in claim limits, among which priority decides
 
 
@@ -85,10 +86,15 @@ class ObjectConsumer:
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
+        rounds = _ROUNDS
         while True:
             tried, won = self._claim(limit, whole, ahead)
             if won or not tried or not self._has_more():
-                break  # all of these were others', or are known better now: go on
+                break
+            # All of these were others', or are known better now: go on, but not for ever.
+            rounds = max(rounds, _ROUNDS + self._window.unread // limit) - 1
+            if not rounds:
+                break
             whole = False
         self._save_if_due()
         return won
@@ -260,6 +266,13 @@ class ObjectConsumer:
         for claim, record in zip(claims, done, strict=True):
             if record is not None:
                 self._known(claim.entry, Stands(record, claim.etag))
+
+    def let_go(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            with claim.guard:
+                known, claim.settled = claim.settled, True
+            if not known:
+                self._known(claim.entry, Stands(claim.record, claim.etag))
 
     def extend(self, claims: Sequence[Claim]) -> list[bool]:
         now = self._store.now()

@@ -93,6 +93,9 @@ class Consumer(Protocol):
     def give_back(self, claims: Sequence[Claim]) -> None:
         """Let others have unhandled ones at once."""
 
+    def let_go(self, claims: Sequence[Claim]) -> None:
+        """Touch them no more: how they ended is seen when their leases have run out."""
+
     def extend(self, claims: Sequence[Claim]) -> list[bool]:
         """Renew leases; False where the claim was lost."""
 

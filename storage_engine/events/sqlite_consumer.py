@@ -161,6 +161,10 @@ class SqliteConsumer:
         now = self._store.now()
         self._settle("give back events", claims, lambda c: records.give_back(c.record, now))
 
+    def let_go(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            claim.settled = True
+
     def extend(self, claims: Sequence[Claim]) -> list[bool]:
         now = self._store.now()
         held = [claim for claim in claims if not claim.settled]

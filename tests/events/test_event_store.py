@@ -190,6 +190,19 @@ def test_an_extended_lease_holds(bus: Bus) -> None:
     assert worker.ack([claim]) == [True]
 
 
+def test_a_claim_that_is_let_go_comes_again_when_its_lease_has_run_out(bus: Bus) -> None:
+    store = bus.open(**bus.short)
+    store.enqueue([order(1)])
+    worker = bus.worker(**bus.short)
+    claim = one(worker)
+    worker.let_go([claim])
+    assert worker.extend([claim]) == []
+    assert worker.claim(10) == []
+    bus.pass_lease(store)
+
+    assert one(worker).record.deliveries == 2
+
+
 def test_a_claim_that_is_given_back_is_due_at_once_and_was_no_delivery(bus: Bus) -> None:
     bus.open().enqueue([order(1)])
     worker = bus.worker()
@@ -358,18 +371,19 @@ def test_sessions_come_beat_and_die(bus: Bus) -> None:
     store = bus.open()
     store.register_session(NAMESPACE, "a", {"pid": 1})
     store.register_session(NAMESPACE, "b", {})
-    wait(store, 0.3)
+    bus.pass_lease(store)
+    ttl = bus.lease_ms
     store.heartbeat(NAMESPACE, "a")
     store.heartbeat(NAMESPACE, "c")
 
-    found = {s.session_id: s for s in store.list_sessions(NAMESPACE, 200)}
+    found = {s.session_id: s for s in store.list_sessions(NAMESPACE, ttl)}
     assert {name: s.is_dead for name, s in found.items()} == {"a": False, "b": True, "c": False}
     assert found["a"].metadata == {"pid": 1}
     assert found["a"].started_at < found["a"].last_heartbeat
-    (namespace,) = store.list_namespaces(200)
+    (namespace,) = store.list_namespaces(ttl)
     assert (namespace.sessions, namespace.dead_sessions) == (2, 1)
     store.end_session(NAMESPACE, "a")
-    assert {s.session_id for s in store.list_sessions(NAMESPACE, 200)} == {"b", "c"}
+    assert {s.session_id for s in store.list_sessions(NAMESPACE, ttl)} == {"b", "c"}
 
 
 # -- administration -------------------------------------------------------------------------------

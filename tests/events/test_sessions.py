@@ -236,6 +236,36 @@ def test_a_handler_reads_with_its_session(open_session: Callable[..., Session]) 
     session.discard()
 
 
+def test_a_commit_of_unknown_outcome_is_settled_by_the_log(simulated: Bus) -> None:
+    """The worker itself finds out later; here the commit had landed."""
+    from storage_engine.errors import CommitStateUnknownError
+
+    runs: list[int] = []
+    with Session(simulated.uri, config=simulated.config(event_lease_ms=30_000)) as session:
+        repository = session.repository
+        original = repository.commit
+
+        def silent(request: Any) -> Any:
+            original(request)
+            raise CommitStateUnknownError(commit_id=1, manifest_path="m", write_id="w")
+
+        repository.commit = silent  # type: ignore[method-assign]
+
+        @on_event(Ordered, id="bill")
+        def bill(ctx: HandlerContext[Ordered]) -> None:
+            runs.append(ctx.event.n)
+            ctx.ensure(Invoice(id="a", n=len(runs)))
+
+        session.emit(Ordered(n=1))
+        totals = session.drain([bill])
+        assert (counted(totals), totals.dropped) == ((0, 0, 0), 1)
+        rest(session, 31)
+        assert counted(session.drain([bill])) == (0, 0, 0)
+        (info,) = session._event_runtime().store.list_events("default", 5)
+    assert info.status == "acked"
+    assert runs == [1]
+
+
 # -- the worker's life ----------------------------------------------------------------------------
 
 
