@@ -86,16 +86,12 @@ class ObjectConsumer:
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
-        rounds = _ROUNDS
-        while True:
-            tried, won = self._claim(limit, whole, ahead)
-            if won or not tried or not self._has_more():
-                break
-            # All of these were others', or are known better now: go on, but not for ever.
-            rounds = max(rounds, _ROUNDS + self._window.unread // limit) - 1
-            if not rounds:
-                break
-            whole = False
+        tried, won = self._claim(limit, whole, ahead)
+        rounds = _ROUNDS + self._window.unread // limit
+        # All of these were others', or are known better now: go on, but not for ever.
+        while not won and tried and rounds and self._has_more():
+            rounds -= 1
+            tried, won = self._claim(limit, False, ahead)
         self._save_if_due()
         return won
 
