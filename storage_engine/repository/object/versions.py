@@ -97,7 +97,7 @@ class Versions:
                 yield OpenVersions(cursor, unique=rows.num_rows == len(resident))
             return
         entries = prune_by_keys(self.resolve(spec, head).entries, spec, keys)
-        if self._scanner.lacks(entries):
+        if self._scanner.lacks(spec, entries):
             found = self.resolve(spec, head, trust_index=False)
             entries = prune_by_keys(found.entries, spec, keys)
         with self._scanner.versions(spec, entries, **tables) as cursor:
