@@ -64,3 +64,12 @@ def data_file(
 
 def staged_prefix(attempt: str) -> str:
     return f"staged/{attempt}"
+
+
+def snapshot(kind: str, name: str, low: int, high: int) -> str:
+    """What the keys of a snapshot of commits `low` to `high` begin with."""
+    return f"snapshots/{FOLDERS[kind]}/{name}-{low}-{high}"
+
+
+def compaction_lease(kind: str, name: str) -> str:
+    return f"meta/compaction/{FOLDERS[kind]}/{name}.json"

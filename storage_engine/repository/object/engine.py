@@ -103,6 +103,23 @@ class ObjectRepository(ABC):
         self._commit_mutex = threading.Lock()
         self._log_id: str | None = None
 
+    # -- what maintenance works with ----------------------------------------------------------
+
+    @property
+    def config(self) -> OntologiaConfig:
+        return self._config
+
+    @property
+    def indices(self) -> IndexObjects:
+        return self._indices
+
+    @property
+    def duck(self) -> Duck:
+        return self._duck
+
+    def warn(self, message: str) -> None:
+        self._warn(message)
+
     # -- reading ------------------------------------------------------------------------------
 
     def head_commit_id(self) -> int:
