@@ -10,6 +10,7 @@ ENGINE = "meta/engine.json"
 TYPES = "meta/schema/types.json"
 REGISTRY = "meta/schema/registry.json"
 LAYOUT_CATALOG = "meta/type_layout_catalog.json"
+TAGS = "meta/tags/"
 FOLDERS = {"entity": "entities", "relation": "relations"}
 
 
@@ -45,6 +46,10 @@ def schema_versions(kind: str, name: str) -> str:
 
 def attempt_heartbeat(attempt: str) -> str:
     return f"meta/attempts/{attempt}.json"
+
+
+def tag(name: str) -> str:
+    return f"{TAGS}{name}.json"
 
 
 def data_file(
