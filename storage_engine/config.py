@@ -34,6 +34,11 @@ class OntologiaConfig(BaseModel):
     checkpoint_interval: int = Field(default=100, ge=1)
     target_part_bytes: int = Field(default=48 * MIB, ge=64 * KIB)
 
+    snapshot_part_bytes: int = Field(default=256 * MIB, ge=64 * KIB)
+    snapshot_row_group_rows: int = Field(default=512 * KIB, ge=1_000)
+    snapshot_page_bytes: int = Field(default=8 * MIB, ge=64 * KIB, le=64 * MIB)
+    snapshot_bloom_fpp: float = Field(default=0.01, ge=0, lt=1)
+
     def __init__(self, **settings: Any) -> None:
         try:
             super().__init__(**settings)
