@@ -57,13 +57,14 @@ def entries_of(repository: Repository, spec: TypeSpec = CUSTOMER) -> tuple[Entry
 
 
 def seen(repository: Repository, spec: TypeSpec = CUSTOMER) -> dict[str, list[dict[str, Any]]]:
-    """Every kind of read, at every commit."""
+    """Every kind of read, at commits that matter, and what each commit changed."""
     head = repository.head_commit_id()
+    some = sorted({-1, 0, 1, head // 2, head - 1, head, head + 1})
     windows = {
         "latest": Window(),
         "history": Window(history=True),
-        **{f"as_of {c}": Window(as_of=c) for c in range(-1, head + 2)},
-        **{f"since {c}": Window(history=True, since=c) for c in range(-1, head + 2)},
+        **{f"as_of {c}": Window(as_of=c) for c in some},
+        **{f"since {c}": Window(history=True, since=c) for c in some},
     }
     found = {name: repository.read(spec, window).to_pylist() for name, window in windows.items()}
     return found | {f"changes {c}": repository.list_commit_changes(c) for c in range(1, head + 1)}
@@ -274,7 +275,7 @@ def test_large_files_have_large_pages(tmp_path: Path, expected_bytes: int, pages
 # -- reads meanwhile ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_reads_are_the_same_with_commits_and_compactions_in_random_order(
     objects: Storage, seed: int
 ) -> None:
@@ -283,7 +284,7 @@ def test_reads_are_the_same_with_commits_and_compactions_in_random_order(
     model: list[tuple[int, str, int]] = []
     with opened(objects, checkpoint_interval=5) as writer, opened(objects) as reader:
         with opened(objects) as compactor:
-            for step in range(45):
+            for step in range(28):
                 match rng.choice(["put", "put", "put", "bulk", "compact", "other"]):
                     case "put" | "bulk" as how:
                         keys = rng.sample("abcdefgh", rng.randint(1, 3))
@@ -299,8 +300,7 @@ def test_reads_are_the_same_with_commits_and_compactions_in_random_order(
                     case "compact":
                         policy = CompactionPolicy(rng.randint(2, 4), rng.choice([0.5, 1.5, 4]))
                         compact(compactor, policy)
-                for repository in (writer, reader):
-                    check_against(repository, model, rng)
+                check_against(reader if step % 2 else writer, model, rng)
         compact(writer, EAGER)
         with opened(objects) as fresh:
             check_against(fresh, model, rng)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LEASE_WAIT_MS = 250  # enough to ask again after an unanswered request, not to wait for a holder
 _CREATE_WHOLE = 128 * MIB  # what a conditional create takes, which needs it in memory
 
 
@@ -150,7 +151,7 @@ class _Compactor:
             if not item.work:
                 continue
             try:
-                lease = self._lease_on(layout.compaction_lease(*item.ref), 0).acquire()
+                lease = self._lease_on(layout.compaction_lease(*item.ref), _LEASE_WAIT_MS).acquire()
             except LockContentionError as error:
                 skipped[item.type_name] = f"{error.owner_id or 'another compactor'} works on it"
                 continue
