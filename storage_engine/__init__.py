@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UnsupportedEngineError,
         ValidationError,
     )
+    from storage_engine.maintenance.compaction import CompactionPolicy
     from storage_engine.model.entity import Entity
     from storage_engine.model.event import Event
     from storage_engine.model.field import Field
@@ -57,6 +58,7 @@ __all__ = [
     "BatchSizeExceededError",
     "ClosedError",
     "CommitStateUnknownError",
+    "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
     "Entity",
@@ -95,6 +97,7 @@ __all__ = [
 
 _ERRORS = "storage_engine.errors"
 _MODULES = {
+    "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Entity": "storage_engine.model.entity",
     "Event": "storage_engine.model.event",
     "Field": "storage_engine.model.field",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
@@ -26,6 +26,13 @@ from storage_engine.runtime import options
 from storage_engine.runtime.intents import Intents
 from storage_engine.runtime.sources import open_source
 from storage_engine.runtime.types import BoundTypes, StoredClass
+
+if TYPE_CHECKING:
+    from storage_engine.maintenance.compaction import (
+        CompactionPolicy,
+        CompactionProgress,
+        CompactionReport,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -281,6 +288,26 @@ class Session:
         """Engine, head, known types and, on object stores, the requests made so far."""
         with self._use("storage_info"):
             return self._repository.storage_info()
+
+    def compact(
+        self,
+        policy: CompactionPolicy | None = None,
+        *,
+        types: Iterable[StoredClass | str] | None = None,
+        progress: Callable[[CompactionProgress], None] | None = None,
+    ) -> CompactionReport:
+        """Merge small files of these types (or all) where the policy finds it worth while.
+
+        Reads stay the same meanwhile and after; other sessions may go on writing.
+        """
+        from storage_engine.maintenance.compaction import compact
+
+        with self._use("compact"):
+            repository = self._repository
+            names = None
+            if types is not None:
+                names = [t if isinstance(t, str) else self._types.find(t).name for t in types]
+        return compact(repository, policy, progress, types=names)
 
     # --- lifetime -------------------------------------------------------------------------------
 

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import storage_engine
+from storage_engine import Session
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConfigurationError, IntegrityError
+from storage_engine.errors import ClosedError, ConfigurationError, IntegrityError
 from storage_engine.maintenance.compaction import (
     CompactionPolicy,
     CompactionProgress,
@@ -33,6 +35,7 @@ from tests.engines import (
     EMPLOYMENT,
     EVERYTHING,
     PRODUCT,
+    Customer,
     Storage,
     commit,
     customer,
@@ -463,3 +466,18 @@ def test_damage_stays_visible(objects: Storage) -> None:
             compact(repository, EAGER)
         assert repository.chain.read_head().etag == etag
         assert not list(repository.store.list("snapshots/"))
+
+
+def test_a_session_compacts(objects: Storage) -> None:
+    with Session(objects.uri) as session:
+        for n in range(3):
+            session.ensure(Customer(id="a", name="Ann", age=n))
+            session.commit()
+        policy = storage_engine.CompactionPolicy(min_entries=2)
+        assert session.compact(types=["Customer"]).runs == ()  # not worth it by default
+        [run] = session.compact(policy, types=[Customer]).runs
+        assert (run.outcome, run.rows) == ("published", 3)
+        session.ensure(Customer(id="a", name="Ann", age=9))
+        assert session.commit() == 4
+    with pytest.raises(ClosedError, match="compact"):
+        session.compact()
