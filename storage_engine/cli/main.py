@@ -9,7 +9,18 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import boundary, commits, compact, gc, index, info, init, tag, verify
+from storage_engine.cli import (
+    boundary,
+    commits,
+    compact,
+    gc,
+    index,
+    info,
+    init,
+    restore,
+    tag,
+    verify,
+)
 from storage_engine.cli.options import Invocation, with_settings
 
 app = typer.Typer(
@@ -34,6 +45,7 @@ app.add_typer(index.app, name="index")
 app.add_typer(tag.app, name="tag")
 app.command("compact")(with_settings(compact.compact))
 app.command("gc")(with_settings(gc.gc))
+app.command("restore")(with_settings(restore.restore))
 app.command("verify")(with_settings(verify.verify))
 
 

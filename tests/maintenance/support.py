@@ -101,6 +101,8 @@ class Crashes:
                         writer.repo.flush()
                     except SimulatedCrash:
                         pass
+                    except OntologiaError as error:  # said to have failed, and to be repeatable
+                        assert error.retryable, error
                     world.backend.clock.sleep(LEASE_TTL_MS / 1000 + 1)
                     try:
                         after(world, before)
