@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
+from storage_engine.maintenance.counters import CommitCounters
 from storage_engine.model.entity import Entity
 from storage_engine.model.event import Event
 from storage_engine.model.relation import Relation
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         CompactionProgress,
         CompactionReport,
     )
+    from storage_engine.maintenance.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +125,7 @@ class Session:
         self._unfinished: _Terms | None = None  # of a commit that failed
         self._snapshot: int | None = None
         self._last_commit: CommitResult | None = None
+        self._counters = CommitCounters()
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
@@ -228,9 +231,14 @@ class Session:
             return None
         self._committing = True
         try:
-            return self._repository.commit(request)
+            result = self._repository.commit(request)
+        except BaseException:
+            self._counters.failure()
+            raise
         finally:
             self._committing = False
+        self._counters.succeeded(result)
+        return result
 
     @property
     def last_commit(self) -> CommitResult | None:
@@ -308,6 +316,13 @@ class Session:
             if types is not None:
                 names = [t if isinstance(t, str) else self._types.find(t).name for t in types]
         return compact(repository, policy, progress, types=names)
+
+    def metrics(self) -> Metrics:
+        """Figures of this session's commits and of the storage; `.prometheus()` as text."""
+        from storage_engine.maintenance.metrics import collect
+
+        with self._use("metrics"):
+            return collect(self._repository, self._counters)
 
     # --- lifetime -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from storage_engine.errors import OntologiaError
 from storage_engine.objectstore.faults import (
     READS,
     Fault,
@@ -102,7 +103,8 @@ class Crashes:
                     except SimulatedCrash:
                         pass
                     except OntologiaError as error:  # said to have failed, and to be repeatable
-                        assert error.retryable, error
+                        if not error.retryable:
+                            raise
                     world.backend.clock.sleep(LEASE_TTL_MS / 1000 + 1)
                     try:
                         after(world, before)
