@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,13 +19,14 @@ import storage_engine
 from storage_engine import Session
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry
-from storage_engine.config import OntologiaConfig
+from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, IntegrityError
 from storage_engine.maintenance.compaction import (
     CompactionPolicy,
     CompactionProgress,
     compact,
     plan_compaction,
+    run,
 )
 from storage_engine.model import TypeSpec
 from storage_engine.repository import Repository, Window, initialize_storage
@@ -273,6 +275,32 @@ def test_large_files_have_large_pages(tmp_path: Path, expected_bytes: int, pages
     assert pq.read_table(part.path).equals(rows)
     assert (encoded.rows, encoded.size) == (50_000, part.path.stat().st_size)
     assert encoded.key_range == {"entity_key": ["k000000", "k049999"]}
+
+
+def test_pages_fit_into_the_readers_memory() -> None:
+    assert SnapshotSettings.of(OntologiaConfig()).page_bytes == 2_000_000
+    for limit, expected in (("64MB", MIB), ("512MiB", 4 * MIB), ("2GB", 8 * MIB)):
+        config = OntologiaConfig(s3_duckdb_memory_limit=limit)
+        assert SnapshotSettings.of(config).page_bytes == expected
+    config = OntologiaConfig(s3_duckdb_memory_limit="1.5 GiB", snapshot_page_bytes=16 * MIB)
+    assert SnapshotSettings.of(config).page_bytes == 12 * MIB
+
+
+@pytest.mark.parametrize("objects", ["directory-v2"], indirect=True)
+def test_a_merge_that_does_not_fit_says_what_to_do(
+    objects: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starve(*_: object) -> None:
+        raise duckdb.OutOfMemoryException("Out of Memory Error: no block\nlong advice")
+
+    with opened(objects) as repository:
+        for n in range(2):
+            put(repository, customer("a", age=n))
+        monkeypatch.setattr(run, "merge", starve)
+        with pytest.raises(ConfigurationError, match=r"s3_duckdb_memory_limit .* no block$"):
+            compact(repository, EAGER)
+        assert not list(repository.store.list("meta/attempts/"))
+        assert not list(repository.store.list("meta/compaction/"))
 
 
 # -- reads meanwhile ----------------------------------------------------------------------------

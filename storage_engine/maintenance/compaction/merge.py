@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.maintenance.compaction.inputs import Inputs
+from storage_engine.maintenance.compaction.workspace import Workspace
 from storage_engine.model.columns import EngineVersion
-from storage_engine.repository.object.duck import Duck, quoted
+from storage_engine.repository.object.duck import quoted
 from storage_engine.repository.object.parquet import EncodedPart, SnapshotPart, SnapshotSettings
 
 _BATCH_ROWS = 64 * 1024
@@ -52,14 +53,15 @@ class MergeOrder:
 
 
 def merge(
-    duck: Duck, inputs: Inputs, order: MergeOrder, folder: Path, advance: Advance
+    workspace: Workspace, inputs: Inputs, order: MergeOrder, advance: Advance
 ) -> list[Output]:
-    """Write all rows of the inputs to new files in `folder`."""
+    """Write all rows of the inputs to new files in the workspace."""
+    folder = workspace.folder
     identity = IDENTITY[order.kind]
     keys = [*identity, "commit_id"] if order.engine_version == "v2" else ["commit_id", *identity]
     ordered = f"{inputs.sql()} ORDER BY {', '.join(quoted(key) for key in keys)}"
     schema = inputs.schema.with_metadata({"ontologia.attempt": order.mark})
-    cursor = duck.cursor()
+    cursor = workspace.cursor()
     writers: list[_Writer] = []
     try:
         reader = cursor.execute(ordered).to_arrow_reader(_BATCH_ROWS)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from storage_engine.errors import IntegrityError
 from storage_engine.maintenance.compaction.inputs import Inputs
 from storage_engine.maintenance.compaction.merge import CURRENT, IDENTITY, Output
-from storage_engine.repository.object.duck import Duck, quoted
+from storage_engine.maintenance.compaction.workspace import Workspace
+from storage_engine.repository.object.duck import quoted
 from storage_engine.repository.object.scan import parquet
 
 
@@ -28,12 +29,12 @@ class Digest:
         return f"{self.rows} rows (content {self.content:x})"
 
 
-def prove(duck: Duck, kind: str, inputs: Inputs, outputs: Sequence[Output]) -> Digest:
+def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Output]) -> Digest:
     """The digest that inputs and outputs share. Raises IntegrityError when they do not."""
     columns = inputs.names
     keys = [*IDENTITY[kind], "commit_id"]
-    before = _digest(duck, inputs.sql(), columns)
-    after = _digest(duck, _files(outputs), columns)
+    before = _digest(workspace, inputs.sql(), columns)
+    after = _digest(workspace, _files(outputs), columns)
     _demand(before, after, "the rows of the inputs and of the snapshot")
     current = [output for output in outputs if output.role == CURRENT]
     if current:
@@ -42,8 +43,8 @@ def prove(duck: Duck, kind: str, inputs: Inputs, outputs: Sequence[Output]) -> D
             f"SELECT {identity}, max(commit_id) AS commit_id FROM ({inputs.sql()}) "
             f"GROUP BY {identity}"
         )
-        expected = _digest(duck, newest, keys)
-        _demand(expected, _digest(duck, _files(current), keys), "the newest rows by identity")
+        expected = _digest(workspace, newest, keys)
+        _demand(expected, _digest(workspace, _files(current), keys), "the newest rows by identity")
     return before
 
 
@@ -51,9 +52,9 @@ def _files(outputs: Sequence[Output]) -> str:
     return f"FROM {parquet([str(output.path) for output in outputs])}"
 
 
-def _digest(duck: Duck, rows: str, columns: Sequence[str]) -> Digest:
+def _digest(workspace: Workspace, rows: str, columns: Sequence[str]) -> Digest:
     hashed = ", ".join(quoted(name) for name in columns)
-    cursor = duck.cursor()
+    cursor = workspace.cursor()
     try:
         found = cursor.execute(
             f"SELECT count(*), coalesce(sum(hash({hashed})::HUGEINT), 0) FROM ({rows})"

@@ -7,10 +7,8 @@ runs out. Running it again finishes the work.
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import layout, state
@@ -36,6 +34,7 @@ from storage_engine.maintenance.compaction.publish import (
     publish,
     update_index,
 )
+from storage_engine.maintenance.compaction.workspace import Workspace, open_workspace
 from storage_engine.repository.object.parquet import SnapshotSettings
 
 if TYPE_CHECKING:
@@ -183,8 +182,8 @@ class _Compactor:
             return self._report(run, Outcome.SUPERSEDED, ())
         holder = {**self._lock.holder, "type": run.type_name}
         attempt = Attempt(self._store, holder=holder, beat_s=self._config.s3_lease_ttl_ms / 3000)
-        with attempt, tempfile.TemporaryDirectory(prefix="ontologia-compact-") as scratch:
-            outputs = self._merge(run, attempt, Path(scratch))
+        with attempt, open_workspace(self._config.s3_duckdb_memory_limit) as workspace:
+            outputs = self._merge(run, attempt, workspace)
             lease.guard()  # else somebody has taken this type over and does the same work
             self._tell(run, "upload", 0)
             snapshot = self._upload(run, attempt, outputs)
@@ -206,9 +205,9 @@ class _Compactor:
         standing = {path for entry in known for path in paths(entry)}
         return head.log_id == self._log_id and standing.issuperset(run.paths)
 
-    def _merge(self, run: RunPlan, attempt: Attempt, folder: Path) -> list[Output]:
+    def _merge(self, run: RunPlan, attempt: Attempt, workspace: Workspace) -> list[Output]:
         self._tell(run, "read", 0)
-        inputs = open_inputs(self._store, run.entries, folder)
+        inputs = open_inputs(self._store, run.entries, workspace.folder)
         merged = 0
 
         def advance(count: int) -> None:
@@ -224,9 +223,9 @@ class _Compactor:
             expected_bytes=run.expected_bytes,
             mark=attempt.id,
         )
-        outputs = merge(self._repository.duck, inputs, order, folder, advance)
+        outputs = merge(workspace, inputs, order, advance)
         self._tell(run, "prove", run.rows)
-        prove(self._repository.duck, run.kind, inputs, outputs)
+        prove(workspace, run.kind, inputs, outputs)
         return outputs
 
     def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[Output]) -> Entry:

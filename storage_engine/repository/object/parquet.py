@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog.records import CommitFile, timestamp
-from storage_engine.config import MIB, OntologiaConfig
+from storage_engine.config import MIB, OntologiaConfig, size_in_bytes
 from storage_engine.model.arrow import fields_json, parquet_schema
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import SYSTEM_COLUMNS, TypeSpec
@@ -24,6 +24,9 @@ _ROW_GROUP_BYTES = 64 * MIB  # as Arrow data: what a writer holds before it enco
 _LARGE_FILE = 64 * MIB  # from here on pages are sized for range requests
 _SMALL_PAGE = MIB
 _SMALL_PAGE_ROWS = 20_000
+# DuckDB holds some pages per column and thread. Measured: to sort 2.3 million rows of 7 columns
+# with 2 threads in 256 MB works with pages of 2 MiB and does not with 4 MiB.
+_PAGES_IN_MEMORY = 128
 _KEY_COLUMNS = ("entity_key", "left_key", "right_key")
 _STAT_TEXT = 64  # longer text is cut: a bound may be loose, never wrong
 _STAT_COLUMNS = 64
@@ -164,10 +167,11 @@ class SnapshotSettings:
 
     @classmethod
     def of(cls, config: OntologiaConfig) -> SnapshotSettings:
+        limit = size_in_bytes(config.s3_duckdb_memory_limit)
         return cls(
             config.snapshot_part_bytes,
             config.snapshot_row_group_rows,
-            config.snapshot_page_bytes,
+            min(config.snapshot_page_bytes, max(_SMALL_PAGE, limit // _PAGES_IN_MEMORY)),
             config.snapshot_bloom_fpp,
         )
 
