@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from storage_engine import Session
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry
 from storage_engine.config import MIB, OntologiaConfig
-from storage_engine.errors import ClosedError, ConfigurationError, IntegrityError
+from storage_engine.errors import ClosedError, ConfigurationError, IntegrityError, LeaseExpiredError
 from storage_engine.maintenance.compaction import (
     CompactionPolicy,
     CompactionProgress,
     compact,
     plan_compaction,
+    publish,
     run,
 )
 from storage_engine.model import TypeSpec
@@ -509,3 +511,57 @@ def test_a_session_compacts(objects: Storage) -> None:
         assert session.commit() == 4
     with pytest.raises(ClosedError, match="compact"):
         session.compact()
+
+
+@on_servers
+def test_rfc0004_17_a_commit_before_the_publish_stays_and_reads_never_differ(
+    objects: Storage,
+) -> None:
+    """Another process commits while the snapshot is being made, and reads at every stage."""
+    with opened(objects) as compactor, opened(objects) as other:
+        for n in range(4):
+            put(other, customer("a", age=n), customer(f"k{n}"))
+        other.flush()
+        before = other.read(CUSTOMER, Window(history=True)).to_pylist()
+        at_head = other.read(CUSTOMER, Window(as_of=4)).to_pylist()
+        stages: list[str] = []
+
+        def look(now: CompactionProgress) -> None:
+            stages.append(now.stage)
+            if now.stage == "publish":
+                put(other, customer("late"))
+                other.flush()
+            assert other.read(CUSTOMER, Window(as_of=4)).to_pylist() == at_head
+
+        [done] = compact(compactor, EAGER, look).runs
+        assert done.outcome == "published"
+        assert "publish" in stages
+        spans = [(e.min_commit_id, e.max_commit_id) for e in entries_of(other)]
+        assert spans == [(1, 4), (5, 5)]
+        after = other.read(CUSTOMER, Window(history=True)).to_pylist()
+        assert after[:-1] == before
+        assert (after[-1]["commit_id"], after[-1]["entity_key"]) == (5, "late")
+        assert other.head_commit_id() == 5
+
+
+@on_servers
+def test_rfc0004_17_a_lease_that_is_not_safe_aborts(
+    objects: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(objects) as compactor, opened(objects) as other:
+        for n in range(3):
+            put(other, customer("a", age=n))
+        other.flush()
+        head = other.chain.read_head()
+        clock = compactor.store.now
+
+        def stall(*_: object) -> None:
+            monkeypatch.setattr(compactor.store, "now", lambda: clock() + timedelta(hours=1))
+
+        monkeypatch.setattr(publish, "check_present", stall)
+        with pytest.raises(LeaseExpiredError):
+            compact(compactor, EAGER)
+        assert other.chain.read_head().etag == head.etag
+        assert len(entries_of(other)) == 3
+        monkeypatch.undo()
+        assert [r.outcome for r in compact(other, EAGER).runs] == ["published"]
