@@ -132,9 +132,10 @@ def list_tags(chain: Chain, head: Head | None = None) -> list[Tag]:
     return sorted((t for t in tags if _of_log(t, head)), key=lambda t: t.name)
 
 
-def resolve_tag(chain: Chain, name: str) -> Tag:
-    """One request for a tag that is there; UnknownTagError (a ValueError) names the nearest."""
-    head = chain.read_head().head
+def resolve_tag(chain: Chain, name: str, head: Head | None = None) -> Tag:
+    """One request for a tag that is there, with head at hand; UnknownTagError (a ValueError)
+    names the nearest."""
+    head = head if head is not None else chain.read_head().head
     if _NAME.fullmatch(name) and (found := _read(chain, layout.tag(name))) is not None:
         tag, _ = found
         if _of_log(tag, head):

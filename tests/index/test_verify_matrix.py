@@ -1,4 +1,4 @@
-"""RFC 0004 tests 12 and 13 by the command line, on a directory and on a real S3 server."""
+"""RFC 0004 tests 12 to 15 by the command line, on a directory and on a real S3 server."""
 
 from __future__ import annotations
 
@@ -171,3 +171,50 @@ def test_tables_for_people(place: Storage) -> None:
     applied = onto("index", "repair", "--apply", "--storage-uri", place.uri)
     assert "1 indices written, at commit 3." in applied.out
     assert "Nothing to repair" in onto("index", "repair", "--storage-uri", place.uri).out
+
+
+def test_rfc0004_14_types_that_are_seldom_touched_are_not_behind(
+    place: Storage, tmp_path: Path
+) -> None:
+    """Products were touched by commit 2 only."""
+    index = place.document(layout.index(*PRODUCT.ref))
+    assert index["max_indexed_commit"] == (3 if place.engine_version == "v1" else 2)
+    assert [e["min_commit_id"] for e in index["entries"]] == [2]
+    assert run(place, tmp_path, "index", "verify").code == 0
+    store = place.objects()
+    key = layout.index(*PRODUCT.ref)
+    store.put(key, json.dumps({**index, "max_indexed_commit": 0, "entries": []}).encode())
+    store.close()
+    repository = place.open()
+    assert repository.read(PRODUCT).num_rows == 1, "lag costs no rows"
+    repository.close()
+    verified = run(place, tmp_path, "index", "verify")
+    assert [f["type_name"] for f in verified.json["findings"]] == ["Product"] * 2
+    run(place, tmp_path, "index", "repair", "--apply")
+    assert place.document(key)["max_indexed_commit"] == 3
+
+
+@pytest.mark.parametrize("content", [None, b"{"], ids=["missing", "malformed"])
+def test_rfc0004_15_a_commit_stands_when_types_json_cannot_be_read(
+    place: Storage, tmp_path: Path, content: bytes | None
+) -> None:
+    store = place.objects()
+    if content is None:
+        store.delete_many([layout.TYPES])
+    else:
+        store.put(layout.TYPES, content)
+    store.close()
+    before = place.document(layout.index(*CUSTOMER.ref))
+    repository = place.open()
+    assert put(repository, customer("a", age=3)).commit_id == 4
+    repository.flush()
+    warning = repository.storage_info()["last_index_warning"]
+    repository.close()
+    assert ages(place) == [(4, 3)]
+    after = place.document(layout.index(*CUSTOMER.ref))
+    if place.engine_version == "v1":
+        assert "types.json" in warning
+        assert after == before, "indices are left unchanged by this attempt"
+    else:
+        assert after["max_indexed_commit"] == 4, "v2 knows its types from the manifest"
+    assert run(place, tmp_path, "index", "verify").code == 3

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from storage_engine.cli.durations import parse_duration, show_duration
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Checkpoint, Head, Manifest
 from storage_engine.errors import IntegrityError, OntologiaError, SchemaMetadataError
@@ -18,8 +22,9 @@ from storage_engine.maintenance.gc.sweep import _Sweeper
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.tags import create_tag, delete_tag
 from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
-from tests.commitlog.support import World, Writer, at, made_world
-from tests.engines import CUSTOMER, customer, rows_of, stream_of
+from tests.cli.support import onto
+from tests.commitlog.support import HISTORY, World, Writer, at, made_world
+from tests.engines import CUSTOMER, Storage, customer, on_servers, put, rows_of, stream_of
 from tests.index.support import put_product
 from tests.maintenance.support import DAY_S, Crashes, everything
 
@@ -588,3 +593,73 @@ def test_a_crash_at_any_write_of_the_sweep_changes_no_read_and_a_rerun_finishes(
         check(world)
 
     assert Crashes(objects, engine_version, act, days=8).each(after) >= 15
+
+
+# -- on every store, at the shell -----------------------------------------------------------------
+
+
+@on_servers
+def test_the_command(storage: Storage, tmp_path: Path) -> None:
+    repository = storage.open(checkpoint_interval=1)
+    for age in (1, 2, 3):
+        put(repository, customer("a", age=age))
+    repository.close()
+    config = tmp_path / "onto.toml"
+    lines = [f"{name} = {json.dumps(value)}" for name, value in storage.settings.items()]
+    config.write_text("\n".join(lines))
+    place = ("--storage-uri", storage.uri, "--config", config)
+    if storage.backend == "sqlite":
+        failed = onto("gc", "--apply", *place)
+        assert failed.code == 4
+        assert "SQLite" in failed.error()
+        return
+    litter = [
+        "commits/2-deadbeef/manifest.json",
+        "commits/4-deadbeef/entities/Customer/v1.parquet",
+        "staged/deadbeef/entities/Customer/v1/part-00000.parquet",
+        "snapshots/entities/Customer-1-3-deadbeef/current.parquet",
+    ]
+    store = storage.objects()
+    for key in litter:
+        store.put(key, b"litter")
+    assert "younger than the grace" in onto("gc", *place).out
+    time.sleep(1.1)  # servers tell the time of a write in whole seconds
+    looked = onto("gc", "--older-than", "0s", "--json", *place).json
+    assert looked["applied"] is False
+    assert {one["key"] for one in looked["doomed"]} >= set(litter)
+    assert all(store.get(key).data for key in litter)
+    shown = onto("gc", "--older-than", "0s", "--limit", "1", *place)
+    assert "more not shown: raise --limit" in shown.out
+    assert "would go with --apply" in shown.out
+    done = onto("gc", "--older-than", "0s", "--purge-compacted", "--apply", "--json", *place)
+    assert done.code == 0
+    assert done.json["deleted"]["objects"] == done.json["objects"] >= len(litter)
+    left = {
+        info.key for prefix in ("commits/", "staged/", "snapshots/") for info in store.list(prefix)
+    }
+    assert not left & set(litter)
+    store.close()
+    assert onto("verify", "--deep", "--json", *place).json["ok"] is True
+    assert "Nothing to delete" in onto("gc", "--older-than", "0s", *place).out
+    repository = storage.open()
+    put(repository, customer("a", age=4))
+    assert repository.read(CUSTOMER, HISTORY).num_rows == 4
+    repository.close()
+
+
+@pytest.mark.parametrize("span", ["", "7", "7x", "d7", "-7d", "7d 1h"])
+def test_spans_that_are_none_are_refused(span: str) -> None:
+    failed = onto("gc", "--older-than", span)
+    assert failed.code == 2
+    assert "is no duration" in failed.error()
+
+
+def test_spans_of_time() -> None:
+    assert parse_duration("1d12h") == timedelta(days=1, hours=12)
+    assert parse_duration("2w") == timedelta(weeks=2)
+    assert parse_duration("90s") == timedelta(seconds=90)
+    assert [show_duration(parse_duration(t)) for t in ("90s", "36h", "0s")] == [
+        "1m30s",
+        "1d12h",
+        "0s",
+    ]
