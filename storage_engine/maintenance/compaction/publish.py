@@ -7,6 +7,7 @@ stay as they are. The index follows, best effort: it is a projection.
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -95,8 +96,9 @@ def paths(entry: Entry) -> tuple[str, ...]:
 
 def check_present(repository: ObjectRepository, snapshot: Entry) -> None:
     """All files of the snapshot are there, whole."""
+    prefix = os.path.commonpath(paths(snapshot))
+    sizes = {info.key: info.size for info in repository.store.list(prefix)}
     for file in snapshot.files:
-        sizes = {info.key: info.size for info in repository.store.list(file.path)}
         if sizes.get(file.path) != file.bytes:
             raise StorageBackendError(
                 f"{file.path} is gone or changed before it was published; nothing was published, "

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEASE_WAIT_MS = 250  # enough to ask again after an unanswered request, not to wait for a holder
+_LOCK_WAIT_MS = 60_000  # at least: the work is done by then, and would have to be done again
 _CREATE_WHOLE = 128 * MIB  # what a conditional create takes, which needs it in memory
 
 
@@ -139,7 +140,8 @@ class _Compactor:
         self._settings = SnapshotSettings.of(repository.config)
         self._log_id = log_id
         self._progress = progress
-        self._lock = self._lease_on(layout.LOCK, self._config.s3_lock_timeout_ms)
+        patience_ms = max(_LOCK_WAIT_MS, self._config.s3_lock_timeout_ms)
+        self._lock = self._lease_on(layout.LOCK, patience_ms)
 
     def run(self, plan: CompactionPlan) -> CompactionReport:
         self._repository.flush()  # our own lingering lease would only keep us waiting
