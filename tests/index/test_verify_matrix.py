@@ -85,11 +85,12 @@ def test_rfc0004_12_lag_missing_latest_and_wrong_head_path_are_warned_of(
     assert run(place, tmp_path, "index", "verify").code == 0
     first, last = entries(place)
     absent = "commits/3-deadbeef/entities/Customer.parquet"
-    for changed, expected in [
+    cases: list[tuple[dict[str, Any], set[str]]] = [
         ({"max_indexed_commit": 1, "entries": [first]}, {"lag", "missing_latest_entry"}),
         ({"entries": [first]}, {"missing_latest_entry"}),
         ({"entries": [first, {**last, "path": absent}]}, {"path_mismatch", "absent_file"}),
-    ]:
+    ]
+    for changed, expected in cases:
         damage(place, **{"max_indexed_commit": 3, "entries": [first, last], **changed})
         verified = run(place, tmp_path, "index", "verify")
         assert verified.code == 3

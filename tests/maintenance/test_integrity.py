@@ -200,7 +200,7 @@ def other_path(document: dict[str, Any]) -> None:
     customers["entries"][0]["files"][0]["path"] = "commits/1-x/entities/Customer.parquet"
 
 
-PLANTED: dict[str, tuple[Callable[[World], None], set[tuple[str, str]]]] = {
+PLANTED: dict[str, tuple[Callable[[World], object], set[tuple[str, str]]]] = {
     "head unreadable": (
         lambda w: w.backend.write(layout.HEAD, b"{"),
         {("chain", "unreadable_head")},
