@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.commitlog import state
+from storage_engine.errors import SchemaMetadataError
 from storage_engine.maintenance.rows import current_entries, stored_types, versions_of
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
@@ -39,6 +40,13 @@ class ObjectRows:
     def types(self) -> list[tuple[TypeSpec, int]]:
         heads = state.type_heads(self._repository.chain, self._head)
         specs = stored_types(self._repository, self._head)
+        unknown = sorted(heads.keys() - {spec.ref for spec in specs})
+        if unknown:
+            names = ", ".join(name for _, name in unknown)
+            raise SchemaMetadataError(
+                f"the log does not say what {names} looks like, as its first writer did not "
+                "record schemas: commit a change with the class once, then restore"
+            )
         return [(spec, heads[spec.ref].commit_id) for spec in specs]
 
     def differing(self, spec: TypeSpec, commit_id: int) -> int:

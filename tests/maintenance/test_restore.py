@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from storage_engine.errors import ConfigurationError, SchemaOutdatedError, UnknownTagError
+from storage_engine.errors import (
+    ConfigurationError,
+    SchemaMetadataError,
+    SchemaOutdatedError,
+    UnknownTagError,
+)
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.maintenance.restore import restore
@@ -259,3 +265,17 @@ def test_the_command(storage: Storage) -> None:
     assert unknown.code == 4
     assert "did you mean v1" in unknown.error()
     assert onto("restore", "99", *place).code == 2
+
+
+def test_a_log_that_never_recorded_a_schema_says_so(world: World) -> None:
+    """As the first implementation wrote it."""
+    writer = world.open("writer")
+    writer.put(customer("a", age=1))
+    writer.put(customer("a", age=2))
+    head = world.head()
+    assert head.manifest_path is not None
+    for path in (head.manifest_path, str(world.chain()[-1].parent_manifest_path)):
+        document = world.document(path)
+        world.backend.write(path, json.dumps({**document, "schema": {}}).encode())
+    with pytest.raises(SchemaMetadataError, match="what Customer looks like"):
+        restore(world.open("operator").repo, 1, apply=True)

@@ -139,7 +139,9 @@ class RowCheck:
         end: TypeRef = ("entity", str(name))
         column = f"{side}_key"
         spec = self._specs.get(end)
-        if spec is not None and not self._readable[end]:
+        if spec is None and end in self._entries:
+            spec = TypeSpec(kind="entity", name=end[1], fields=())  # enough to read its keys
+        if not self._readable.get(end, True):
             return
         rows = sum(f.row_count for e in self._entries.get(end, ()) for f in e.files)
         parts = max(1, rows // _KEYS_AT_ONCE)
