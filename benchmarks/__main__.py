@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, compaction, gc, ingest
+from benchmarks import commits, compaction, gc, ingest, queries
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
@@ -13,6 +13,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "compaction": compaction.run,
     "gc": gc.run,
     "ingest": ingest.run,
+    "queries": queries.run,
 }
 
 

@@ -46,9 +46,15 @@ if TYPE_CHECKING:
     from storage_engine.model.event import Event
     from storage_engine.model.field import Field
     from storage_engine.model.relation import Relation
+    from storage_engine.query.builder import Query
+    from storage_engine.query.endpoints import left, right
+    from storage_engine.query.executor import Plan
+    from storage_engine.query.results import Path, Result
     from storage_engine.repository.initialize import initialize_storage
     from storage_engine.repository.open import open_repository
+    from storage_engine.runtime.history import Changes
     from storage_engine.runtime.ontology import Ontology
+    from storage_engine.runtime.reading import SqlQuery, View
     from storage_engine.runtime.session import Session
 
 __version__ = "0.1.0"
@@ -56,6 +62,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AlreadyInitializedError",
     "BatchSizeExceededError",
+    "Changes",
     "ClosedError",
     "CommitStateUnknownError",
     "CompactionPolicy",
@@ -78,10 +85,15 @@ __all__ = [
     "OntologiaConfig",
     "OntologiaError",
     "Ontology",
+    "Path",
+    "Plan",
+    "Query",
     "Relation",
+    "Result",
     "SchemaMetadataError",
     "SchemaOutdatedError",
     "Session",
+    "SqlQuery",
     "StorageBackendError",
     "TagExistsError",
     "TypeDeclarationError",
@@ -90,23 +102,35 @@ __all__ = [
     "UnknownTagError",
     "UnsupportedEngineError",
     "ValidationError",
+    "View",
     "__version__",
     "initialize_storage",
+    "left",
     "open_repository",
+    "right",
 ]
 
 _ERRORS = "storage_engine.errors"
 _MODULES = {
     "CompactionPolicy": "storage_engine.maintenance.compaction",
+    "Changes": "storage_engine.runtime.history",
     "Entity": "storage_engine.model.entity",
     "Event": "storage_engine.model.event",
     "Field": "storage_engine.model.field",
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
+    "Path": "storage_engine.query.results",
+    "Plan": "storage_engine.query.executor",
+    "Query": "storage_engine.query.builder",
     "Relation": "storage_engine.model.relation",
+    "Result": "storage_engine.query.results",
     "Session": "storage_engine.runtime.session",
+    "SqlQuery": "storage_engine.runtime.reading",
+    "View": "storage_engine.runtime.reading",
     "initialize_storage": "storage_engine.repository.initialize",
+    "left": "storage_engine.query.endpoints",
     "open_repository": "storage_engine.repository.open",
+    "right": "storage_engine.query.endpoints",
 }
 
 

@@ -38,6 +38,8 @@ class OntologiaConfig(BaseModel):
     snapshot_row_group_rows: int = Field(default=256 * KIB, ge=1_000)
     snapshot_page_bytes: int = Field(default=8 * MIB, ge=64 * KIB, le=64 * MIB)
     snapshot_bloom_fpp: float = Field(default=0.01, ge=0, lt=1)
+    cache_dir: Path | None = None
+    cache_bytes: int = Field(default=1024 * MIB, ge=0)
 
     def __init__(self, **settings: Any) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A first ontology: declare types, commit, change, ingest in bulk, look back in time.
+"""A first ontology: declare types, commit, change, ingest in bulk, ask, look back in time.
 
 Run it with `make run`, or `python docs/examples/first_ontology.py --storage my-ontology` to keep
 the storage in a directory of your choice.
@@ -26,9 +26,8 @@ from storage_engine import (
     Relation,
     Session,
     initialize_storage,
+    right,
 )
-from storage_engine.model import spec_of, table_to_objects
-from storage_engine.repository import Repository, Window
 
 console = Console()
 
@@ -100,12 +99,28 @@ def main(storage: Path) -> None:
         heading("Every commit is kept")
         show_commits(s)
 
-        heading("Time travel")
-        show_cities(s.repository)
-
-        heading("Both stints of the keyed relation are there")
-        for stint in objects(s.repository, Employment, Window()):
+        heading("Ask: filters, relations and their ends, paths")
+        mathematicians = s.query().entities(Person).where(Person.skills.contains("mathematics"))
+        console.print(f"  knows mathematics: {', '.join(p.name for p in mathematicians.collect())}")
+        directors = s.query().relations(Employment).where(Employment.role == "director")
+        for stint in directors.collect():
             console.print(f"  {stint.left_key} -> {stint.right_key}: {stint.role}")
+        at_acme = s.query().relations(Employment).where(right(Employment).name == "Acme")
+        console.print(f"  stints at Acme: {at_acme.count()}")
+        for path in s.query().entities(Person).via(Knows).collect():
+            (knows,) = path.relations
+            console.print(f"  {path.source.name} knows {knows.right.name} since {knows.since}")
+
+        heading("Or in SQL")
+        for row in s.sql(
+            "select city, count(*) as n from Person group by city order by n"
+        ).collect():
+            console.print(f"  {row['city'] or 'unknown'}: {row['n']}")
+
+        heading("Time travel")
+        show_cities(s)
+        for change in s.diff(1, 2):
+            console.print(f"  {change['key']}: {change['before']} -> {change['after']}")
 
         heading("What it cost: requests to the store")
         show_requests(s.storage_info())
@@ -128,15 +143,6 @@ def say(session: Session, commit_id: int | None) -> None:
             console.print(f"  commit {commit_id}: {change.type_name}, {counts}", highlight=False)
 
 
-def objects(
-    repository: Repository, cls: type[Any], window: Window, key: str | None = None
-) -> list[Any]:
-    """Stored objects of a class; `key` picks one entity."""
-    spec = spec_of(cls)
-    keys = pa.table({"entity_key": [key]}) if key is not None else None
-    return table_to_objects(spec, repository.read(spec, window, keys=keys))
-
-
 def show_commits(session: Session) -> None:
     table = Table("commit", "made at (UTC)", "types", "metadata")
     for commit in session.list_commits():
@@ -146,16 +152,16 @@ def show_commits(session: Session) -> None:
     console.print(table)
 
 
-def show_cities(repository: Repository) -> None:
+def show_cities(session: Session) -> None:
     table = Table("read", "Ada's city", "written by commit", "people in all")
-    for label, window in (
-        ("as of commit 1", Window(as_of=1)),
-        ("as of commit 2", Window(as_of=2)),
-        ("latest", Window()),
+    people = session.query().entities(Person)
+    for label, query in (
+        ("as of commit 1", people.as_of(1)),
+        ("as of commit 2", people.as_of(2)),
+        ("latest", people),
     ):
-        (ada,) = objects(repository, Person, window, key="ada")
-        people = repository.read(spec_of(Person), window).num_rows
-        table.add_row(label, ada.city, str(ada.meta().commit_id), str(people))
+        (ada,) = query.where(Person.id == "ada").collect()
+        table.add_row(label, ada.city, str(ada.meta().commit_id), str(query.count()))
     console.print(table)
 
 

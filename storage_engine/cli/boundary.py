@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -99,7 +100,7 @@ def _run(command: Command, args: Sequence[str], invocation: Invocation) -> int:
     except typer.TyperException as error:  # the line itself is wrong
         if not error.format_message():
             return USAGE  # no arguments at all: the help text has been shown
-        invocation.output.json |= "--json" in args  # parsing may not have come that far
+        invocation.output.json |= _asks_for_json(args)  # parsing may not have come that far
         return _report(error, _usage_message(error), USAGE, invocation, {"type": "UsageError"})
     except SystemExit as exit_request:  # from typer's own output, when its reader goes away
         return exit_request.code if isinstance(exit_request.code, int) else GENERAL
@@ -110,6 +111,10 @@ def _run(command: Command, args: Sequence[str], invocation: Invocation) -> int:
         )
         return _report(error, message, GENERAL, invocation)
     return returned if isinstance(returned, int) else OK
+
+
+def _asks_for_json(args: Sequence[str]) -> bool:
+    return bool({"--json", "--format=json"} & {*args}) or ("--format", "json") in pairwise(args)
 
 
 def _report(

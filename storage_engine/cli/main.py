@@ -17,6 +17,7 @@ from storage_engine.cli import (
     index,
     info,
     init,
+    query,
     restore,
     tag,
     verify,
@@ -25,7 +26,7 @@ from storage_engine.cli.options import Invocation, with_settings
 
 app = typer.Typer(
     name="onto",
-    help="Look after Ontologia storages: create them, see what is in them, read their history.",
+    help="Look after Ontologia storages: create them, query them, read their history.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -47,6 +48,7 @@ app.command("compact")(with_settings(compact.compact))
 app.command("gc")(with_settings(gc.gc))
 app.command("restore")(with_settings(restore.restore))
 app.command("verify")(with_settings(verify.verify))
+app.add_typer(query.app, name="query")
 
 
 def run(args: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from storage_engine.errors import ConfigurationError
 if TYPE_CHECKING:
     from storage_engine.cli.output import Output
     from storage_engine.config import OntologiaConfig
+    from storage_engine.model.spec import TypeSpec
     from storage_engine.repository import Repository
     from storage_engine.repository.target import Target
 
@@ -43,6 +44,7 @@ class Settings:
     storage_uri: str | None = None
     db: str | None = None
     config: str | None = None
+    models: str | None = None
     json: bool = False
     verbose: bool = False
     version: bool = False
@@ -85,6 +87,12 @@ class Invocation:
 
         path = self.settings.config or self.environ.get(CONFIG_VARIABLE)
         return OntologiaConfig.from_file(path) if path else OntologiaConfig()
+
+    def models(self) -> dict[tuple[str, str], TypeSpec]:
+        """The types that `--models` declares, by kind and name; empty without it."""
+        from storage_engine.cli.models import declared_types
+
+        return declared_types(self.settings.models) if self.settings.models is not None else {}
 
     @contextmanager
     def repository(self) -> Iterator[Repository]:
@@ -138,6 +146,16 @@ def _shared(
             "--config",
             metavar="FILE",
             help=f"TOML file with options of OntologiaConfig (env {CONFIG_VARIABLE}).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="MODULE",
+            help="Python module that declares types; without it, types are as the storage has "
+            "them.",
             rich_help_panel=_PANEL,
         ),
     ] = None,

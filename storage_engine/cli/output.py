@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,6 +21,7 @@ from rich.text import Text
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output went away
 _UNLIMITED_WIDTH = 4096
+_BROKEN_OFF = b"\xff\xff\xff\xff" + (1 << 20).to_bytes(4, "little")
 
 
 class _Console(Console):
@@ -32,14 +34,65 @@ class Output:
     """Where the results of a command go."""
 
     json: bool = False
+    _streaming: bool = field(default=False, init=False)
+    _arrow: IO[bytes] | None = field(default=None, init=False)
 
     def document(self, payload: Mapping[str, Any]) -> None:
-        """The whole result, for programs."""
+        """The whole result, for programs.
+
+        While a document is being streamed these are its last members: what goes wrong in the
+        middle becomes its `error`, and it is still JSON.
+        """
+        text = json.dumps(payload, indent=2, default=str)
+        if self._streaming:
+            self._streaming = False
+            text = f"\n  ],\n{text.removeprefix('{').lstrip(chr(10))}"
+        self.text(f"{text}\n")
+
+    def stream(self, payload: Mapping[str, Any], batches: Iterable[Sequence[Any]]) -> None:
+        """One document whose `rows` are written as they come, one on a line.
+
+        It ends with `row_count`. One that was interrupted is not complete, and so not JSON.
+        """
+        begun = json.dumps({**payload, "rows": []}, indent=2, default=str)
+        self.text(begun.removesuffix("]\n}"))
+        self._streaming = True
+        count = 0
+        for batch in batches:
+            lines = [json.dumps(row, allow_nan=False, default=str) for row in batch]
+            if lines:
+                self.text(("," if count else "") + "\n    " + ",\n    ".join(lines))
+            count += len(lines)
+        self.document({"row_count": count})
+
+    def text(self, text: str) -> None:
+        """Written as it is."""
         try:
-            sys.stdout.write(json.dumps(payload, indent=2, default=str) + "\n")
+            sys.stdout.write(text)
             sys.stdout.flush()
         except BrokenPipeError:
             raise typer.Exit(BROKEN_PIPE) from None
+
+    @contextmanager
+    def unfinished(self, sink: IO[bytes]) -> Iterator[None]:
+        """While an Arrow stream is written to `sink`: if it fails, readers shall notice."""
+        self._arrow = sink
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._arrow = None
+
+    def abandon(self) -> None:
+        """What has been written is not the whole result. A stream that just ends would pass for
+        one, so it ends in the header of a message that does not come."""
+        if self._arrow is not None:
+            self._arrow.write(_BROKEN_OFF)
+            self._arrow.flush()
 
     def facts(self, rows: Iterable[tuple[str, Any]]) -> None:
         """Names and values in two columns; rows without a value are left out."""
@@ -54,7 +107,8 @@ class Output:
         found = [list(row) for row in rows]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for number, column in enumerate(columns):
-            numeric = bool(found) and all(isinstance(row[number], int) for row in found)
+            values = [row[number] for row in found if row[number] is not None]
+            numeric = bool(values) and all(isinstance(value, int | float) for value in values)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in found:
             table.add_row(*(cell(value) for value in row))
@@ -65,6 +119,10 @@ class Output:
 
     def warning(self, text: str) -> None:
         sys.stderr.write(f"warning: {printable(one_line(text))}\n")
+
+    def note(self, text: str) -> None:
+        """A remark on a result that is right."""
+        sys.stderr.write(f"note: {printable(one_line(text))}\n")
 
     def version(self, version: str) -> None:
         if self.json:

@@ -6,8 +6,10 @@ catalog) is missing, behind or in doubt.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from storage_engine.commitlog.chain import Chain
@@ -20,6 +22,7 @@ from storage_engine.commitlog.records import (
     TypeHead,
     TypeRef,
     entry_of,
+    timestamp,
 )
 
 
@@ -96,6 +99,25 @@ def last_applied(chain: Chain, head: Head, app_id: str) -> Applied | None:
         return None
     mark = chain.checkpoint(head.checkpoint).idempotency.get(app_id)
     return Applied(mark["version"], mark["commit_id"]) if mark else None
+
+
+def commit_at(chain: Chain, head: Head, moment: datetime) -> int:
+    """The last commit at or before an instant, 0 when there is none."""
+    manifest = chain.head_manifest(head)
+    if manifest is None:
+        return 0
+    wanted = timestamp(moment)  # as the log writes them: the texts are in the order of time
+    if manifest.created_at <= wanted:
+        return manifest.commit_id
+    floor = head.checkpoint.commit_id if head.checkpoint is not None else 0
+    for _, older in chain.stretch(head.manifest_path, above=floor):
+        if older.created_at <= wanted:
+            return older.commit_id
+    if head.checkpoint is None:
+        return 0
+    points = chain.checkpoint(head.checkpoint).commits
+    after = bisect_right(points, wanted, key=lambda point: point.created_at)
+    return points[after - 1].commit_id if after else 0
 
 
 def schema_record(chain: Chain, head: Head, ref: TypeRef, at: TypeHead) -> Mapping[str, Any] | None:

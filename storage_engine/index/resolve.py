@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef
-from storage_engine.index.objects import IndexObjects
+from storage_engine.commitlog.records import Entry, Head, Manifest, TypeHead, TypeRef
+from storage_engine.index.objects import IndexObjects, IndexVersion
 from storage_engine.index.record import TypeIndex
 
 
@@ -27,15 +29,36 @@ def resolve(
     chain: Chain,
     indices: IndexObjects,
     head: Head,
-    ref: TypeRef,
+    refs: Sequence[TypeRef],
     *,
     watermark_is_head: bool,
-) -> Resolution:
-    """`watermark_is_head`: v1, where a fresh index has max_indexed_commit == head."""
-    heads, version = chain.parallel.both(
-        lambda: state.type_heads(chain, head), lambda: indices.read(ref, log_id=head.log_id)
+) -> list[Resolution]:
+    """For each type. `watermark_is_head`: v1, where a fresh index has max_indexed_commit == head.
+
+    The head manifest and all indices are asked for together.
+    """
+    fetches: list[Callable[[], Manifest | IndexVersion | None]]
+    fetches = [partial(chain.head_manifest, head)]
+    fetches += [partial(indices.read, ref, log_id=head.log_id) for ref in refs]
+    found = chain.parallel.gather(fetches)
+    versions = [version for version in found if isinstance(version, IndexVersion)]
+    heads = state.type_heads(chain, head)
+    return chain.parallel.map(
+        lambda item: _resolved(
+            chain, head, item[0], heads.get(item[0]), item[1].index, watermark_is_head
+        ),
+        zip(refs, versions, strict=True),
     )
-    top, index = heads.get(ref), version.index
+
+
+def _resolved(
+    chain: Chain,
+    head: Head,
+    ref: TypeRef,
+    top: TypeHead | None,
+    index: TypeIndex,
+    watermark_is_head: bool,
+) -> Resolution:
     if top is None:
         return Resolution(())
     index, warning = checked(chain, index, head, ref, top, watermark_is_head)

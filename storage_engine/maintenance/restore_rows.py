@@ -16,7 +16,7 @@ from storage_engine.errors import SchemaMetadataError
 from storage_engine.maintenance.rows import current_entries, stored_types, versions_of
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.duck import quoted
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.protocol import LATEST, Window
 from storage_engine.repository.sqlite.base import SqliteRepository

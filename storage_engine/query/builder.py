@@ -9,7 +9,7 @@ terminal methods alone (`collect`, `first`, `to_arrow`, `batches`, `explain`, ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, NoReturn, Self, TypeVar
@@ -41,14 +41,15 @@ class Query:
     """The beginning of a query: says what is asked for."""
 
     executor: Executor
+    bind: Callable[[Any], TypeSpec] = spec_of  # refuses classes that are not to be asked for
 
     def entities(self, cls: type[En]) -> EntityQuery[En]:
         """Entities of a class."""
-        return EntityQuery(self.executor, QuerySpec(_typed(cls, "entity")))
+        return EntityQuery(self.executor, QuerySpec(_typed(cls, "entity", self.bind)))
 
     def relations(self, cls: type[Re]) -> RowQuery[Re]:
         """Relations of a class."""
-        return RowQuery(self.executor, QuerySpec(_typed(cls, "relation")))
+        return RowQuery(self.executor, QuerySpec(_typed(cls, "relation", self.bind)))
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Steps:
 
     def as_of(self, reference: Reference) -> Self:
         """As things were: at a commit, at an instant, or at a tag."""
-        return self._with(when=self._when(When(as_of=_reference(reference))))
+        return self._with(when=self._when(When(as_of=checked_reference(reference))))
 
     def explain(self) -> Plan:
         """How the storage would answer; `print` it."""
@@ -323,8 +324,8 @@ def _check_owner(spec: TypeSpec, operand: Operand) -> None:
         )
 
 
-def _typed(cls: Any, kind: str) -> TypeSpec:
-    spec = spec_of(cls)
+def _typed(cls: Any, kind: str, bind: Callable[[Any], TypeSpec] = spec_of) -> TypeSpec:
+    spec = bind(cls)
     if spec.kind != kind:
         raise TypeError(f"{spec.name} is declared as {spec.kind}, not as {kind}")
     return spec
@@ -338,16 +339,17 @@ def _whole(value: object, name: str) -> int:
     return value
 
 
-def _reference(reference: object) -> Reference:
+def checked_reference(reference: object, use: str = "as_of") -> Reference:
+    """Refuse what cannot mean a commit."""
     if isinstance(reference, datetime):
         try:
             return to_utc(reference)
         except PydanticCustomError as error:
-            raise ValueError(f"as_of: {reference!r} {error.message()}") from None
+            raise ValueError(f"{use}: {reference!r} {error.message()}") from None
     if isinstance(reference, str):
         if not reference:
-            raise ValueError("as_of: the name of a tag is not empty")
+            raise ValueError(f"{use}: the name of a tag is not empty")
         return reference
     if isinstance(reference, int) and not isinstance(reference, bool):
         return reference
-    raise TypeError(f"as_of takes a commit id, a datetime or the name of a tag, not {reference!r}")
+    raise TypeError(f"{use} takes a commit id, a datetime or the name of a tag, not {reference!r}")

@@ -6,7 +6,7 @@ answer into objects. `query.statements` compiles specs to SQL for engines that s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -108,3 +108,15 @@ class Executor(Protocol):
 
     def explain(self, spec: QuerySpec) -> Plan:
         """How `rows`, `aggregate` or `traverse` would answer, without doing it."""
+
+
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+class SqlExecutor(Executor, Protocol):
+    """Answers SQL, too."""
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
+        """One SELECT (or EXPLAIN of one) in DuckDB's language, over a table for each stored type:
+        its visible rows, as `Rows.schema` has them. What else a statement does is refused, and a
+        mistake in it is a ValueError that names the tables."""

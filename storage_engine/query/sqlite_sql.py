@@ -95,7 +95,17 @@ class Sqlite(Dialect):
         return f"({sql} + 0.0)" if kind == "float" else sql  # -0.0 and 0.0 are one value
 
     def total(self, sql: str, kind: str) -> str:
-        return f"SUM({sql})"
+        if kind != "int":
+            return f"SUM({sql})"
+        # SQLite's own sum fails when it leaves 64 bits on the way, even if it would come back. So
+        # the halves are summed apart; `abs` is there for its error, "integer overflow".
+        low = f"SUM({sql} & 4294967295)"
+        high = f"(SUM({sql} >> 32) + ({low} >> 32))"
+        return (
+            f"CASE WHEN {high} BETWEEN -2147483648 AND 2147483647 "
+            f"THEN ({high} << 32) | ({low} & 4294967295) "
+            f"WHEN {high} IS NOT NULL THEN abs(min({high}, -9223372036854775808)) END"
+        )
 
     def mean(self, sql: str) -> str:
         return f"AVG({sql})"

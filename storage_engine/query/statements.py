@@ -210,8 +210,11 @@ class Compiler:
         raise TypeError(f"{node!r} is not a condition on groups that can be compiled")
 
     def _from_json(self, aggregate: Aggregate) -> bool:
+        """Whether the result is written as in JSON; what is counted or added up never is."""
         operand = aggregate.operand
-        return operand is not None and self._conditions.value(operand)[2]
+        if operand is None or aggregate.function not in ("min", "max"):
+            return False
+        return self._conditions.value(operand)[2]
 
 
 def result_kinds(spec: QuerySpec) -> tuple[tuple[str, str], ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 
 from storage_engine.model.spec import TypeSpec
-from storage_engine.query.executor import Executor
+from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.spec import Reference
 
 Operation = Literal["insert", "update"]
@@ -143,7 +143,7 @@ class Repository(Protocol):
     def type_head(self, spec: TypeSpec) -> int:
         """The commit that last changed the type, 0 when it was never written."""
 
-    def executor(self, pinned: int | None = None) -> Executor:
+    def executor(self, pinned: int | None = None) -> SqlExecutor:
         """Answers queries. With `pinned`, as if that commit were the head for ever."""
 
     def commit_at(self, reference: Reference) -> int:

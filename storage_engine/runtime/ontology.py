@@ -13,9 +13,11 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError
 from storage_engine.model.entity import Entity
 from storage_engine.model.relation import Relation
+from storage_engine.query.builder import Query
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import Repository
 from storage_engine.repository.target import bind
+from storage_engine.runtime.reading import executor_of
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import BoundTypes
 
@@ -63,6 +65,11 @@ class Ontology:
             )
             self._sessions.add(session)
             return session
+
+    def query(self) -> Query:
+        """Begin a query, without a session."""
+        self._check_open("query")
+        return Query(executor_of(self._repository, self._check_open), self._types.fresh().bind)
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None

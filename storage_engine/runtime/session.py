@@ -21,10 +21,14 @@ from storage_engine.maintenance.counters import CommitCounters
 from storage_engine.model.entity import Entity
 from storage_engine.model.event import Event
 from storage_engine.model.relation import Relation
+from storage_engine.query.builder import Query, checked_reference
+from storage_engine.query.executor import Parameters
+from storage_engine.query.spec import Reference
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import CommitRequest, CommitResult, Idempotency, Repository
-from storage_engine.runtime import options
+from storage_engine.runtime import history, options
 from storage_engine.runtime.intents import Intents
+from storage_engine.runtime.reading import OpenExecutor, SqlQuery, View, executor_of
 from storage_engine.runtime.sources import open_source
 from storage_engine.runtime.types import BoundTypes, StoredClass
 
@@ -262,6 +266,58 @@ class Session:
         self._metadata.clear()
         self._unfinished = None
 
+    # --- reading --------------------------------------------------------------------------------
+
+    def query(self) -> Query:
+        """Begin a query: `session.query().entities(Customer).where(...).collect()`.
+
+        Queries see what is committed, not the intents of this session.
+        """
+        with self._use("query"):
+            return Query(self._executor(), self._types.bind)
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> SqlQuery:
+        """Read-only SQL over the latest rows of every stored type, through DuckDB.
+
+            session.sql("select tier, count(*) as n from Customer group by tier").collect()
+
+        Values go into `parameters`: a list for `?`, a dict for `$name`.
+        """
+        with self._use("sql"):
+            return SqlQuery(self._executor(), statement, parameters)
+
+    def at(self, reference: Reference) -> View:
+        """The storage as of a commit id, an instant or a tag, for reading; it stays the same."""
+        with self._use("at"):
+            commit_id = self._repository.commit_at(checked_reference(reference, "at"))
+            return View(commit_id, self._executor(commit_id), self._types)
+
+    def diff(self, before: Reference, after: Reference) -> list[dict[str, Any]]:
+        """What differs between two commits: kind, type_name, identity, commit_id (the last that
+        changed it), operation, and the fields that differ, `before` (None: insert) and `after`."""
+        with self._use("diff"):
+            a, b = (
+                self._repository.commit_at(checked_reference(reference, "diff"))
+                for reference in (before, after)
+            )
+            return history.diff(self._repository, a, b)
+
+    def changes(self, since: int | str = 0, limit: int = 1000) -> history.Changes:
+        """The change feed: the oldest changes after a commit id or a cursor, at most `limit`.
+
+        Each is a dict: commit_id, kind, type_name, identity, fields, operation (insert or
+        update). The page's `cursor` is where to go on; it is a text that can be kept.
+        """
+        with self._use("changes"):
+            return history.changes(self._repository, since, limit)
+
+    def _executor(self, pinned: int | None = None) -> OpenExecutor:
+        return executor_of(self._repository, self._check_open, pinned)
+
+    def _check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError("session", operation)
+
     # --- looking --------------------------------------------------------------------------------
 
     @property
@@ -383,8 +439,7 @@ class Session:
     @contextmanager
     def _use(self, operation: str) -> Iterator[None]:
         with self._mutex:
-            if self._closed:
-                raise ClosedError("session", operation)
+            self._check_open(operation)
             self._refuse_reentry(operation)
             yield
 

@@ -16,7 +16,16 @@ from tests.cli.support import ROOT, onto
 
 CLI = (ROOT / "docs" / "cli.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-GLOBAL = {"--storage-uri", "--db", "--config", "--json", "--verbose", "-v", "--version"}
+GLOBAL = {
+    "--storage-uri",
+    "--db",
+    "--config",
+    "--models",
+    "--json",
+    "--verbose",
+    "-v",
+    "--version",
+}
 
 
 def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -35,6 +35,11 @@ def test_the_first_example_runs(tmp_path: Path) -> None:
         "commit 3: Person, 1000 inserted, 0 updated",
         "commit 3 had done it already",
         "ada -> acme: director",
+        "knows mathematics: Ada",
+        "stints at Acme: 2",
+        "Ada knows Grace since 1950",
+        "unknown: 1000",
+        "ada: {'city': 'London'} -> {'city': 'Paris'}",
         f"onto info --storage-uri {storage}",
     ):
         assert said in done.stdout

@@ -20,7 +20,7 @@ from storage_engine.config import MIB
 from storage_engine.errors import IntegrityError
 from storage_engine.model.columns import SYSTEM_FIELD_IDS
 from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
-from storage_engine.repository.object.duck import literal, quoted
+from storage_engine.repository.duck import literal, quoted
 from storage_engine.repository.object.scan import parquet
 
 _IN_FLIGHT = 64 * MIB

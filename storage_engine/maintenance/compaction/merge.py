@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from storage_engine.maintenance.compaction.inputs import Inputs
 from storage_engine.maintenance.compaction.workspace import Workspace
 from storage_engine.model.columns import EngineVersion
-from storage_engine.repository.object.duck import quoted
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.parquet import EncodedPart, SnapshotPart, SnapshotSettings
 
 _BATCH_ROWS = 64 * 1024

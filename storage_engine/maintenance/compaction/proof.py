@@ -14,7 +14,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.maintenance.compaction.inputs import Inputs
 from storage_engine.maintenance.compaction.merge import CURRENT, IDENTITY, Output
 from storage_engine.maintenance.compaction.workspace import Workspace
-from storage_engine.repository.object.duck import quoted
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.scan import parquet
 
 

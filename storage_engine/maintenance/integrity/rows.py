@@ -14,7 +14,7 @@ from storage_engine.maintenance.integrity.log import Log
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
 from storage_engine.maintenance.rows import versions_of
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.duck import quoted
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.engine import ObjectRepository
 
 _KEYS_AT_ONCE = 2_000_000

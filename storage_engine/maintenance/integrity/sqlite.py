@@ -21,7 +21,7 @@ _EXAMPLES = 3
 
 def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
     report.head_commit_id = repository.head_commit_id()
-    with repository._reading("verify") as connection:
+    with repository.reading("verify") as connection:
         if connection is None:
             return
         pragma = "integrity_check" if report.deep else "quick_check"
@@ -31,7 +31,7 @@ def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress
         written = _check_commits(connection, report)
         for spec in repository.known_types():
             _check_counts(repository, connection, spec, written, report)
-        for tag in sqlite_tags._all(connection):
+        for tag in sqlite_tags.stored_tags(connection):
             report.checked["tags"] += 1
             if not 1 <= tag.commit_id <= report.head_commit_id:
                 said = f"{tag.name} names commit {tag.commit_id}, which is not there"

@@ -23,7 +23,7 @@ from storage_engine.commitlog.records import CommitFile, Head, TypeHead
 from storage_engine.errors import ConcurrentWriteError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.duck import Duck, quoted
+from storage_engine.repository.duck import Duck, quoted
 from storage_engine.repository.object.parquet import EncodedPart, encode_file, stored_table
 from storage_engine.repository.object.reconcile import INSERT_FLAG, changed_since, delta_sql
 from storage_engine.repository.object.scan import parquet

@@ -26,8 +26,8 @@ from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.bulk import BulkInput, BulkParts
-from storage_engine.repository.object.duck import Duck
 from storage_engine.repository.object.evaluate import (
     FIRST_VERSION,
     Evaluation,

@@ -11,6 +11,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import Published, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.tags import resolve_tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     SchemaMetadataError,
@@ -31,16 +33,19 @@ from storage_engine.index.objects import IndexObjects
 from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.cache import ImmutableCache, open_cache
 from storage_engine.objectstore.port import ObjectStore
+from storage_engine.query.spec import Reference
+from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.object import inspection
 from storage_engine.repository.object.commit import CommitRun, Parts
-from storage_engine.repository.object.duck import Duck, quoted
-from storage_engine.repository.object.evaluate import check_schema
+from storage_engine.repository.object.query import ObjectExecutor
+from storage_engine.repository.object.query.executor import Engine
 from storage_engine.repository.object.resident import Resident
-from storage_engine.repository.object.scan import Scanner, versioned_schema
+from storage_engine.repository.object.scan import Scanner
 from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
-from storage_engine.repository.object.versions import Versions, unique
+from storage_engine.repository.object.versions import Versions
 from storage_engine.repository.protocol import (
     LATEST,
     CommitRecord,
@@ -69,15 +74,26 @@ class ObjectRepository(ABC):
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
         secret = getattr(store, "duckdb_secret", None)  # S3: credentials of the AWS chain
-        self._duck = Duck(memory_limit=config.s3_duckdb_memory_limit, secret=secret)
+        self._duck = Duck(uri=store.uri, memory_limit=config.s3_duckdb_memory_limit, secret=secret)
+        self._cache = _cache_for(store, config)
+        scanner = Scanner(store, self._duck, self._cache)
         self._resident = Resident()
         self._versions = Versions(
             self.chain,
             self._indices,
-            Scanner(store, self._duck),
+            scanner,
             self._resident,
             engine_version=self.engine_version,
             warn=self._warn_of_lag,
+        )
+        self._query_engine = Engine(
+            self.chain,
+            self._versions,
+            scanner,
+            self._duck,
+            self.known_types,
+            self._commit_at,
+            v1=self.engine_version == "v1",
         )
         simulated = store.kind == "memory"  # its clock moves only when told to
         self.lock = WriteLock(
@@ -132,20 +148,29 @@ class ObjectRepository(ABC):
     def read(
         self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
     ) -> pa.Table:
+        wanted = keys.select(list(spec.identity)) if keys is not None else None
+        return ObjectExecutor(self._query_engine).read(spec, window, wanted)
+
+    def executor(self, pinned: int | None = None) -> ObjectExecutor:
+        return ObjectExecutor(self._query_engine, pinned)
+
+    def commit_at(self, reference: Reference) -> int:
+        return self._commit_at(self.chain.read_head().head, reference)
+
+    def _commit_at(self, head: Head, reference: Reference) -> int:
+        if isinstance(reference, datetime):
+            return state.commit_at(self.chain, head, reference)
+        if isinstance(reference, str):
+            return resolve_tag(self.chain, reference, head).commit_id
+        return min(max(reference, 0), head.commit_id)
+
+    def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        upto = head.commit_id if window.as_of is None else min(max(window.as_of, 0), head.commit_id)
-        since = max(window.since or 0, 0)
-        schema = versioned_schema(spec)
-        if upto == 0:
-            return schema.empty_table()
-        check_schema(self.chain, head, spec, self._versions.type_head(spec, head))
-        entries = self._versions.resolve(spec, head).within(since=since, upto=upto)
-        tables = {"wanted": keys.select(list(spec.identity))} if keys is not None else {}
-        with self._versions.scan(spec, entries, **tables) as cursor:
-            by_version = window.history or unique(entries)
-            sql = _read_sql(spec, by_version, window.history, keys is not None)
-            found = cursor.execute(sql, {"upto": upto, "since": since})
-            return found.to_arrow_table().cast(schema)
+        heads = sorted(state.type_heads(self.chain, head).items())
+        found = self.store.parallel.map(
+            lambda item: state.schema_record(self.chain, head, *item), heads
+        )
+        return [TypeSpec.from_schema_dict(record["schema"]) for record in found if record]
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -282,15 +307,8 @@ class ObjectRepository(ABC):
         """What is wrong with the indices now; reads are right all the same."""
         head = self.chain.read_head().head
         refs = list(state.type_heads(self.chain, head))
-        found = self.store.parallel.map(
-            lambda ref: resolve(
-                self.chain,
-                self._indices,
-                head,
-                ref,
-                watermark_is_head=self.engine_version == "v1",
-            ),
-            refs,
+        found = resolve(
+            self.chain, self._indices, head, refs, watermark_is_head=self.engine_version == "v1"
         )
         return [resolution.warning for resolution in found if resolution.warning is not None]
 
@@ -336,17 +354,8 @@ class S3RepositoryV2(ObjectRepository):
         return published.manifest.touched()
 
 
-def _read_sql(spec: TypeSpec, all_versions: bool, by_commit: bool, by_keys: bool) -> str:
-    keys = ", ".join(quoted(name) for name in spec.identity)
-    columns = ", ".join(quoted(name) for name in versioned_schema(spec).names)
-    wanted = f" SEMI JOIN wanted USING ({keys})" if by_keys else ""
-    seen = f"FROM versions{wanted} WHERE commit_id <= $upto AND commit_id > $since"
-    order = f"commit_id, {keys}" if by_commit else keys
-    if all_versions:
-        return f"SELECT {columns} {seen} ORDER BY {order}"
-    # Not a window over whole rows, which would have to fit in memory.
-    newest = f"SELECT {keys}, max(commit_id) AS commit_id {seen} GROUP BY {keys}"
-    return (
-        f"SELECT {columns} FROM versions SEMI JOIN ({newest}) USING ({keys}, commit_id) "
-        f"ORDER BY {order}"
-    )
+def _cache_for(store: ObjectStore, config: OntologiaConfig) -> ImmutableCache | None:
+    """None for a directory, which is as near as a cache, and for the simulated store."""
+    if store.kind == "directory" or (store.kind == "memory" and config.cache_dir is None):
+        return None
+    return open_cache(config)

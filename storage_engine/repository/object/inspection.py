@@ -7,7 +7,7 @@ from typing import Any
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Manifest, TypeRef, parse_timestamp
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.duck import quoted
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.versions import Versions
 from storage_engine.repository.protocol import CommitRecord
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from storage_engine.commitlog.records import Entry
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.duck import quoted
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.resident import ResidentType
 
 if TYPE_CHECKING:

@@ -2,16 +2,18 @@
 
 Files that DuckDB can open (a directory store's paths, large S3 objects through httpfs) are scanned
 in place; small remote ones are fetched whole and in parallel, which is one request each instead
-of several in a row.
+of several in a row, and kept in the immutable cache.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,14 +23,16 @@ from storage_engine.config import MIB
 from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.cache import ImmutableCache
 from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
-from storage_engine.repository.object.duck import Duck, literal, quoted
+from storage_engine.repository.duck import Duck, literal, quoted
 
 if TYPE_CHECKING:
     import duckdb
 
-_FETCH_WHOLE = 8 * MIB
+FETCH_WHOLE = 8 * MIB
 _GLOB = re.compile(r"[*?\[]")  # DuckDB would take such a path for a pattern
+_UNITED = 8  # commits whose files are united with their ids as constants; more are joined
 
 
 class RemoteFiles(Protocol):
@@ -37,17 +41,33 @@ class RemoteFiles(Protocol):
     def duckdb_url(self, key: str) -> str: ...
 
 
+Brought = dict[str, str | bytes]  # by path: a name that DuckDB opens, or the content
+
+
+class DataFile(NamedTuple):
+    """A file with the entry that names it, which may give its rows their commit id."""
+
+    entry: Entry
+    file: CommitFile
+
+
 def versioned_schema(spec: TypeSpec) -> pa.Schema:
     """Row schema with the leading commit_id that reads return."""
     return pa.schema([pa.field("commit_id", pa.int64(), nullable=False), *row_schema(spec)])
 
 
-class Scanner:
-    """Opens entries of one storage for DuckDB."""
+def files_of(entries: Iterable[Entry]) -> list[DataFile]:
+    return [DataFile(entry, file) for entry in entries for file in entry.files]
 
-    def __init__(self, store: ObjectStore, duck: Duck) -> None:
+
+class Scanner:
+    """Opens files of one storage for DuckDB."""
+
+    def __init__(self, store: ObjectStore, duck: Duck, cache: ImmutableCache | None = None) -> None:
         self._store = store
         self._duck = duck
+        self._cache = cache
+        self._names = itertools.count()
 
     @contextmanager
     def versions(
@@ -55,67 +75,109 @@ class Scanner:
     ) -> Iterator[duckdb.DuckDBPyConnection]:
         """A cursor with a view `versions` (commit_id and row columns) over the entries' files,
         and `tables` registered under their names."""
-        cursor = self._duck.cursor()
-        try:
+        with self._duck.cursor() as cursor, self._duck.errors():
             for name, table in tables.items():
                 cursor.register(name, table)
-            cursor.execute(f"CREATE TEMP VIEW versions AS {self._union(cursor, spec, entries)}")
+            source = self.source(cursor, spec, files_of(entries))
+            cursor.execute(f"CREATE TEMP VIEW versions AS {source}")
             yield cursor
-        finally:
-            cursor.close()
 
     def table(self, spec: TypeSpec, entries: Sequence[Entry]) -> pa.Table:
         """All rows of the entries, in memory."""
-        files = [(entry, file) for entry in entries for file in entry.files]
-        tables = self._store.parallel.map(lambda item: self._fetch(spec, *item), files)
         schema = versioned_schema(spec)
+        tables = self._store.parallel.map(
+            lambda item: _decode(schema, self._content(item.file), item), files_of(entries)
+        )
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
-    def _union(
-        self, cursor: duckdb.DuckDBPyConnection, spec: TypeSpec, entries: Sequence[Entry]
+    def source(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        spec: TypeSpec,
+        files: Sequence[DataFile],
+        *,
+        brought: Brought | None = None,
+        keys_only: bool = False,
     ) -> str:
-        in_place: list[tuple[str, Entry, CommitFile]] = []
-        fetched: list[tuple[Entry, CommitFile]] = []
-        for entry in entries:
-            for file in entry.files:
-                location = self._location(file)
-                if location is None:
-                    fetched.append((entry, file))
-                else:
-                    in_place.append((location, entry, file))
-        parts = []
-        if in_place:
-            parts.append(_parquet_select(spec, in_place))
-        if fetched or not parts:
-            tables = self._store.parallel.map(lambda item: self._fetch(spec, *item), fetched)
-            table = pa.concat_tables(tables) if tables else versioned_schema(spec).empty_table()
-            cursor.register("fetched_rows", table)
-            parts.append(f"SELECT {_columns(spec)} FROM fetched_rows")
+        """A query of all rows of the files: commit_id and row columns, or identity columns only.
+
+        It works on this cursor: rows that DuckDB cannot open as a file are registered with it.
+        """
+        schema = versioned_schema(spec)
+        if keys_only:
+            schema = pa.schema([schema.field(name) for name in ("commit_id", *spec.identity)])
+        at_hand = self.bring(files) if brought is None else brought
+        found = [(at_hand[item.file.path], item) for item in files]
+        parts = _parquet_selects(schema.names, [(n, i) for n, i in found if isinstance(n, str)])
+        tables = [_decode(schema, data, i) for data, i in found if isinstance(data, bytes)]
+        if tables or not parts:
+            name = f"fetched_{next(self._names)}"
+            cursor.register(name, pa.concat_tables(tables) if tables else schema.empty_table())
+            parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
         return " UNION ALL ".join(parts)
 
-    def _location(self, file: CommitFile) -> str | None:
+    def bring(self, files: Iterable[DataFile]) -> Brought:
+        """By path, what DuckDB can open a file by, or its content; all fetched together."""
+        unique = {item.file.path: item.file for item in files}
+        brought: Brought = {}
+        for path, file in unique.items():
+            if (name := self._name(file)) is not None:
+                brought[path] = name
+        small = [file for path, file in unique.items() if path not in brought]
+        found = self._store.parallel.map(self._fetched, small)
+        return brought | {file.path: f for file, f in zip(small, found, strict=True)}
+
+    def _name(self, file: CommitFile) -> str | None:
+        """What DuckDB can open the file by; None when its content must be brought first."""
         path = self._store.local_path(file.path)
         if path is not None and not _GLOB.search(str(path)):
             return str(path)
-        if self._store.kind == "s3" and file.bytes > _FETCH_WHOLE:
+        if self._store.kind == "s3" and file.bytes > FETCH_WHOLE:
             remote: RemoteFiles = self._store  # type: ignore[assignment]
             return remote.duckdb_url(file.path)
         return None
 
-    def _fetch(self, spec: TypeSpec, entry: Entry, file: CommitFile) -> pa.Table:
+    def _fetched(self, file: CommitFile) -> str | bytes:
+        """The path of the file's copy in the cache; its content where there is none."""
+        if self._cache is None or self._store.local_path(file.path) is not None:
+            return self._get(file)
+        found = self._cache.obtain(**self._wanted(file))
+        if isinstance(found, Path) and _GLOB.search(str(found)):
+            return self._cache.get(**self._wanted(file))
+        return str(found) if isinstance(found, Path) else found
+
+    def _content(self, file: CommitFile) -> bytes:
+        if self._cache is None or self._store.local_path(file.path) is not None:
+            return self._get(file)
+        return self._cache.get(**self._wanted(file))
+
+    def _wanted(self, file: CommitFile) -> dict[str, Any]:
+        """A file as the cache knows it."""
+        return {
+            "namespace": self._store.uri,
+            "key": file.path,
+            "size": file.bytes or None,
+            "sha256": file.content_sha256,
+            "fetch": lambda: self._get(file),
+        }
+
+    def _get(self, file: CommitFile) -> bytes:
         try:
-            data = self._store.get(file.path).data
+            return self._store.get(file.path).data
         except ObjectNotFound:
             raise IntegrityError(
                 f"{file.path} is named by the log but missing from {self._store.uri}",
                 key=file.path,
             ) from None
-        return decode(spec, data, entry, file)
 
 
 def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:
     """A file's rows in `versioned_schema`."""
-    schema = versioned_schema(spec)
+    return _decode(versioned_schema(spec), data, DataFile(entry, file))
+
+
+def _decode(schema: pa.Schema, data: bytes, item: DataFile) -> pa.Table:
+    entry, file = item
     names = schema.names if file.commit_id_source == "column" else schema.names[1:]
     table = pq.read_table(io.BytesIO(data), columns=names, use_threads=False)
     if file.commit_id_source != "column":
@@ -124,30 +186,33 @@ def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Ta
     return table.select(schema.names).cast(schema)
 
 
-def _parquet_select(spec: TypeSpec, files: Sequence[tuple[str, Entry, CommitFile]]) -> str:
-    own = [location for location, _, file in files if file.commit_id_source == "column"]
-    given = [
-        (location, entry.max_commit_id)
-        for location, entry, file in files
-        if file.commit_id_source != "column"
-    ]
-    parts = []
-    if own:
-        parts.append(f"SELECT {_columns(spec)} FROM {parquet(own)}")
-    if given:
-        # The manifest gives these rows their commit id: joined by file name.
-        values = ", ".join(f"({literal(name)}, {commit}::BIGINT)" for name, commit in given)
-        rows = ", ".join(f"f.{quoted(c)}" for c in row_schema(spec).names)
+def _parquet_selects(names: Sequence[str], found: Sequence[tuple[str, DataFile]]) -> list[str]:
+    own = [path for path, item in found if item.file.commit_id_source == "column"]
+    given: dict[int, list[str]] = {}  # staged parts: their manifest gives the commit id
+    for path, item in found:
+        if item.file.commit_id_source != "column":
+            given.setdefault(item.entry.max_commit_id, []).append(path)
+    parts = [f"SELECT {_columns(names)} FROM {parquet(own)}"] if own else []
+    rows = names[1:]
+    if len(given) <= _UNITED:
+        parts += [
+            f"SELECT {commit_id}::BIGINT AS commit_id, {_columns(rows)} FROM {parquet(paths)}"
+            for commit_id, paths in given.items()
+        ]
+    else:
+        pairs = [(path, commit_id) for commit_id, paths in given.items() for path in paths]
+        values = ", ".join(f"({literal(path)}, {commit}::BIGINT)" for path, commit in pairs)
+        listed = ", ".join(f"f.{quoted(name)}" for name in rows)
         parts.append(
-            f"SELECT m.commit_id, {rows} "
-            f"FROM {parquet([name for name, _ in given], 'filename = true')} f "
+            f"SELECT m.commit_id, {listed} "
+            f"FROM {parquet([path for path, _ in pairs], 'filename = true')} f "
             f"JOIN (VALUES {values}) m(filename, commit_id) USING (filename)"
         )
-    return " UNION ALL ".join(parts)
+    return parts
 
 
-def _columns(spec: TypeSpec) -> str:
-    return ", ".join(quoted(name) for name in versioned_schema(spec).names)
+def _columns(names: Iterable[str]) -> str:
+    return ", ".join(quoted(name) for name in names)
 
 
 def parquet(files: Sequence[str], *options: str) -> str:

@@ -32,7 +32,7 @@ class OpenVersions:
 
 
 def unique(entries: Sequence[Entry]) -> bool:
-    """A reconciled commit has each identity once; several commits may repeat them."""
+    """Several entries may repeat identities; so may a snapshot, which spans commits."""
     return len(entries) <= 1 and all(e.min_commit_id == e.max_commit_id for e in entries)
 
 
@@ -66,7 +66,15 @@ class Versions:
 
     def resolve(self, spec: TypeSpec, head: Head) -> Resolution:
         """Entries of the current schema version (v1: of all), index first."""
-        found = resolve(self._chain, self._indices, head, spec.ref, watermark_is_head=self._v1)
+        return self.resolve_all([spec], head)[0]
+
+    def resolve_all(self, specs: Sequence[TypeSpec], head: Head) -> list[Resolution]:
+        """The same for several types, which costs no more hops."""
+        refs = [spec.ref for spec in specs]
+        found = resolve(self._chain, self._indices, head, refs, watermark_is_head=self._v1)
+        return [self._current(spec, head, one) for spec, one in zip(specs, found, strict=True)]
+
+    def _current(self, spec: TypeSpec, head: Head, found: Resolution) -> Resolution:
         if found.warning is not None:
             self._warn(found.warning)
         if self._v1:

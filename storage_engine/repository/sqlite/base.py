@@ -22,8 +22,12 @@ import pyarrow as pa
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
-from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
+from storage_engine.query.executor import SqlExecutor
+from storage_engine.query.spec import Reference
+from storage_engine.query.sql import Shape
+from storage_engine.query.statements import Statement
+from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.protocol import (
     CommitRecord,
@@ -32,8 +36,9 @@ from storage_engine.repository.protocol import (
     TypeChange,
     Window,
 )
-from storage_engine.repository.sqlite import control, layout, records
-from storage_engine.repository.sqlite.codec import checked_rows, encode, rows_of
+from storage_engine.repository.sqlite import control, layout, records, tags
+from storage_engine.repository.sqlite.asking import ask, batches
+from storage_engine.repository.sqlite.codec import checked_rows, encode, read_schema, rows_of
 from storage_engine.repository.sqlite.connection import (
     Connections,
     begin_write,
@@ -41,12 +46,9 @@ from storage_engine.repository.sqlite.connection import (
     snapshot,
 )
 from storage_engine.repository.sqlite.layout import Column, DataTable, KeySet
+from storage_engine.repository.sqlite.query import SqliteExecutor
 from storage_engine.repository.sqlite.staging import StagedType, staged_inputs
-
-READ_BATCH_ROWS = 16_384
-
-
-_LAST_ID = 2**63 - 1  # of any commit; SQLite takes no larger number
+from storage_engine.repository.sqlite.versions import LAST_ID, named
 
 
 class SqliteRepository(ABC):
@@ -54,6 +56,7 @@ class SqliteRepository(ABC):
 
     backend: str = control.BACKEND
     engine_version: str
+    shape: ClassVar[Shape]  # of its data tables, for compiled queries
     _temporary: ClassVar[Iterator[int]] = itertools.count(1)
 
     def __init__(self, path: str | Path, config: OntologiaConfig, *, uri: str) -> None:
@@ -61,7 +64,9 @@ class SqliteRepository(ABC):
         self.path = str(path)
         self._config = config
         self._connections = Connections(path, config.s3_lock_timeout_ms)
-        with self._reading("open"):
+        self.duck = Duck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)  # for SQL of users
+        self.in_memory = self._connections.in_memory
+        with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
 
     # --- what the engines differ in -------------------------------------------------------------
@@ -251,49 +256,92 @@ class SqliteRepository(ABC):
     # --- reading --------------------------------------------------------------------------------
 
     def head_commit_id(self) -> int:
-        with self._reading("read head") as connection:
+        with self.reading("read head") as connection:
             return records.head(connection)[0] if connection else 0
 
     def read(
         self, spec: TypeSpec, window: Window = Window(), *, keys: pa.Table | None = None
     ) -> pa.Table:
-        empty = _read_schema(spec).empty_table()
-        with self._reading("read") as connection:
-            if connection is None or records.check_schema(connection, spec) is None:
-                return empty
-            table = self._current_table(connection, *spec.ref)
-            if table is None:
-                return empty
-            payload = [column.name for column in self._payload(spec)]
-            key_set = self._load_keys(connection, spec, keys) if keys is not None else None
-            cursor = connection.execute(
-                layout.select(table, payload, window, key_set),
-                {**table.parameters, "upto": window.as_of, "since": window.since},
-            )
-            parts = [empty]
-            while rows := cursor.fetchmany(READ_BATCH_ROWS):
-                parts.append(self._to_arrow(spec, list(zip(*rows, strict=True))))
+        with self.reading("read") as connection:
+            return self.read_on(connection, spec, window, keys)
+
+    def read_on(
+        self,
+        connection: sqlite3.Connection | None,
+        spec: TypeSpec,
+        window: Window,
+        keys: pa.Table | None,
+    ) -> pa.Table:
+        """`read`, as part of what happens on a snapshot."""
+        parts = [read_schema(spec).empty_table()]
+        table = self.table_on(connection, spec)
+        if connection is None or table is None:
+            return parts[0]
+        key_set = self._load_keys(connection, spec, keys) if keys is not None else None
+        statement = Statement(
+            layout.select(table, self.payload_names(spec), window, key_set),
+            {**table.parameters, "upto": window.as_of, "since": window.since},
+        )
+        parts += [self.to_arrow(spec, columns) for columns in batches(ask(connection, statement))]
         return pa.concat_tables(parts)
 
-    def _to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
+    def table_on(self, connection: sqlite3.Connection | None, spec: TypeSpec) -> DataTable | None:
+        """Where the rows of a type are, None when nothing of it is stored. Refuses a class that
+        differs from the stored schema."""
+        if connection is None or records.check_schema(connection, spec) is None:
+            return None
+        return self._current_table(connection, *spec.ref)
+
+    def payload_names(self, spec: TypeSpec) -> list[str]:
+        return [column.name for column in self._payload(spec)]
+
+    def to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
         width = 1 + len(spec.identity)
         identity = pa.table(
             [pa.array(column, pa.string()) for column in columns[1:width]], names=spec.identity
         )
         rows = self._decode(spec, identity, columns[width:])
         return pa.Table.from_arrays(
-            [pa.array(columns[0], pa.int64()), *rows.columns], schema=_read_schema(spec)
+            [pa.array(columns[0], pa.int64()), *rows.columns], schema=read_schema(spec)
         )
 
     def _load_keys(self, connection: sqlite3.Connection, spec: TypeSpec, keys: pa.Table) -> KeySet:
         """A temporary table, gone with the read's transaction."""
-        key_set = KeySet(f"keys_{next(self._temporary)}", len(spec.identity))
+        key_set = KeySet(self.temporary_name("keys"), len(spec.identity))
         connection.execute(key_set.create())
         connection.executemany(key_set.insert(), rows_of(encode(spec, keys, spec.identity)))
         return key_set
 
+    def temporary_name(self, use: str) -> str:
+        """A new one: in memory, all temporary tables are in one connection."""
+        return f"{use}_{next(self._temporary)}"
+
+    def executor(self, pinned: int | None = None) -> SqlExecutor:
+        head = self.head_commit_id() if pinned is not None else 0
+        if pinned is not None and not 0 <= pinned <= head:
+            raise ValueError(f"commit {pinned} cannot be pinned: the storage is at commit {head}")
+        return SqliteExecutor(self, pinned)
+
+    def commit_at(self, reference: Reference) -> int:
+        with self.reading("resolve a reference") as connection:
+            return self.commit_on(connection, reference)
+
+    def commit_on(self, connection: sqlite3.Connection | None, reference: Reference) -> int:
+        """`commit_at`, as part of what happens on a snapshot."""
+        if isinstance(reference, str):
+            return named(reference, self._tags(connection))
+        if isinstance(reference, datetime):
+            return records.commit_at(connection, reference) if connection else 0
+        return min(max(reference, 0), records.head(connection)[0] if connection else 0)
+
+    def _tags(self, connection: sqlite3.Connection | None) -> Mapping[str, int]:
+        """The commits that have names."""
+        if connection is None:
+            return {}
+        return {tag.name: tag.commit_id for tag in tags.stored_tags(connection)}
+
     def type_head(self, spec: TypeSpec) -> int:
-        with self._reading("read type head") as connection:
+        with self.reading("read type head") as connection:
             return self._type_head(connection, *spec.ref) if connection else 0
 
     def _type_head(self, connection: sqlite3.Connection, kind: str, name: str) -> int:
@@ -306,22 +354,22 @@ class SqliteRepository(ABC):
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
     ) -> list[CommitRecord]:
-        limit, since_commit_id = min(limit, _LAST_ID), min(since_commit_id or 0, _LAST_ID)
-        with self._reading("list commits") as connection:
+        limit, since_commit_id = min(limit, LAST_ID), min(since_commit_id or 0, LAST_ID)
+        with self.reading("list commits") as connection:
             if connection is None:
                 return []
             return records.commits(connection, since=since_commit_id or 0, limit=max(limit, 0))
 
     def get_commit(self, commit_id: int) -> CommitRecord | None:
-        if commit_id > _LAST_ID:
+        if commit_id > LAST_ID:
             return None
-        with self._reading("read commit") as connection:
+        with self.reading("read commit") as connection:
             return records.commit(connection, commit_id) if connection else None
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        with self._reading("list commit changes") as connection:
-            if connection is None or commit_id > _LAST_ID:
+        with self.reading("list commit changes") as connection:
+            if connection is None or commit_id > LAST_ID:
                 return found
             for kind, name in records.touched_types(connection, commit_id):
                 columns = ("key",) if kind == "entity" else layout.identity_columns(kind)
@@ -337,11 +385,11 @@ class SqliteRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         """The types that this storage has, from their stored schemas; no classes needed."""
-        with self._reading("read schema") as connection:
+        with self.reading("read schema") as connection:
             return [spec for _, spec in records.known_types(connection)] if connection else []
 
     def storage_info(self) -> dict[str, Any]:
-        with self._reading("read storage info") as connection:
+        with self.reading("read storage info") as connection:
             info: dict[str, Any] = {
                 "backend": self.backend,
                 "engine_version": self.engine_version,
@@ -370,7 +418,7 @@ class SqliteRepository(ABC):
         return {}
 
     @contextmanager
-    def _reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
+    def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
         """A snapshot to read from, None when there is no storage yet."""
         if not self._connections.exists():
             yield None
@@ -393,7 +441,4 @@ class SqliteRepository(ABC):
     def close(self) -> None:
         """Close the connections. Closing again does nothing."""
         self._connections.close()
-
-
-def _read_schema(spec: TypeSpec) -> pa.Schema:
-    return pa.schema([pa.field("commit_id", pa.int64(), nullable=False), *row_schema(spec)])
+        self.duck.close()

@@ -43,6 +43,11 @@ def from_values(values: Sequence[Any], storage: str, arrow_type: pa.DataType) ->
     return pa.array(values, arrow_type)
 
 
+def read_schema(spec: TypeSpec) -> pa.Schema:
+    """How rows come out: with the commit that wrote them."""
+    return pa.schema([pa.field("commit_id", pa.int64(), nullable=False), *row_schema(spec)])
+
+
 def checked_rows(spec: TypeSpec, rows: pa.Table | pa.RecordBatch) -> pa.Table:
     """The rows in exactly the type's row schema; refuses what does not fit, naming the field."""
     schema = row_schema(spec)

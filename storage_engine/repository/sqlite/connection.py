@@ -23,6 +23,7 @@ from storage_engine.errors import (
     OntologiaError,
     StorageBackendError,
 )
+from storage_engine.query.sqlite_sql import install
 
 MEMORY = ":memory:"
 MAX_IDLE = 8
@@ -100,6 +101,7 @@ def connect(path: str, timeout_ms: int, *, create: bool) -> sqlite3.Connection:
         "trusted_schema=OFF",
     ):
         connection.execute(f"PRAGMA {pragma}")
+    install(connection)
     return connection
 
 
@@ -156,7 +158,7 @@ class Connections:
         self.path = str(path)
         self.timeout_ms = timeout_ms
         self.in_memory = self.path == MEMORY
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # a dropped stream comes back whenever garbage is collected
         self._idle: list[_Lent] = []
         self._inherited: list[_Lent] = []
         self._closed = False

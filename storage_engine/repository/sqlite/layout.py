@@ -36,6 +36,7 @@ class DataTable:
     kind: str
     type_name: str
     type_column: str | None = None  # set when the table holds other types too
+    activation_commit_id: int = 0  # there are no rows from before it
 
     @property
     def identity(self) -> tuple[str, ...]:

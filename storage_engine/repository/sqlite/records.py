@@ -127,6 +127,17 @@ def commit(connection: sqlite3.Connection, commit_id: int) -> CommitRecord | Non
     return _record(row) if row else None
 
 
+def commit_at(connection: sqlite3.Connection, moment: datetime) -> int:
+    """The last commit at or before a moment, 0 before the first. Without a zone it is in UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    row = connection.execute(
+        "SELECT id FROM commits WHERE created_at <= ? ORDER BY id DESC LIMIT 1",
+        (utc_text(moment),),
+    ).fetchone()
+    return row[0] if row else 0
+
+
 def touched_types(connection: sqlite3.Connection, commit_id: int) -> list[tuple[str, str]]:
     """Kind and name of the types that a commit wrote, in that order."""
     row = connection.execute("SELECT types FROM commits WHERE id = ?", (commit_id,)).fetchone()

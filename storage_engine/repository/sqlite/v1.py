@@ -20,6 +20,7 @@ class SqliteRepositoryV1(SqliteRepository):
     """Rows of every type in `entity_history` and `relation_history`, whatever their version."""
 
     engine_version = "v1"
+    shape = "payload"
 
     @classmethod
     def _create_data_tables(cls, connection: sqlite3.Connection) -> None:

@@ -39,6 +39,7 @@ class SqliteRepositoryV2(SqliteRepository):
     """Typed reads see the table of the current schema version; the catalog says which it is."""
 
     engine_version = "v2"
+    shape = "columns"
 
     @classmethod
     def _create_data_tables(cls, connection: sqlite3.Connection) -> None:
@@ -73,17 +74,17 @@ class SqliteRepositoryV2(SqliteRepository):
             "activation_commit_id, is_current, created_at) VALUES (?, ?, ?, ?, ?, 1, ?)",
             (*spec.ref, version, name, commit_id, now),
         )
-        return DataTable(name, *spec.ref)
+        return DataTable(name, *spec.ref, activation_commit_id=commit_id)
 
     def _current_table(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> DataTable | None:
         row = connection.execute(
-            "SELECT table_name FROM type_layout_catalog "
+            "SELECT table_name, activation_commit_id FROM type_layout_catalog "
             "WHERE type_kind = ? AND type_name = ? AND is_current = 1",
             (kind, name),
         ).fetchone()
-        return DataTable(row[0], kind, name) if row else None
+        return DataTable(row[0], kind, name, activation_commit_id=row[1]) if row else None
 
     def _all_tables(
         self, connection: sqlite3.Connection, kind: str, name: str

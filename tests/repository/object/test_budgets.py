@@ -6,19 +6,16 @@ all steps done 7 + P + T in 4, whatever the length of history and the number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import pytest
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model import Entity, Field, TypeSpec, objects_to_table, spec_of
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository.initialize import initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.open import open_object_repository, open_repository
 from storage_engine.repository.protocol import CommitRequest, TypeInput
+from tests.repository.object.costs import Cost, measure
 
 
 class Customer(Entity):
@@ -37,28 +34,6 @@ class Store(Entity):
 
 
 CUSTOMER, PRODUCT, STORE = spec_of(Customer), spec_of(Product), spec_of(Store)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a piece of work sent: requests by kind, and the longest serial chain of them."""
-
-    requests: dict[str, int]
-    hops: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.requests.values())
-
-
-def measure(repository: ObjectRepository, work: Callable[[], object]) -> Cost:
-    before = repository.store.meter.snapshot()
-    with tracing(HopTrace()) as trace:
-        work()
-    after = repository.store.meter.snapshot()
-    kinds = [k for k in after if k not in {"total", "bytes_read", "bytes_written"}]
-    spent = {k: after[k] - before.get(k, 0) for k in kinds}
-    return Cost({k: n for k, n in spent.items() if n}, trace.depth)
 
 
 def opened(name: str, engine_version: str = "v2", **settings: int) -> ObjectRepository:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import ARROW_TYPES, row_schema
 from storage_engine.repository.protocol import CommitRequest, TypeInput, Window
-from storage_engine.repository.sqlite.base import READ_BATCH_ROWS, SqliteRepository
+from storage_engine.repository.sqlite.asking import BATCH_ROWS
+from storage_engine.repository.sqlite.base import SqliteRepository
 from storage_engine.repository.sqlite.codec import from_values, to_values
 from tests.repository.sqlite.support import (
     CUSTOMER,
@@ -107,7 +108,7 @@ def test_identities_are_ordered_by_bytes(repository: SqliteRepository) -> None:
 
 
 def test_reads_across_batches(repository: SqliteRepository) -> None:
-    count = 2 * READ_BATCH_ROWS + 1
+    count = 2 * BATCH_ROWS + 1
     put(repository, *(customer(f"{n:06}", age=n) for n in range(count)))
     assert repository.read(CUSTOMER)["age"].to_pylist() == list(range(count))
 

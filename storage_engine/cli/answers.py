@@ -1,0 +1,410 @@
+"""How `onto query` answers: the line is checked, one commit is fixed, the executor is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import chain
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import typer
+
+from storage_engine.cli.asking import (
+    MAX_INT,
+    Types,
+    chosen,
+    condition,
+    order_keys,
+    parameters,
+    reference,
+    row_columns,
+)
+from storage_engine.cli.interrupts import prompt_interrupts
+from storage_engine.cli.options import Invocation
+from storage_engine.cli.query import FORMATS, TABLE_ROWS
+from storage_engine.cli.results import Answer, Column, Format, describe, refuse_terminal, write
+from storage_engine.errors import OntologiaError
+from storage_engine.model.spec import Kind, TypeSpec
+from storage_engine.model.validation import unknown_name
+from storage_engine.query.aggregates import count
+from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Traversal
+from storage_engine.query.spec import QuerySpec, Reference, When
+
+_PATHS_AT_ONCE = 8 * 1024
+_COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) Error: ")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a command was given, whichever it is."""
+
+    filters: Sequence[str] = ()
+    order_by: Sequence[str] = ()
+    as_of: str | None = None
+    with_history: bool = False
+    history_since: int | None = None
+    limit: int | None = None
+    offset: int | None = None
+    count: bool = False
+    columns: Sequence[str] = ()
+    explain: bool = False
+    format: str | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A line that makes sense so far, and the storage to ask, at one commit."""
+
+    invocation: Invocation
+    ctx: typer.Context
+    line: Line
+    form: Format
+    types: Types
+    executor: SqlExecutor
+    commit_id: int
+
+    def spec(self, kind: Kind, name: str, limit: int | None) -> QuerySpec:
+        line = self.line
+        found = self.types.find(kind, name)
+        return QuerySpec(
+            found,
+            where=condition(self.types, found, line.filters),
+            order=order_keys(found, line.order_by),
+            limit=None if limit is None else min(limit, MAX_INT),
+            offset=min(line.offset or 0, MAX_INT),
+            when=self.when(),
+        )
+
+    def when(self) -> When:
+        line = self.line
+        if line.history_since is not None:
+            return When(history=True, since=min(line.history_since, MAX_INT))
+        if line.with_history:
+            return When(history=True)
+        return When() if line.as_of is None else When(as_of=self.commit_id)
+
+    @property
+    def table_rows(self) -> int:
+        return self.line.limit or TABLE_ROWS
+
+    def rows_asked(self) -> int | None:
+        """Tables ask for one more than they show, to see whether there are more."""
+        return self.table_rows + 1 if self.form is Format.table else self.line.limit
+
+    def write(self, answer: Answer) -> None:
+        limit = self.table_rows if self.form is Format.table else answer.limit
+        write(self.invocation.output, self.form, replace(answer, limit=limit))
+
+    def show_plan(self, plan: Plan) -> None:
+        output = self.invocation.output
+        if self.form is Format.json:
+            output.document({"plan": plan.text, **plan.facts})
+        else:
+            for text in plan.text.splitlines():
+                output.line(text)
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+def answer_rows(
+    invocation: Invocation, ctx: typer.Context, line: Line, kind: Kind, name: str
+) -> None:
+    with _asked(invocation, ctx, line) as asked:
+        with _mistakes(ctx):
+            spec = asked.spec(kind, name, asked.rows_asked())
+            named = dict(row_columns(spec.type))
+            names = chosen(line.columns, list(named))
+            counted = _counted(spec, line) if line.count else None
+        if line.explain:
+            asked.show_plan(asked.executor.explain(counted or spec))
+            return
+        members = {"kind": kind, "type": spec.type.name, "commit_id": asked.commit_id}
+        if counted is not None:
+            _show_count(asked, spec, counted, members)
+            return
+        rows = asked.executor.rows(spec)
+        nested = _nested(spec.type)
+        places = {column: rows.schema.get_field_index(column) for column in named.values()}
+        columns = [Column(n, places[named[n]], named[n] in nested) for n in names]
+        asked.write(Answer(rows.schema, rows.batches, columns, members, rows.diagnostics))
+
+
+def answer_paths(
+    invocation: Invocation, ctx: typer.Context, line: Line, name: str, via: Sequence[str]
+) -> None:
+    with _asked(invocation, ctx, line) as asked:
+        with _mistakes(ctx):
+            # The limit is about where paths start: without one, all are followed.
+            limit = None if line.limit is None else asked.rows_asked()
+            spec = _with_steps(asked.spec("entity", name, limit), asked.types, via)
+            columns = _path_columns(spec, line.columns, asked.form)
+        if line.explain:
+            asked.show_plan(asked.executor.explain(spec))
+            return
+        found = asked.executor.traverse(spec)
+        members = {
+            "kind": "path",
+            "type": spec.type.name,
+            "via": [step.name for step in spec.via],
+            "commit_id": asked.commit_id,
+        }
+        schema, batches = _flattened(found, asked)
+        answer = Answer(schema, batches, columns, members, found.diagnostics)
+        if asked.form is Format.table and line.limit is not None:
+            more = found.sources.num_rows > line.limit
+            write(invocation.output, asked.form, replace(answer, more=more))
+        else:
+            asked.write(answer)
+
+
+def answer_sql(
+    invocation: Invocation, ctx: typer.Context, line: Line, statement: str, params: Sequence[str]
+) -> None:
+    with _asked(invocation, ctx, line) as asked:
+        with _mistakes(ctx):
+            values = parameters(params) or None
+            text = f"EXPLAIN {statement}" if line.explain else statement
+            rows = asked.executor.sql(text, values)
+        batches = _checked(ctx, rows.batches)
+        if line.explain:
+            told = [told for batch in batches for told in batch.column(1).to_pylist()]
+            facts = {"engine": "duckdb", "head": asked.commit_id, "sql": statement}
+            asked.show_plan(Plan("\n".join(told), facts))
+            return
+        limit = asked.rows_asked()
+        columns = [Column(name, n) for n, name in enumerate(_distinct(rows.schema.names))]
+        members = {"kind": "sql", "commit_id": asked.commit_id}
+        cut = batches if limit is None else _first(batches, limit)
+        asked.write(Answer(rows.schema, cut, columns, members, rows.diagnostics))
+
+
+# --- the line ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Asked]:
+    form = _format(invocation, ctx, line)
+    refuse_terminal(form, ctx)
+    _check_time(ctx, line)
+    declared = invocation.models()
+    with _mistakes(ctx):
+        at = None if line.as_of is None else reference(line.as_of)
+    with prompt_interrupts(invocation.output.abandon), invocation.repository() as repository:
+        head = repository.head_commit_id()
+        with _mistakes(ctx):
+            commit_id = head if at is None else min(repository.commit_at(at), head)
+        _note_reference(invocation, at, line.as_of, commit_id)
+        # Everything is read as of one commit, and the JSON names it: the storage may move on.
+        executor = repository.executor(commit_id)
+        types = Types(declared, repository.known_types)
+        yield Asked(invocation, ctx, line, form, types, executor, commit_id)
+
+
+def _format(invocation: Invocation, ctx: typer.Context, line: Line) -> Format:
+    name = line.format
+    if name is not None and name not in FORMATS:
+        ctx.fail(f"--format: {unknown_name(name, FORMATS, what='format')}; use {_or(FORMATS)}")
+    if invocation.settings.json and name not in (None, "json"):
+        ctx.fail(f"--json contradicts --format {name}: use one of them")
+    form = Format(name or ("json" if invocation.settings.json else "table"))
+    invocation.output.json = form is Format.json  # errors, too
+    if line.explain and form in (Format.csv, Format.arrow):
+        ctx.fail(f"--explain is not available with --format {form}: use table or json")
+    return form
+
+
+def _check_time(ctx: typer.Context, line: Line) -> None:
+    given = {
+        "--as-of": line.as_of is not None,
+        "--with-history": line.with_history,
+        "--history-since": line.history_since is not None,
+    }
+    said = [option for option, there in given.items() if there]
+    if len(said) > 1:
+        ctx.fail(f"{' and '.join(said)} contradict each other: use one of them")
+
+
+def _note_reference(
+    invocation: Invocation, at: Reference | None, text: str | None, commit_id: int
+) -> None:
+    if isinstance(at, int) and at > commit_id:
+        invocation.output.note(f"commit {text} is not there yet: this is commit {commit_id}")
+    if isinstance(at, datetime) and commit_id == 0:
+        invocation.output.note(f"there was no commit at {text} yet")
+
+
+@contextmanager
+def _mistakes(ctx: typer.Context) -> Iterator[None]:
+    """What the user got wrong is a usage error. Only around what looks at the user's texts."""
+    try:
+        yield
+    except OntologiaError:
+        raise
+    except (ValueError, TypeError) as error:
+        _fail(ctx, error)
+
+
+def _fail(ctx: typer.Context, error: Exception) -> NoReturn:
+    ctx.fail(str(error))
+
+
+def _checked(ctx: typer.Context, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Some mistakes in a statement show only when rows are computed, such as a failing cast. Arrow
+    hands on what DuckDB says then as an OSError."""
+    try:
+        with _mistakes(ctx):
+            yield from batches
+    except OSError as error:
+        if not _COMPUTING.match(str(error)):
+            raise
+        ctx.fail(f"sql: {error}")
+
+
+def _or(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+# --- counting ---------------------------------------------------------------------------------
+
+
+def _counted(spec: QuerySpec, line: Line) -> QuerySpec:
+    given = {
+        "--order-by": line.order_by,
+        "--limit": line.limit,
+        "--offset": line.offset,
+        "--columns": line.columns,
+    }
+    for option, value in given.items():
+        if value:
+            raise ValueError(f"--count takes all rows that match; leave out {option}")
+    return replace(spec, order=(), limit=None, offset=0, aggregates=(("count", count()),))
+
+
+def _show_count(
+    asked: Asked, spec: QuerySpec, counted: QuerySpec, members: Mapping[str, Any]
+) -> None:
+    table = asked.executor.aggregate(counted)
+    number = int(table.column("count")[0].as_py())
+    remarks: tuple[Diagnostic, ...] = ()
+    if not number and asked.line.as_of is not None:  # there may be a reason for it
+        remarks = asked.executor.rows(replace(spec, limit=0)).diagnostics
+    output = asked.invocation.output
+    if asked.form in (Format.csv, Format.arrow):
+        batches = iter(table.to_batches())
+        asked.write(Answer(table.schema, batches, [Column("count", 0)], {}, remarks))
+        return
+    for note in remarks:
+        output.note(describe(note))
+    if asked.form is Format.json:
+        notes = [dict(note) for note in remarks]
+        output.document({**members, "diagnostics": notes, "count": number})
+    else:
+        output.line(str(number))
+
+
+# --- paths ------------------------------------------------------------------------------------
+
+
+def _with_steps(spec: QuerySpec, types: Types, via: Sequence[str]) -> QuerySpec:
+    reached: str | None = spec.type.name
+    steps: list[TypeSpec] = []
+    for name in via:
+        step = types.find("relation", name)
+        if step.left != reached:
+            raise ValueError(
+                f"--via {name} starts at {step.left}, but the path has reached {reached}"
+            )
+        steps.append(step)
+        reached = step.right
+    return replace(spec, via=tuple(steps))
+
+
+def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[Column]:
+    """All columns of the source and of each step, by where they are in a path's JSON. Tables show
+    keys only, unless told."""
+    columns: dict[str, Column] = {}
+    keys: list[Column] = []
+    width = 0
+    for number, hop in enumerate([spec.type, *spec.via]):
+        part: tuple[str | int, ...] = ("relations", number - 1) if number else ("source",)
+        nested = _nested(hop)
+        places = {name: width + n for n, name in enumerate(_stored_names(hop))}
+        for name, stored in row_columns(hop):
+            label = ".".join(map(str, (*part, name)))
+            place = (*part, name)
+            columns[label] = Column(label, places[stored], stored in nested, place)
+        if number:
+            label = f"{number}. {hop.name}"
+            if hop.instance_key is not None:
+                keys.append(Column(f"{label}.{hop.instance_key}", places["instance_key"]))
+            keys.append(Column(f"{label} -> {hop.right}", places["right_key"]))
+        else:
+            keys.append(Column(hop.name, places["entity_key"]))
+        width += len(places)
+    if form is Format.table and not given:
+        return keys
+    return [columns[name] for name in chosen(given, list(columns))]
+
+
+def _flattened(found: Traversal, asked: Asked) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Paths as rows: the source's columns, then those of each step."""
+    tables = [found.sources, *found.relations]
+    schema = pa.schema(
+        [
+            column.with_name(f"{number}.{column.name}")
+            for number, table in enumerate(tables)
+            for column in table.schema
+        ]
+    )
+    return schema, _path_batches(found, tables, schema, asked)
+
+
+def _path_batches(
+    found: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Asked
+) -> Iterator[pa.RecordBatch]:
+    paths = found.paths
+    if asked.line.limit is not None:  # tables ask for one source more than they show
+        paths = paths.filter(pc.less(paths.column("source"), asked.line.limit))
+    for start in range(0, paths.num_rows, _PATHS_AT_ONCE):
+        part = paths.slice(start, _PATHS_AT_ONCE)
+        taken = [table.take(rows).columns for table, rows in zip(tables, part.columns, strict=True)]
+        whole = pa.Table.from_arrays(list(chain.from_iterable(taken)), schema=schema)
+        yield from whole.combine_chunks().to_batches()
+
+
+# --- columns ----------------------------------------------------------------------------------
+
+
+def _stored_names(spec: TypeSpec) -> list[str]:
+    return ["commit_id", *spec.identity, *(field.name for field in spec.fields)]
+
+
+def _nested(spec: TypeSpec) -> set[str]:
+    return {field.name for field in spec.fields if field.storage == "json"}
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """`select a, a`: a second column of a name gets a number, so that JSON keeps both."""
+    made: list[str] = []
+    for name in names:
+        label, number = name, 1
+        while label in made or (number > 1 and label in names):
+            number += 1
+            label = f"{name}_{number}"
+        made.append(label)
+    return made
+
+
+def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+        if left <= 0:
+            return

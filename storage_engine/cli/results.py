@@ -1,0 +1,169 @@
+"""Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
+
+A result that is cut short does not look whole: JSON stays without its end or ends in `error`, an
+Arrow stream breaks off in the middle of a message. CSV has no end to miss; there the exit code
+tells.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from typing import IO, Any
+
+import pyarrow as pa
+import typer
+
+from storage_engine.cli.output import BROKEN_PIPE, Output
+from storage_engine.cli.values import csv_cell, json_values, plain_values, table_cell
+from storage_engine.query.executor import Diagnostic
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+    csv = "csv"
+    arrow = "arrow"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the result, and the column of the batches that it is taken from."""
+
+    name: str
+    source: int
+    nested: bool = False  # texts that are JSON
+    place: tuple[str | int, ...] = ()  # in a row's JSON document; its name unless told
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found.
+
+    members:  what the JSON document says besides its rows
+    limit:    how many rows a table shows at most; `batches` have one more if there are more
+    more:     whether something is left out that is not in the batches
+    """
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    columns: Sequence[Column]
+    members: Mapping[str, Any] = field(default_factory=dict)
+    diagnostics: Sequence[Diagnostic] = ()
+    limit: int | None = None
+    more: bool = False
+
+
+def write(output: Output, form: Format, answer: Answer) -> None:
+    for note in answer.diagnostics:
+        output.note(describe(note))
+    match form:
+        case Format.table:
+            _table(output, answer)
+        case Format.json:
+            members = {**answer.members, "diagnostics": [dict(d) for d in answer.diagnostics]}
+            output.stream(members, (_documents(answer, batch) for batch in answer.batches))
+        case Format.csv:
+            _csv(output, answer)
+        case Format.arrow:
+            _arrow(output, answer)
+
+
+def describe(note: Diagnostic) -> str:
+    if note.get("reason") == "commit_before_activation":
+        return (
+            "nothing to see: the type's current schema came with commit "
+            f"{note['activation_commit_id']}, which is later"
+        )
+    return ", ".join(f"{name}: {value}" for name, value in note.items())
+
+
+def refuse_terminal(form: Format, ctx: typer.Context) -> None:
+    if form is Format.arrow and sys.stdout.isatty():
+        ctx.fail(
+            "Arrow is binary: send it to a file or a program (> rows.arrow), not to a terminal"
+        )
+
+
+# --- for people -------------------------------------------------------------------------------
+
+
+def _table(output: Output, answer: Answer) -> None:
+    limit = answer.limit
+    found = list(islice(_rows(answer, table_cell), None if limit is None else limit + 1))
+    if found:
+        output.table([column.name for column in answer.columns], found[:limit])
+    else:
+        output.line("No rows.")
+    if len(found) > len(found[:limit]) or answer.more:
+        output.line("More rows not shown: raise --limit.")
+
+
+def _rows(answer: Answer, convert: Callable[[Any], Any]) -> Iterator[list[Any]]:
+    for batch in answer.batches:
+        columns = [plain_values(batch.column(column.source)) for column in answer.columns]
+        for row in zip(*columns, strict=True):
+            yield [convert(value) for value in row]
+
+
+# --- for programs -----------------------------------------------------------------------------
+
+
+def _documents(answer: Answer, batch: pa.RecordBatch) -> list[Any]:
+    columns = [
+        json_values(batch.column(column.source), nested=column.nested) for column in answer.columns
+    ]
+    rows = zip(*columns, strict=True)
+    if not any(column.place for column in answer.columns):
+        names = [column.name for column in answer.columns]
+        return [dict(zip(names, row, strict=True)) for row in rows]
+    return [_placed(answer.columns, row) for row in rows]
+
+
+def _placed(columns: Sequence[Column], row: Iterable[Any]) -> dict[str, Any]:
+    """Values where their columns say: a text is a key, a number is a place in a list."""
+    made: dict[str, Any] = {}
+    for column, value in zip(columns, row, strict=True):
+        match column.place:
+            case (str(part), str(name)):
+                made.setdefault(part, {})[name] = value
+            case (str(part), int(number), str(name)):
+                items: list[dict[str, Any]] = made.setdefault(part, [])
+                items += ({} for _ in range(number + 1 - len(items)))
+                items[number][name] = value
+            case _:
+                made[column.name] = value
+    return made
+
+
+def _csv(output: Output, answer: Answer) -> None:
+    output.text(",".join(csv_cell(column.name) for column in answer.columns) + "\n")
+    for batch in answer.batches:
+        columns = [
+            [csv_cell(value) for value in plain_values(batch.column(column.source))]
+            for column in answer.columns
+        ]
+        lines = [",".join(row) for row in zip(*columns, strict=True)]
+        output.text("\n".join(line or '""' for line in lines) + "\n" if lines else "")
+
+
+def _arrow(output: Output, answer: Answer) -> None:
+    fields = [
+        answer.schema.field(column.source).with_name(column.name) for column in answer.columns
+    ]
+    schema = pa.schema(fields)
+    sink: IO[bytes] = sys.stdout.buffer
+    try:
+        with output.unfinished(sink):
+            writer = pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema)
+            for batch in answer.batches:
+                arrays = [batch.column(column.source) for column in answer.columns]
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+                sink.flush()
+            writer.close()
+            sink.flush()
+    except BrokenPipeError:
+        raise typer.Exit(BROKEN_PIPE) from None

@@ -1,0 +1,247 @@
+"""The DuckDB connection of an opened storage: one per repository, a cursor per use."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+
+from storage_engine.errors import IntegrityError, StorageBackendError
+
+if TYPE_CHECKING:
+    import duckdb
+
+_REMOTE_THREADS = 16  # range requests wait for the network, not for a core
+_BATCH_ROWS = 64 * 1024
+_THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
+
+T = TypeVar("T")
+
+
+class Duck:
+    """Opened on first use. Spills to a directory of its own, removed on close."""
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        memory_limit: str,
+        secret: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`secret` is asked for S3 credentials at each use: those of roles expire."""
+        self._uri = uri
+        self._memory_limit = memory_limit
+        self._secret = secret
+        self._current_secret: Mapping[str, Any] | None = None
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._spill: Path | None = None
+        self._mutex = threading.Lock()
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        secret = self._secret() if self._secret is not None else None
+        with self._mutex:
+            if self._connection is None:
+                self._connection = self._open()
+            if secret is not None and secret != self._current_secret:
+                create_secret(self._connection, secret)
+                self._current_secret = secret
+            return self._connection.cursor()
+
+    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+        """Do something with a cursor, so that Ctrl-C ends it; where memory does not suffice,
+        again with fewer threads, for each of them needs a share."""
+        import duckdb
+
+        try:
+            return interruptible(cursor, work)
+        except duckdb.OutOfMemoryException:
+            if not self._use_fewer_threads():
+                raise
+            return interruptible(cursor, work)
+
+    def _use_fewer_threads(self) -> bool:
+        with self._mutex:
+            if self._connection is None:
+                return False
+            (now,) = self._connection.execute("SELECT current_setting('threads')").fetchall()[0]
+            (limit,) = self._connection.execute(
+                "SELECT parse_formatted_bytes(current_setting('memory_limit'))"
+            ).fetchall()[0]
+            fewer = max(1, int(limit) // _THREAD_BYTES)
+            if fewer >= now:
+                return False
+            self._connection.execute(f"SET GLOBAL threads = {fewer}")
+            return True
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """What DuckDB reports about files and memory, as one of our errors."""
+        import duckdb
+
+        try:
+            yield
+        except duckdb.OutOfMemoryException as error:
+            raise StorageBackendError(
+                f"query {self._uri}: does not fit into {self._memory_limit}; raise "
+                f"s3_duckdb_memory_limit ({_first_line(error)})",
+                operation="query",
+            ) from error
+        except duckdb.HTTPException as error:
+            raise StorageBackendError(
+                f"query {self._uri}: {_first_line(error)}", operation="query", retryable=True
+            ) from error
+        except duckdb.IOException as error:
+            if "No files found" in str(error) or "No such file" in str(error):
+                raise IntegrityError(
+                    f"a file is named by the log but missing from {self._uri}: {_first_line(error)}"
+                ) from error
+            raise StorageBackendError(
+                f"query {self._uri}: {_first_line(error)}", operation="query"
+            ) from error
+        except duckdb.InvalidInputException as error:
+            if "parquet" not in str(error).lower():
+                raise
+            raise IntegrityError(f"damaged file in {self._uri}: {_first_line(error)}") from error
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+                self._current_secret = None
+            if self._spill is not None:
+                shutil.rmtree(self._spill, ignore_errors=True)
+                self._spill = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        import duckdb  # here: importing storage_engine stays light
+
+        self._spill = Path(tempfile.mkdtemp(prefix="ontologia-duckdb-"))
+        connection = duckdb.connect(
+            ":memory:",
+            config={
+                "memory_limit": self._memory_limit,
+                "temp_directory": str(self._spill),
+                "preserve_insertion_order": "false",
+                "autoinstall_known_extensions": "false",
+                "python_enable_replacements": "false",  # SQL names tables, not Python variables
+            },
+        )
+        connection.execute("SET GLOBAL TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")  # a library prints nothing
+        # Data files never change: what is known of one stays true.
+        connection.execute("SET GLOBAL parquet_metadata_cache = true")
+        connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
+        if self._secret is not None:
+            load_httpfs(connection)
+            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
+            threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
+            connection.execute(f"SET GLOBAL threads = {threads}")
+        return connection
+
+
+class Stream:
+    """The rows of a statement as they come. Begun at once: what sorting and grouping need has been
+    done when this is made. The cursor is closed with the last row, or with the iterator."""
+
+    def __init__(
+        self,
+        duck: Duck,
+        cursor: duckdb.DuckDBPyConnection,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+    ) -> None:
+        self._cursor = cursor
+
+        def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
+            reader = cursor.execute(statement, parameters or None).to_arrow_reader(_BATCH_ROWS)
+            return reader, next(reader, None)
+
+        try:
+            self._reader, self._first = duck.run(cursor, begin)
+        except BaseException:
+            cursor.close()
+            raise
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._reader.schema
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        with self._cursor:
+            batch = self._first
+            while batch is not None:
+                if batch.num_rows:
+                    yield batch
+                batch = interruptible(self._cursor, lambda: next(self._reader, None))
+
+
+def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    """Signals reach the main thread, and only while it runs Python: DuckDB works in another one.
+
+    An exception on the way (KeyboardInterrupt above all) ends the query before it goes on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    outcome: Future[T] = Future()
+    given_up = threading.Event()
+
+    def do() -> None:
+        try:
+            if not given_up.is_set():
+                outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+            outcome.set_exception(error)
+
+    worker = threading.Thread(target=do, name="onto-query", daemon=True)
+    try:
+        worker.start()  # a signal may come as early as here
+        return outcome.result()
+    except BaseException:
+        given_up.set()
+        while worker.is_alive():
+            cursor.interrupt()
+            worker.join(0.1)
+        raise
+
+
+def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
+    """From the packaged extension where it is installed, else DuckDB's own download."""
+    package = importlib.util.find_spec("duckdb_extension_httpfs")
+    if package is not None and package.submodule_search_locations:
+        for folder in package.submodule_search_locations:
+            for file in Path(folder).rglob("httpfs.duckdb_extension"):
+                connection.execute(f"LOAD {literal(str(file))}")
+                return
+    connection.execute("INSTALL httpfs")
+    connection.execute("LOAD httpfs")
+
+
+def create_secret(connection: duckdb.DuckDBPyConnection, secret: Mapping[str, Any]) -> None:
+    parts = ", ".join(
+        f"{name} {str(value).lower() if isinstance(value, bool) else literal(str(value))}"
+        for name, value in secret.items()
+        if value is not None
+    )
+    connection.execute(f"CREATE OR REPLACE SECRET ontologia (TYPE s3, {parts})")
+
+
+def literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,15 @@
+"""Windows, differences, the change feed and SQL say the same on every storage as in plain Python,
+whatever happened to the indices."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from tests.comparison.pasts import questions
+from tests.comparison.scenarios import Scenario, examples, scenarios
+
+
+@examples(16)
+@given(scenarios(questions, asked=5))
+def test_the_past_is_the_same_everywhere(scenario: Scenario) -> None:
+    scenario.run()
