@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, ingest, queries
+from benchmarks import commits, compaction, gc, ingest, queries
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
     "commits": commits.run,
+    "compaction": compaction.run,
+    "gc": gc.run,
     "ingest": ingest.run,
     "queries": queries.run,
 }

@@ -33,12 +33,15 @@ if TYPE_CHECKING:
         SchemaMetadataError,
         SchemaOutdatedError,
         StorageBackendError,
+        TagExistsError,
         TypeDeclarationError,
         TypeDroppedError,
         UninitializedStorageError,
+        UnknownTagError,
         UnsupportedEngineError,
         ValidationError,
     )
+    from storage_engine.maintenance.compaction import CompactionPolicy
     from storage_engine.model.entity import Entity
     from storage_engine.model.event import Event
     from storage_engine.model.field import Field
@@ -62,6 +65,7 @@ __all__ = [
     "Changes",
     "ClosedError",
     "CommitStateUnknownError",
+    "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
     "Entity",
@@ -91,9 +95,11 @@ __all__ = [
     "Session",
     "SqlQuery",
     "StorageBackendError",
+    "TagExistsError",
     "TypeDeclarationError",
     "TypeDroppedError",
     "UninitializedStorageError",
+    "UnknownTagError",
     "UnsupportedEngineError",
     "ValidationError",
     "View",
@@ -106,6 +112,7 @@ __all__ = [
 
 _ERRORS = "storage_engine.errors"
 _MODULES = {
+    "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Changes": "storage_engine.runtime.history",
     "Entity": "storage_engine.model.entity",
     "Event": "storage_engine.model.event",
