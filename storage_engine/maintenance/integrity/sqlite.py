@@ -31,7 +31,7 @@ def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress
         written = _check_commits(connection, report)
         for spec in repository.known_types():
             _check_counts(repository, connection, spec, written, report)
-        for tag in sqlite_tags._all(connection):
+        for tag in sqlite_tags.stored_tags(connection):
             report.checked["tags"] += 1
             if not 1 <= tag.commit_id <= report.head_commit_id:
                 said = f"{tag.name} names commit {tag.commit_id}, which is not there"

@@ -6,12 +6,15 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from storage_engine.commitlog.tags import Tag, check_name, unknown
 from storage_engine.errors import ConfigurationError, TagExistsError
 from storage_engine.repository.sqlite import records
-from storage_engine.repository.sqlite.base import SqliteRepository
 from storage_engine.repository.sqlite.connection import begin_write, rollback
+
+if TYPE_CHECKING:
+    from storage_engine.repository.sqlite.base import SqliteRepository
 
 _CREATE = """
     CREATE TABLE IF NOT EXISTS tags (
@@ -27,7 +30,7 @@ _SELECT = "SELECT name, commit_id, created_at, runtime_id FROM tags"
 def list_tags(repository: SqliteRepository) -> list[Tag]:
     """By name."""
     with repository._reading("list tags") as connection:
-        return _all(connection) if connection is not None else []
+        return stored_tags(connection) if connection is not None else []
 
 
 def resolve_tag(repository: SqliteRepository, name: str) -> Tag:
@@ -49,7 +52,7 @@ def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -
         raise ConfigurationError(f"no commit {wanted} to tag: {there}")
     with _writing(repository, "create tag") as connection:
         connection.execute(_CREATE)
-        found = {tag.name: tag for tag in _all(connection)}.get(name)
+        found = {tag.name: tag for tag in stored_tags(connection)}.get(name)
         if found is not None and found.commit_id != wanted:
             raise TagExistsError(name, commit_id=found.commit_id, asked=wanted)
         if found is not None:
@@ -73,7 +76,8 @@ def delete_tag(repository: SqliteRepository, name: str) -> Tag:
     return tag
 
 
-def _all(connection: sqlite3.Connection) -> list[Tag]:
+def stored_tags(connection: sqlite3.Connection) -> list[Tag]:
+    """By name, on a connection at hand."""
     there = connection.execute(
         "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tags'"
     ).fetchone()
