@@ -31,11 +31,6 @@ class OpenVersions:
     unique: bool
 
 
-def unique(entries: Sequence[Entry]) -> bool:
-    """Several entries may repeat identities; so may a snapshot, which spans commits."""
-    return len(entries) <= 1 and all(e.min_commit_id == e.max_commit_id for e in entries)
-
-
 def newest(entries: Sequence[Entry], upto: int) -> list[Entry]:
     """The entries without the files in which no latest row can be."""
     return [replace(entry, files=entry.newest_files(upto)) for entry in entries]
