@@ -177,7 +177,7 @@ def test_references_are_clamped_and_checked(shop: Session) -> None:
     with pytest.raises(TypeError, match="at takes a commit id, a datetime or the name of a tag"):
         shop.at(None)  # type: ignore[arg-type]
     for ask in (shop.at, lambda name: shop.query().entities(Customer).as_of(name).collect()):
-        with pytest.raises(ValueError, match="unknown tag"):
+        with pytest.raises(ValueError, match="no tag "):
             ask("x'; drop table")
 
 
