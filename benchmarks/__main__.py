@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, events, ingest, queries
+from benchmarks import commits, compaction, events, gc, ingest, queries
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
     "commits": commits.run,
+    "compaction": compaction.run,
     "events": events.run,
+    "gc": gc.run,
     "ingest": ingest.run,
     "queries": queries.run,
 }

@@ -33,14 +33,17 @@ if TYPE_CHECKING:
         SchemaMetadataError,
         SchemaOutdatedError,
         StorageBackendError,
+        TagExistsError,
         TypeDeclarationError,
         TypeDroppedError,
         UninitializedStorageError,
+        UnknownTagError,
         UnsupportedEngineError,
         ValidationError,
     )
     from storage_engine.events.envelopes import EventDeadLetter
     from storage_engine.events.schedules import Schedule
+    from storage_engine.maintenance.compaction import CompactionPolicy
     from storage_engine.model.entity import Entity
     from storage_engine.model.event import Event
     from storage_engine.model.field import Field
@@ -65,6 +68,7 @@ __all__ = [
     "Changes",
     "ClosedError",
     "CommitStateUnknownError",
+    "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
     "Entity",
@@ -97,9 +101,11 @@ __all__ = [
     "Session",
     "SqlQuery",
     "StorageBackendError",
+    "TagExistsError",
     "TypeDeclarationError",
     "TypeDroppedError",
     "UninitializedStorageError",
+    "UnknownTagError",
     "UnsupportedEngineError",
     "ValidationError",
     "View",
@@ -113,6 +119,7 @@ __all__ = [
 
 _ERRORS = "storage_engine.errors"
 _MODULES = {
+    "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Changes": "storage_engine.runtime.history",
     "Entity": "storage_engine.model.entity",
     "Event": "storage_engine.model.event",

@@ -35,6 +35,11 @@ class OntologiaConfig(BaseModel):
     checkpoint_interval: int = Field(default=100, ge=1)
     target_part_bytes: int = Field(default=48 * MIB, ge=64 * KIB)
 
+    snapshot_part_bytes: int = Field(default=256 * MIB, ge=64 * KIB)
+    snapshot_row_group_rows: int = Field(default=256 * KIB, ge=1_000)
+    snapshot_page_bytes: int = Field(default=8 * MIB, ge=64 * KIB, le=64 * MIB)
+    snapshot_bloom_fpp: float = Field(default=0.01, ge=0, lt=1)
+
     max_event_chain_depth: int = Field(default=20, ge=0)
     event_poll_interval_ms: int = Field(default=1_000, ge=1)
     event_claim_limit: int = Field(default=50, ge=1)
@@ -64,6 +69,17 @@ class OntologiaConfig(BaseModel):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"config file {path} is not valid TOML: {error}") from error
         return cls(**data.get("ontologia", data))
+
+
+_UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def size_in_bytes(text: str) -> int:
+    """Of a size as `s3_duckdb_memory_limit` states it: 256MB, 1.5GiB."""
+    unit = text.rstrip("B").rstrip()
+    base = 1024 if unit.endswith("i") else 1000
+    unit = unit.removesuffix("i")
+    return int(float(unit[:-1]) * base ** _UNITS[unit[-1]])
 
 
 def _describe(error: PydanticValidationError) -> str:

@@ -192,6 +192,30 @@ class ConcurrentWriteError(OntologiaError):
         )
 
 
+class UnknownTagError(OntologiaError, ValueError):
+    """There is no tag of this name."""
+
+    def __init__(self, name: str, *, nearest: Sequence[str] = (), known: int = 0) -> None:
+        self.name = name
+        self.nearest = list(nearest)
+        meant = f"; did you mean {', '.join(self.nearest)}?" if nearest else ""
+        there = f"{known} tags, `onto tag list` shows them" if known else "no tags yet"
+        super().__init__(f"no tag {name!r}{meant} (the storage has {there})")
+
+
+class TagExistsError(OntologiaError):
+    """The tag is there already, and names another commit: tags do not move."""
+
+    def __init__(self, name: str, *, commit_id: int, asked: int) -> None:
+        self.name = name
+        self.commit_id = commit_id
+        self.asked = asked
+        super().__init__(
+            f"tag {name!r} names commit {commit_id}, not {asked}: choose another name, or delete "
+            f"it first (`onto tag delete {name}`)"
+        )
+
+
 class SchemaOutdatedError(OntologiaError):
     """The declared class differs from the schema version that the storage has."""
 

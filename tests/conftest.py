@@ -1,4 +1,4 @@
-"""Fixtures for all suites: the S3 servers, started when first asked for, and a cache of their own."""
+"""Fixtures for all suites: S3 servers, started when first asked for, and a cache of their own."""
 
 from __future__ import annotations
 

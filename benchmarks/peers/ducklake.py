@@ -3,7 +3,7 @@
 Rows are not inlined into the catalog (its default limit is 10 a commit, these have 100): the data
 is on the object store, as everybody's. The catalog costs no request to it, which favours it, and
 every query reads it, so there is nothing to refresh. Threads are many, as DuckDB's documentation
-advises for remote files: with one a core it takes several times as long.
+advises for remote files: with one a core it takes about twice as long.
 """
 
 from __future__ import annotations

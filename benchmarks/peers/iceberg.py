@@ -1,7 +1,7 @@
 """pyiceberg: a table of versions that grows by `append`; catalog in SQLite on local disk.
 
-Not `upsert`: it rewrites each file that holds a changed row, which took 1.6 s a commit over the
-first 20 commits, and more with each. So a reader takes the last version of each id, by DuckDB.
+Not `upsert`: it rewrites each file that holds a changed row, which took 5,229 requests for the
+first 20 commits (`append`: 405). So a reader takes the last version of each id, by DuckDB.
 Manifests are merged while writing (off unless asked for), files are read by 32 workers: readers
 gain by both. The catalog costs no request to the object store, which favours it.
 """

@@ -34,6 +34,8 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.SchemaMetadataError: MISMATCH,
     errors.AlreadyInitializedError: FAILED,
     errors.ClosedError: FAILED,
+    errors.UnknownTagError: FAILED,
+    errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
     errors.MissingUpgraderError: FAILED,
     errors.MigrationError: FAILED,

@@ -9,7 +9,20 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import boundary, commits, events, info, init, query
+from storage_engine.cli import (
+    boundary,
+    commits,
+    compact,
+    events,
+    gc,
+    index,
+    info,
+    init,
+    query,
+    restore,
+    tag,
+    verify,
+)
 from storage_engine.cli.options import Invocation, with_settings
 
 app = typer.Typer(
@@ -31,6 +44,12 @@ app.command("init")(with_settings(init.init))
 app.command("info")(with_settings(info.info))
 app.add_typer(commits.app, name="commits")
 app.add_typer(events.app, name="events")
+app.add_typer(index.app, name="index")
+app.add_typer(tag.app, name="tag")
+app.command("compact")(with_settings(compact.compact))
+app.command("gc")(with_settings(gc.gc))
+app.command("restore")(with_settings(restore.restore))
+app.command("verify")(with_settings(verify.verify))
 app.add_typer(query.app, name="query")
 
 

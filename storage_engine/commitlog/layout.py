@@ -12,6 +12,7 @@ ENGINE = "meta/engine.json"
 TYPES = "meta/schema/types.json"
 REGISTRY = "meta/schema/registry.json"
 LAYOUT_CATALOG = "meta/type_layout_catalog.json"
+TAGS = "meta/tags/"
 FOLDERS = {"entity": "entities", "relation": "relations"}
 
 
@@ -49,6 +50,10 @@ def attempt_heartbeat(attempt: str) -> str:
     return f"meta/attempts/{attempt}.json"
 
 
+def tag(name: str) -> str:
+    return f"{TAGS}{name}.json"
+
+
 def data_file(
     prefix: str,
     kind: str,
@@ -66,6 +71,15 @@ def data_file(
 
 def staged_prefix(attempt: str) -> str:
     return f"staged/{attempt}"
+
+
+def snapshot(kind: str, name: str, low: int, high: int) -> str:
+    """What the keys of a snapshot of commits `low` to `high` begin with."""
+    return f"snapshots/{FOLDERS[kind]}/{name}-{low}-{high}"
+
+
+def compaction_lease(kind: str, name: str) -> str:
+    return f"meta/compaction/{FOLDERS[kind]}/{name}.json"
 
 
 # -- the event bus --------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class Lease:
             try:
                 outcome = write_conditionally(
                     self._lock.store,
-                    layout.LOCK,
+                    self._lock.key,
                     data,
                     write_id=write_id,
                     etag=self._etag,
@@ -123,7 +123,7 @@ class Lease:
                 return
             self._lost = self._released = True
             try:
-                self._lock.store.delete_if_match(layout.LOCK, self._etag)
+                self._lock.store.delete_if_match(self._lock.key, self._etag)
             except PreconditionFailed:
                 log.info("the write lock had already passed to another writer")
             except (ObjectStoreError, StorageBackendError) as error:
@@ -149,7 +149,8 @@ class Lease:
 
 
 class WriteLock:
-    """Acquires leases on the one write lock of a storage."""
+    """Acquires leases on the one write lock of a storage, or on another object that one process
+    at a time may hold (`key`)."""
 
     def __init__(
         self,
@@ -160,6 +161,7 @@ class WriteLock:
         timeout_ms: int,
         holder: Mapping[str, Any] | None = None,
         keep_alive: bool = True,
+        key: str = layout.LOCK,
         warn: Callable[[str], None] = log.warning,
     ) -> None:
         self.store = store
@@ -168,6 +170,7 @@ class WriteLock:
         self.timeout_ms = timeout_ms
         self.holder = {"host": socket.gethostname(), "pid": os.getpid(), **(holder or {})}
         self.keep_alive = keep_alive
+        self.key = key
         self.warn = warn
         self._unanswered: OrderedDict[str, Lease] = OrderedDict()  # by token
         self._usual_wait_s = _FIRST_GUESS_S
@@ -177,7 +180,7 @@ class WriteLock:
         lease = Lease(self, layout.new_write_id(), timestamp(self.store.now()))
         expires_at, write_id, data = self.payload(lease.token, lease.acquired_at)
         try:
-            etag = self.store.put_if_absent(layout.LOCK, data, write_id=write_id)
+            etag = self.store.put_if_absent(self.key, data, write_id=write_id)
         except (PreconditionFailed, ConditionalConflict):
             return None
         except OutcomeUnknown:
@@ -217,10 +220,10 @@ class WriteLock:
     def read(self) -> LockState | None:
         """Who holds the lock, or None."""
         try:
-            stored = self.store.get(layout.LOCK)
+            stored = self.store.get(self.key)
         except ObjectNotFound:
             return None
-        raw = from_json(stored.data, key=layout.LOCK)
+        raw = from_json(stored.data, key=self.key)
         try:
             return LockState(
                 owner_id=raw["owner_id"],
@@ -233,9 +236,8 @@ class WriteLock:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
-                f"{layout.LOCK} is not a lock object ({error!r}); if no writer is active, "
-                "delete it",
-                key=layout.LOCK,
+                f"{self.key} is not a lock object ({error!r}); if no writer is active, delete it",
+                key=self.key,
             ) from error
 
     def payload(self, token: str, acquired_at: str) -> tuple[datetime, str, bytes]:
@@ -257,7 +259,7 @@ class WriteLock:
         lease = Lease(self, layout.new_write_id(), timestamp(self.store.now()))
         expires_at, write_id, data = self.payload(lease.token, lease.acquired_at)
         try:
-            etag = self.store.put_if_match(layout.LOCK, data, state.etag, write_id=write_id)
+            etag = self.store.put_if_match(self.key, data, state.etag, write_id=write_id)
         except (PreconditionFailed, ConditionalConflict):
             return None
         except OutcomeUnknown:

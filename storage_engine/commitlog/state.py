@@ -7,7 +7,7 @@ catalog) is missing, behind or in doubt.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -149,13 +149,24 @@ def schema_record(chain: Chain, head: Head, ref: TypeRef, at: TypeHead) -> Mappi
 
 def next_checkpoint(chain: Chain, head: Head, manifest: Manifest, path: str) -> Checkpoint:
     """What head's checkpoint says, plus the manifests since, plus the commit being written."""
+    return _extended(chain, head, [(path, manifest)], manifest.commit_id, manifest.log_id)
+
+
+def current_checkpoint(chain: Chain, head: Head) -> Checkpoint:
+    """What head's checkpoint says, plus the manifests since: the state as of head."""
+    return _extended(chain, head, [], head.commit_id, head.log_id)
+
+
+def _extended(
+    chain: Chain, head: Head, more: Sequence[tuple[str, Manifest]], commit_id: int, log_id: str
+) -> Checkpoint:
     base = chain.checkpoint(head.checkpoint) if head.checkpoint is not None else None
     since = chain.stretch(head.manifest_path, above=base.commit_id if base else 0)
     found = {ref: list(known) for ref, known in base.entries.items()} if base else {}
     schemas = {ref: dict(known) for ref, known in base.schemas.items()} if base else {}
     marks = dict(base.idempotency) if base else {}
     points = list(base.commits) if base else []
-    for step_path, step in [*reversed(since), (path, manifest)]:
+    for step_path, step in [*reversed(since), *more]:
         points.append(CommitPoint(step.commit_id, step.created_at, step_path))
         for ref in step.touched():
             found.setdefault(ref, []).append(
@@ -168,8 +179,8 @@ def next_checkpoint(chain: Chain, head: Head, manifest: Manifest, path: str) -> 
             mark = step.idempotency
             marks[mark["app_id"]] = {"version": mark["version"], "commit_id": step.commit_id}
     return Checkpoint(
-        commit_id=manifest.commit_id,
-        log_id=manifest.log_id,
+        commit_id=commit_id,
+        log_id=log_id,
         entries={ref: tuple(known) for ref, known in found.items()},
         schemas=schemas,
         idempotency=marks,

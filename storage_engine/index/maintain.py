@@ -7,13 +7,13 @@ by an earlier writer is filled from the chain first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.publisher import Published
-from storage_engine.commitlog.records import TypeHead, TypeRef, entry_of
+from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
 from storage_engine.index.objects import IndexObjects
 from storage_engine.index.record import TypeIndex
 from storage_engine.index.resolve import checked
@@ -60,3 +60,53 @@ def _advanced(
         current_schema_version_id=current.schema_version_id if current else None,
         activation_commit_id=current.activation_commit_id if current else None,
     )
+
+
+def with_snapshots(
+    index: TypeIndex, truth: Sequence[Entry], head: Head, top: TypeHead | None
+) -> TypeIndex | None:
+    """The index with the snapshots that the log has, in the place of what they replaced; None
+    when it has them and lacks nothing. Entries that reach further than a snapshot are a later
+    compaction's: they stay.
+    """
+    snapshots = [entry for entry in truth if entry.min_commit_id < entry.max_commit_id]
+    kept = [e for e in index.entries if not any(_within(e, snapshot) for snapshot in snapshots)]
+    added = [s for s in snapshots if not any(_overlap(s, entry) for entry in kept)]
+    entries = sorted([*kept, *added], key=lambda entry: entry.min_commit_id)
+    beyond = [entry for entry in truth if entry.max_commit_id > index.max_indexed_commit]
+    changed = replace(index, entries=tuple(entries)).with_missing(beyond)
+    same_paths = _paths(changed.entries) == _paths(index.entries)
+    if same_paths and index.max_indexed_commit >= head.commit_id:
+        return None
+    if index.max_indexed_commit > head.commit_id:
+        return changed  # a later writer has been here: what it says of the head is newer
+    return replace(
+        changed,
+        max_indexed_commit=head.commit_id,
+        log_id=head.log_id,
+        current_schema_version_id=top.schema_version_id if top else None,
+        activation_commit_id=top.activation_commit_id if top else None,
+    )
+
+
+def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:
+    """Whether the index has no entry that the log has replaced by a snapshot."""
+    snapshots = [entry for entry in truth if entry.min_commit_id < entry.max_commit_id]
+    known = set(_paths(snapshots))
+    return not any(
+        _within(entry, snapshot) and not known.issuperset(_paths([entry]))
+        for entry in index.entries
+        for snapshot in snapshots
+    )
+
+
+def _within(entry: Entry, span: Entry) -> bool:
+    return span.min_commit_id <= entry.min_commit_id and entry.max_commit_id <= span.max_commit_id
+
+
+def _overlap(one: Entry, other: Entry) -> bool:
+    return one.min_commit_id <= other.max_commit_id and other.min_commit_id <= one.max_commit_id
+
+
+def _paths(entries: Iterable[Entry]) -> list[str]:
+    return [file.path for entry in entries for file in entry.files]

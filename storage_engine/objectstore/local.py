@@ -164,11 +164,10 @@ class DirectoryStore:
                     missing = suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError)
                     with missing, self._locked(key):
                         os.unlink(target)
-                for parent in {target.parent for _, target in batch}:
+                # A folder that is gone takes its names along: only those that stay are synced.
+                for folder in {self._prune(target.parent) for _, target in batch}:
                     with suppress(FileNotFoundError, NotADirectoryError):
-                        files.sync_directory(parent)
-            for parent in {target.parent for _, target in batch}:
-                self._prune(parent)
+                        files.sync_directory(folder)
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -315,16 +314,20 @@ class DirectoryStore:
         except OSError as error:
             raise OutcomeUnknown(f"{key} was written but could not be synced: {error}") from error
 
-    def _prune(self, folder: Path) -> None:
-        """Take away folders that became empty, so that deleted attempts leave nothing behind."""
+    def _prune(self, folder: Path) -> Path:
+        """Take away folders that became empty, so that deleted attempts leave nothing behind.
+        Returns the first that stays."""
         while folder != self.root:
             try:
-                folder.rmdir()
+                os.rmdir(folder)
+            except FileNotFoundError:
+                pass
             except OSError:
-                return
+                return folder
             with self._durable_lock:
                 self._durable.discard(folder)
             folder = folder.parent
+        return folder
 
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Files below `folder` in byte order of the key: a folder sorts as its name plus "/"."""

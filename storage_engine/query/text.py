@@ -44,7 +44,7 @@ def filter_from_text(
         op = "=="
     if op not in OPERATORS:
         known = unknown_name(operator, OPERATORS, what="operator")
-        raise ValueError(f"{known} The operators are {' '.join(OPERATORS)}")
+        raise ValueError(f"{known} (the operators are {' '.join(OPERATORS)})")
     ref = field_from_text(spec, path, endpoints=endpoints)
     try:
         if op in TESTS:

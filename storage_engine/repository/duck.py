@@ -24,6 +24,16 @@ _REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 _BATCH_ROWS = 64 * 1024
 _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
 
+_KINDS = {
+    "Out of Memory": "OutOfMemoryException",
+    "Conversion": "ConversionException",
+    "Out of Range": "OutOfRangeException",
+    "Invalid Input": "InvalidInputException",
+    "INTERRUPT": "InterruptException",
+    "HTTP": "HTTPException",
+    "IO": "IOException",
+}
+
 T = TypeVar("T")
 
 
@@ -37,7 +47,7 @@ class Duck:
         memory_limit: str,
         secret: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`secret` is asked for S3 credentials at each use: those of roles expire."""
+        """`secret` is asked for S3 credentials whenever S3 is to be read: those of roles expire."""
         self._uri = uri
         self._memory_limit = memory_limit
         self._secret = secret
@@ -47,14 +57,27 @@ class Duck:
         self._mutex = threading.Lock()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        secret = self._secret() if self._secret is not None else None
         with self._mutex:
-            if self._connection is None:
-                self._connection = self._open()
-            if secret is not None and secret != self._current_secret:
-                create_secret(self._connection, secret)
+            return self._connected().cursor()
+
+    def reach_s3(self) -> None:
+        """Make `s3://` readable, with the credentials that are good now."""
+        secret = self._secret() if self._secret is not None else {}
+        with self._mutex:
+            connection = self._connected()
+            if self._current_secret is None:
+                load_httpfs(connection)
+                connection.execute("SET GLOBAL enable_http_metadata_cache = true")
+                threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
+                connection.execute(f"SET GLOBAL threads = {threads}")
+            if secret != self._current_secret:
+                create_secret(connection, secret)
                 self._current_secret = secret
-            return self._connection.cursor()
+
+    def _connected(self) -> duckdb.DuckDBPyConnection:
+        if self._connection is None:
+            self._connection = self._open()
+        return self._connection
 
     def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
         """Do something with a cursor, so that Ctrl-C ends it; where memory does not suffice,
@@ -141,11 +164,6 @@ class Duck:
         # Data files never change: what is known of one stays true.
         connection.execute("SET GLOBAL parquet_metadata_cache = true")
         connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
-        if self._secret is not None:
-            load_httpfs(connection)
-            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
-            threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
-            connection.execute(f"SET GLOBAL threads = {threads}")
         return connection
 
 
@@ -164,7 +182,7 @@ class Stream:
 
         def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
             reader = cursor.execute(statement, parameters or None).to_arrow_reader(_BATCH_ROWS)
-            return reader, next(reader, None)
+            return reader, _next(reader)
 
         try:
             self._reader, self._first = duck.run(cursor, begin)
@@ -182,7 +200,20 @@ class Stream:
             while batch is not None:
                 if batch.num_rows:
                     yield batch
-                batch = interruptible(self._cursor, lambda: next(self._reader, None))
+                batch = interruptible(self._cursor, lambda: _next(self._reader))
+
+
+def _next(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+    """Arrow passes on what DuckDB said, but not as what kind of error: that is put right here."""
+    import duckdb
+
+    try:
+        return next(reader, None)
+    except (OSError, pa.ArrowException) as error:
+        for name, kind in _KINDS.items():
+            if f"{name} Error:" in str(error):
+                raise getattr(duckdb, kind)(str(error)) from error
+        raise duckdb.Error(str(error)) from error
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:

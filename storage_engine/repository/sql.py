@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Tables = Mapping[str, TypeSpec]  # by the name that statements use
 _ABOUT_TABLES = re.compile(r"\s*show\b", re.IGNORECASE)
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
@@ -74,9 +75,13 @@ def _check(cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
     found = cursor.extract_statements(statement)
     if len(found) != 1:
         raise ValueError(f"sql takes one statement, not {len(found)}")
-    if found[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+    kind = found[0].type
+    if kind == duckdb.StatementType.EXPLAIN and (explained := _EXPLAIN.match(statement)):
+        # EXPLAIN ANALYZE does what it explains.
+        kind = next((s.type for s in cursor.extract_statements(statement[explained.end() :])), kind)
+    if kind != duckdb.StatementType.SELECT:
         raise ValueError(
-            f"sql reads only: a SELECT is expected, not {found[0].type.name}; "
+            f"sql reads only: a SELECT is expected, not {kind.name}; "
             "data is written with session.ensure and session.ingest"
         )
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
+from storage_engine.maintenance.counters import CommitCounters
 from storage_engine.model.entity import Entity
 from storage_engine.model.event import Event
 from storage_engine.model.relation import Relation
@@ -37,6 +38,14 @@ from storage_engine.runtime.reading import OpenExecutor, SqlQuery, View, executo
 from storage_engine.runtime.sources import open_source
 from storage_engine.runtime.types import BoundTypes, StoredClass
 from storage_engine.runtime.working import Working
+
+if TYPE_CHECKING:
+    from storage_engine.maintenance.compaction import (
+        CompactionPolicy,
+        CompactionProgress,
+        CompactionReport,
+    )
+    from storage_engine.maintenance.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +138,7 @@ class Session(Working):
         self._snapshot: int | None = None
         self._last_commit: CommitResult | None = None
         self._events = None
+        self._counters = CommitCounters()
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
@@ -235,9 +245,14 @@ class Session(Working):
             return None
         self._committing = True
         try:
-            return self._repository.commit(request)
+            result = self._repository.commit(request)
+        except BaseException:
+            self._counters.failure()
+            raise
         finally:
             self._committing = False
+        self._counters.succeeded(result)
+        return result
 
     # --- as an event handler's session ----------------------------------------------------------
 
@@ -390,6 +405,33 @@ class Session(Working):
         """Engine, head, known types and, on object stores, the requests made so far."""
         with self._use("storage_info"):
             return self._repository.storage_info()
+
+    def compact(
+        self,
+        policy: CompactionPolicy | None = None,
+        *,
+        types: Iterable[StoredClass | str] | None = None,
+        progress: Callable[[CompactionProgress], None] | None = None,
+    ) -> CompactionReport:
+        """Merge small files of these types (or all) where the policy finds it worth while.
+
+        Reads stay the same meanwhile and after; other sessions may go on writing.
+        """
+        from storage_engine.maintenance.compaction import compact
+
+        with self._use("compact"):
+            repository = self._repository
+            names = None
+            if types is not None:
+                names = [t if isinstance(t, str) else self._types.find(t).name for t in types]
+        return compact(repository, policy, progress, types=names)
+
+    def metrics(self) -> Metrics:
+        """Figures of this session's commits and of the storage; `.prometheus()` as text."""
+        from storage_engine.maintenance.metrics import collect
+
+        with self._use("metrics"):
+            return collect(self._repository, self._counters)
 
     # --- lifetime -------------------------------------------------------------------------------
 

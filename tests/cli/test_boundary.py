@@ -145,7 +145,7 @@ def test_a_held_lock_exits_5_and_names_the_holder(tmp_path: Path) -> None:
     ("args", "hint"),
     [
         (("inf",), "Did you mean 'info'?"),
-        (("comits",), "Did you mean 'commits'?"),
+        (("comits",), "Did you mean 'commits'"),
         (("commits", "examin", "1"), "Did you mean 'examine'?"),
         (("info", "--storage-url", "x"), "--storage-uri"),
         (("info", "extra"), "extra"),

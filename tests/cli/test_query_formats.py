@@ -252,7 +252,7 @@ def test_an_interrupted_arrow_stream_cannot_be_read_as_whole(shop: str) -> None:
     rest, err = process.communicate(timeout=120)
 
     assert (process.returncode, err) == (130, b"")
-    with pytest.raises(OSError, match="Expected to"):
+    with pytest.raises((OSError, pa.ArrowInvalid), match="Expected to"):
         pa.ipc.open_stream(begun + rest).read_all()
 
 
@@ -270,5 +270,5 @@ def test_a_stream_that_fails_between_two_batches_cannot_be_read_as_whole(
     with pytest.raises(KeyboardInterrupt):
         write(Output(), Format.arrow, Answer(batch.schema, batches(), [Column("a", 0)]))
 
-    with pytest.raises(OSError, match="Expected to"):
+    with pytest.raises((OSError, pa.ArrowInvalid), match="Expected to"):
         pa.ipc.open_stream(written.getvalue()).read_all()

@@ -22,8 +22,8 @@ from storage_engine.objectstore.faults import Fault, FaultKind, FaultPlan, Fault
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.open import memory_backend
 from storage_engine.repository import CommitResult, TypeInput, Window, initialize_storage
-from storage_engine.repository.object import engine
 from storage_engine.repository.duck import Duck
+from storage_engine.repository.object import engine
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.open import open_object_repository
 from tests.engines import CUSTOMER, Row, commit, rows_of

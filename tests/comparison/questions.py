@@ -307,19 +307,26 @@ class Asking:
 
 @st.composite
 def filters(draw: st.DrawFn, asking: Asking, one: Type) -> Filter:
-    places = st.sampled_from(asking.schema.places(one))
-    return draw(
-        st.recursive(
-            places.flatmap(lambda ref: st.sampled_from(_tests(asking, ref)).flatmap(lambda t: t())),
-            lambda inner: (
-                st.builds(lambda a, b: a & b, inner, inner)
-                | st.builds(lambda a, b: a | b, inner, inner)
-                | st.builds(lambda a: ~a, inner)
-            ),
-            max_leaves=4,
-        )
-    )
+    own = asking.schema.own_places(one)
+    others = asking.schema.places(one)[len(own) :]
+    groups = [places for places in (own, own, others) if places]  # one may have none of its own
+    return _filter(draw, asking, groups, depth=2)
 
+
+def _filter(draw: st.DrawFn, asking: Asking, places: list[list[Ref]], depth: int) -> Filter:
+    """A condition, or several put together; `places` to choose from, by what they belong to."""
+    match draw(st.sampled_from(_FORMS if depth else ["test", "not"])):
+        case "test":
+            ref = draw(st.sampled_from(draw(st.sampled_from(places))))
+            return draw(draw(st.sampled_from(_tests(asking, ref)))())
+        case "not":
+            return ~_filter(draw, asking, places, max(depth - 1, 0))
+        case form:
+            one, other = (_filter(draw, asking, places, depth - 1) for _ in range(2))
+            return one & other if form == "and" else one | other
+
+
+_FORMS = ["test", "test", "test", "not", "not", "and", "and", "or"]
 
 Making = Callable[[], st.SearchStrategy[Filter]]
 

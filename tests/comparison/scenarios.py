@@ -115,7 +115,7 @@ def _noting(storage: Storage, model: Model, doing: object) -> Iterator[None]:
 def scenarios(
     questions: Callable[[Asking], st.SearchStrategy[Question]],
     *,
-    asked: int = 4,
+    asked: int = 8,
     exact: bool | None = None,
     relations: int = 0,
 ) -> st.SearchStrategy[Scenario]:
@@ -132,7 +132,7 @@ def _scenarios(
     relations: int,
 ) -> Scenario:
     schema = draw(schemas(exact=exact, relations=relations))
-    keys = draw(st.lists(KEYS, min_size=2, max_size=4, unique=True))
+    keys = draw(st.lists(KEYS, min_size=2, max_size=6, unique=True))
     things = [thing for one in schema.types for thing in _things(draw, schema, one, keys)]
     count = draw(st.integers(1, 4))
     ask = questions(Asking(schema, things, count))
@@ -144,7 +144,7 @@ def _scenarios(
                 draw(st.integers(0, 5)) == 5,
                 draw(st.sampled_from([0, 1, 60])),
                 tuple(draw(st.lists(_DISTURBED, max_size=2))),
-                tuple(draw(st.lists(ask, min_size=1, max_size=asked))),
+                tuple(draw(st.lists(ask, min_size=asked // 2, max_size=asked))),
             )
         )
     return Scenario(
@@ -161,7 +161,7 @@ _DISTURBED = st.tuples(st.sampled_from(sorted(DISTURBANCES)), st.integers(0, 11)
 
 def _things(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> list[Any]:
     """Some objects; several of them differ from another one in a single field."""
-    made = [_thing(draw, schema, one, keys) for _ in range(draw(st.integers(1, 4)))]
+    made = [_thing(draw, schema, one, keys) for _ in range(draw(st.integers(2, 6)))]
     if one.kinds:
         for _ in range(draw(st.integers(0, 3))):
             name = draw(st.sampled_from(sorted(one.kinds)))
@@ -181,7 +181,7 @@ def _thing(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> A
 
 def _stated(draw: st.DrawFn, things: Sequence[Any]) -> tuple[Stated, ...]:
     """Some of the objects, some of them again and again: commits repeat and undo each other."""
-    chosen = draw(st.lists(st.sampled_from(things), min_size=1, max_size=8))
+    chosen = draw(st.lists(st.sampled_from(things), min_size=1, max_size=12))
     by_class: dict[Any, list[Any]] = {}
     for thing in chosen:
         by_class.setdefault(type(thing), []).append(thing)

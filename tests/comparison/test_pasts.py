@@ -10,6 +10,6 @@ from tests.comparison.scenarios import Scenario, examples, scenarios
 
 
 @examples(16)
-@given(scenarios(questions, asked=5))
+@given(scenarios(questions, asked=6))
 def test_the_past_is_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()

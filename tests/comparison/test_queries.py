@@ -22,6 +22,6 @@ def test_aggregates_are_the_same_everywhere(scenario: Scenario) -> None:
 
 
 @examples(12)
-@given(scenarios(paths, asked=3, relations=1))
+@given(scenarios(paths, asked=4, relations=1))
 def test_paths_are_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()

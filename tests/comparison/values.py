@@ -24,7 +24,7 @@ LONG = "k" * 64  # as many characters as statistics keep of a text
 KEYS = st.sampled_from(
     [
         *filter(None, NASTY), " ", "%", "%%", "'", "''", "10", "9", "Z", "e\u0301", "\U0010ffff",
-        LONG, f"{LONG}a", f"{LONG}b", f"{LONG}\U0001f600", "\U0010ffff" * 65, "a/b", "..", "a,b",
+        LONG, f"{LONG}\U0001f600", "a/b", "..", "a,b",
     ]
 ) | st.text(min_size=1, max_size=3)  # fmt: skip
 LONG_TEXTS = st.sampled_from([f"{LONG}a", f"{LONG}b", LONG, "\U0010ffff" * 66])
@@ -177,7 +177,9 @@ _NESTED = [
     ),
 ]
 _OPTIONAL = [_optional(kind) for kind in [*_SCALARS, *_NESTED] if kind.annotation is not Inner]
-KINDS: list[Kind] = [
+KINDS: list[Kind] = [  # those of typed columns more often: files are left out by their values
+    *_SCALARS,
+    *(_optional(kind) for kind in _SCALARS),
     *_SCALARS,
     *_NESTED,
     *_OPTIONAL,

@@ -21,6 +21,7 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import Published, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.tags import resolve_tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     SchemaMetadataError,
@@ -53,7 +54,6 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Window,
 )
-from storage_engine.repository.references import unknown_tag
 from storage_engine.schema.catalogs import catalog_writes, known_types
 from storage_engine.schema.documents import Documents
 
@@ -120,6 +120,23 @@ class ObjectRepository(ABC):
         self._commit_mutex = threading.Lock()
         self._log_id: str | None = None
 
+    # -- what maintenance works with ----------------------------------------------------------
+
+    @property
+    def config(self) -> OntologiaConfig:
+        return self._config
+
+    @property
+    def indices(self) -> IndexObjects:
+        return self._indices
+
+    @property
+    def duck(self) -> Duck:
+        return self._duck
+
+    def warn(self, message: str) -> None:
+        self._warn(message)
+
     # -- reading ------------------------------------------------------------------------------
 
     def head_commit_id(self) -> int:
@@ -145,7 +162,7 @@ class ObjectRepository(ABC):
         if isinstance(reference, datetime):
             return state.commit_at(self.chain, head, reference)
         if isinstance(reference, str):
-            raise unknown_tag(reference, ())
+            return resolve_tag(self.chain, reference, head).commit_id
         return min(max(reference, 0), head.commit_id)
 
     def known_types(self) -> list[TypeSpec]:

@@ -26,6 +26,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache
 from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import Duck, literal, quoted
+from storage_engine.repository.object.tables import MANY_FILES, SMALL_FILE, DecodedFiles
 
 if TYPE_CHECKING:
     import duckdb
@@ -45,7 +46,7 @@ class RemoteFiles(Protocol):
     def duckdb_url(self, key: str) -> str: ...
 
 
-Brought = dict[str, str | bytes]  # by path: a name that DuckDB opens, or the content
+Brought = dict[str, str | pa.Table]  # by path: a name that DuckDB opens, or the rows
 
 
 class DataFile(NamedTuple):
@@ -71,6 +72,7 @@ class Scanner:
         self._store = store
         self._duck = duck
         self._cache = cache
+        self._decoded = DecodedFiles()
         self._names = itertools.count()
 
     @contextmanager
@@ -90,7 +92,7 @@ class Scanner:
         """All rows of the entries, in memory."""
         schema = versioned_schema(spec)
         tables = self._store.parallel.map(
-            lambda item: _decode(schema, self._content(item.file), item), files_of(entries)
+            lambda item: self._rows(schema, item, keep=False), files_of(entries)
         )
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
@@ -110,34 +112,55 @@ class Scanner:
         schema = versioned_schema(spec)
         if keys_only:
             schema = pa.schema([schema.field(name) for name in ("commit_id", *spec.identity)])
-        at_hand = self.bring(files) if brought is None else brought
+        at_hand = self.bring([(spec, item) for item in files]) if brought is None else brought
         found = [(at_hand[item.file.path], item) for item in files]
         parts = _parquet_selects(schema.names, [(n, i) for n, i in found if isinstance(n, str)])
-        tables = [_decode(schema, data, i) for data, i in found if isinstance(data, bytes)]
+        tables = [rows.select(schema.names) for rows, _ in found if isinstance(rows, pa.Table)]
         if tables or not parts:
             name = f"fetched_{next(self._names)}"
-            cursor.register(name, pa.concat_tables(tables) if tables else schema.empty_table())
+            rows = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
+            cursor.register(name, rows)
             parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
         return " UNION ALL ".join(parts)
 
-    def lacks(self, entries: Iterable[Entry]) -> bool:
+    def lacks(self, spec: TypeSpec, entries: Iterable[Entry]) -> bool:
         """Whether a file is missing; found out by fetching it where it is not local."""
         try:
-            self.bring(files_of(entries))
+            self.bring([(spec, item) for item in files_of(entries)])
         except MissingFileError:
             return True
         return False
 
-    def bring(self, files: Iterable[DataFile]) -> Brought:
-        """By path, what DuckDB can open a file by, or its content; all fetched together."""
-        unique = {item.file.path: item.file for item in files}
+    def bring(self, files: Iterable[tuple[TypeSpec, DataFile]]) -> Brought:
+        """By path, what DuckDB can open a file by, or its rows; all fetched together.
+
+        Many small files are brought as rows, which are kept for the next query.
+        """
+        unique = {item.file.path: (spec, item) for spec, item in files}
+        small = [path for path, (_, i) in unique.items() if 0 < i.file.bytes <= SMALL_FILE]
+        as_rows = set(small) if len(small) > MANY_FILES else set()
         brought: Brought = {}
-        for path, file in unique.items():
-            if (name := self._name(file)) is not None:
+        for path, (_, item) in unique.items():
+            if path not in as_rows and (name := self._name(item.file)) is not None:
                 brought[path] = name
-        small = [file for path, file in unique.items() if path not in brought]
-        found = self._store.parallel.map(self._fetched, small)
-        return brought | {file.path: f for file, f in zip(small, found, strict=True)}
+        rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
+        found = self._store.parallel.map(
+            lambda wanted: self._brought(*wanted, as_rows=wanted[1].file.path in as_rows), rest
+        )
+        return brought | {i.file.path: f for (_, i), f in zip(rest, found, strict=True)}
+
+    def _brought(self, spec: TypeSpec, item: DataFile, *, as_rows: bool) -> str | pa.Table:
+        if not as_rows and (path := self._copy(item.file)) is not None:
+            return path
+        return self._rows(versioned_schema(spec), item, keep=as_rows)
+
+    def _rows(self, schema: pa.Schema, item: DataFile, *, keep: bool) -> pa.Table:
+        def decode() -> pa.Table:
+            return _decode(schema, self._content(item.file), item)
+
+        if not keep:
+            return decode()
+        return self._decoded.get(item.file.path, tuple(schema.names), decode)
 
     def _name(self, file: CommitFile) -> str | None:
         """What DuckDB can open the file by; None when its content must be brought first."""
@@ -148,17 +171,18 @@ class Scanner:
             return str(path)
         if self._store.kind == "s3" and file.bytes > FETCH_WHOLE:
             remote: RemoteFiles = self._store  # type: ignore[assignment]
+            self._duck.reach_s3()
             return remote.duckdb_url(file.path)
         return None
 
-    def _fetched(self, file: CommitFile) -> str | bytes:
-        """The path of the file's copy in the cache; its content where there is none."""
+    def _copy(self, file: CommitFile) -> str | None:
+        """The path of the file's copy in the cache, None where it must not be opened by name."""
         if self._cache is None or self._store.local_path(file.path) is not None:
-            return self._get(file)
+            return None
         found = self._cache.obtain(**self._wanted(file))
-        if isinstance(found, Path) and _GLOB.search(str(found)):
-            return self._cache.get(**self._wanted(file))
-        return str(found) if isinstance(found, Path) else found
+        if isinstance(found, Path) and not _GLOB.search(str(found)):
+            return str(found)
+        return None
 
     def _content(self, file: CommitFile) -> bytes:
         if self._cache is None or self._store.local_path(file.path) is not None:

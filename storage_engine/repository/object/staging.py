@@ -1,20 +1,21 @@
 """Parts uploaded before the lock, under `staged/{attempt}/`, kept alive by a heartbeat.
 
 A long load holds the lock for the publish only. Until a manifest names them the parts are
-invisible; the heartbeat tells garbage collection that their writer lives.
+invisible; the heartbeat tells garbage collection that their writer lives, and keeps the writer
+from publishing parts that were given up.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import CommitFile, timestamp, to_json
+from storage_engine.commitlog.heartbeat import Heartbeat
+from storage_engine.commitlog.records import CommitFile
 from storage_engine.errors import StorageBackendError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.port import ObjectStore, ObjectStoreError
@@ -35,18 +36,12 @@ class Staging:
         self.attempt = layout.new_id()
         self._numbers = itertools.count()
         self._sizes: dict[str, int] = {}
-        self._started_at = timestamp(store.now())
-        self._stop = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._heartbeat: Heartbeat | None = None
 
     def begin(self, holder: Mapping[str, Any]) -> None:
         """Announce the attempt and keep it announced until `end`."""
-        self._beat(holder)
-        if self._store.kind != "memory":  # the simulated store's time does not pass by itself
-            self._keeper = threading.Thread(
-                target=self._keep_beating, args=(holder,), name="onto-attempt", daemon=True
-            )
-            self._keeper.start()
+        self._heartbeat = Heartbeat(self._store, self.attempt, holder=holder, beat_s=self._beat_s)
+        self._heartbeat.start()
 
     def stage(self, spec: TypeSpec, part: BulkPart) -> CommitFile:
         """Upload one part; safe to call from several threads."""
@@ -68,8 +63,9 @@ class Staging:
         )
 
     def check(self, files: Iterable[CommitFile]) -> None:
-        """Under the lock, before the CAS: all parts are still there, whole."""
-        present = {info.key: info.size for info in self._store.list(f"staged/{self.attempt}/")}
+        """Under the lock, before the CAS: all parts are still ours, and there, whole."""
+        assert self._heartbeat is not None
+        present, _ = self._store.parallel.both(self._present, self._heartbeat.beat)
         for file in files:
             if present.get(file.path) != file.bytes:
                 raise StorageBackendError(
@@ -79,6 +75,9 @@ class Staging:
                     key=file.path,
                     retryable=True,
                 )
+
+    def _present(self) -> dict[str, int]:
+        return {info.key: info.size for info in self._store.list(f"staged/{self.attempt}/")}
 
     def end(self, published: Iterable[CommitFile]) -> None:
         """Withdraw the announcement and whatever was staged but not published."""
@@ -92,28 +91,5 @@ class Staging:
 
     def leave(self) -> None:
         """Stop the heartbeat and touch nothing: the outcome of the publish is unknown."""
-        self._stop.set()
-        if self._keeper is not None:
-            self._keeper.join()
-            self._keeper = None
-
-    def _keep_beating(self, holder: Mapping[str, Any]) -> None:
-        while not self._stop.wait(self._beat_s):
-            try:
-                self._beat(holder)
-            except (ObjectStoreError, StorageBackendError) as error:
-                # Not fatal by itself: `check` finds out whether the parts were collected.
-                log.warning("heartbeat of staging attempt %s failed: %s", self.attempt, error)
-
-    def _beat(self, holder: Mapping[str, Any]) -> None:
-        self._store.put(
-            layout.attempt_heartbeat(self.attempt),
-            to_json(
-                {
-                    "attempt": self.attempt,
-                    "holder": dict(holder),
-                    "started_at": self._started_at,
-                    "heartbeat_at": timestamp(self._store.now()),
-                }
-            ),
-        )
+        if self._heartbeat is not None:
+            self._heartbeat.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -31,9 +31,9 @@ class OpenVersions:
     unique: bool
 
 
-def unique(entries: Sequence[Entry]) -> bool:
-    """Several entries may repeat identities; so may a snapshot, which spans commits."""
-    return len(entries) <= 1 and all(e.min_commit_id == e.max_commit_id for e in entries)
+def newest(entries: Sequence[Entry], upto: int) -> list[Entry]:
+    """The entries without the files in which no latest row can be."""
+    return [replace(entry, files=entry.newest_files(upto)) for entry in entries]
 
 
 class Versions:
@@ -96,12 +96,19 @@ class Versions:
                 cursor.execute("CREATE OR REPLACE TEMP VIEW versions AS FROM resident_rows")
                 yield OpenVersions(cursor, unique=rows.num_rows == len(resident))
             return
-        entries = prune_by_keys(self.resolve(spec, head).entries, spec, keys)
-        if self._scanner.lacks(entries):
-            found = self.resolve(spec, head, trust_index=False)
-            entries = prune_by_keys(found.entries, spec, keys)
+        entries = self._holding(spec, head, keys)
+        if self._scanner.lacks(spec, entries):
+            entries = self._holding(spec, head, keys, trust_index=False)
+        alone = len(entries) <= 1 and all(e.unique(head.commit_id) for e in entries)
         with self._scanner.versions(spec, entries, **tables) as cursor:
-            yield OpenVersions(cursor, unique=unique(entries))
+            yield OpenVersions(cursor, unique=alone)
+
+    def _holding(
+        self, spec: TypeSpec, head: Head, keys: pa.Table, *, trust_index: bool = True
+    ) -> list[Entry]:
+        """Where the latest versions of `keys` can be."""
+        found = self.resolve(spec, head, trust_index=trust_index)
+        return newest(prune_by_keys(found.entries, spec, keys), head.commit_id)
 
     @contextmanager
     def scan(
@@ -127,6 +134,7 @@ class Versions:
             missing = state.entries(self._chain, head, spec.ref, top=top, above=known.upto)
         else:
             missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
+        missing = newest(missing, head.commit_id)
         files = [file for entry in missing for file in entry.files]
         if not self._resident.fits(
             file_bytes=sum(f.bytes for f in files), rows=sum(f.row_count for f in files)

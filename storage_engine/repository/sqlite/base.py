@@ -37,7 +37,7 @@ from storage_engine.repository.protocol import (
     TypeChange,
     Window,
 )
-from storage_engine.repository.sqlite import control, layout, outbox, records
+from storage_engine.repository.sqlite import control, layout, outbox, records, tags
 from storage_engine.repository.sqlite.asking import ask, batches
 from storage_engine.repository.sqlite.codec import checked_rows, encode, read_schema, rows_of
 from storage_engine.repository.sqlite.connection import (
@@ -338,7 +338,9 @@ class SqliteRepository(ABC):
 
     def _tags(self, connection: sqlite3.Connection | None) -> Mapping[str, int]:
         """The commits that have names."""
-        return {}
+        if connection is None:
+            return {}
+        return {tag.name: tag.commit_id for tag in tags.stored_tags(connection)}
 
     def type_head(self, spec: TypeSpec) -> int:
         with self.reading("read type head") as connection:

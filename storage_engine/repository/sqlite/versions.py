@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from storage_engine.commitlog.tags import unknown
 from storage_engine.query.spec import Reference, When
-from storage_engine.repository.references import after_pin, unknown_tag
+from storage_engine.repository.references import after_pin
 from storage_engine.repository.sqlite.layout import DataTable, quoted
 
 LAST_ID = 2**63 - 1  # of any commit; SQLite takes no larger number
@@ -48,7 +49,7 @@ def named(tag: str, tags: Mapping[str, int]) -> int:
     """The commit of a tag."""
     if tag in tags:
         return tags[tag]
-    raise unknown_tag(tag, tags)
+    raise unknown(tag, list(tags))
 
 
 @dataclass(frozen=True)

@@ -254,8 +254,10 @@ class ObjectExecutor:
         unread: int = 0,
     ) -> tuple[list[TypePlan], Brought]:
         """Plans of the types, and the files they name, but for those of the last `unread`.
-        `conjuncts` and `keys` are about the first type. Where an index names what is not there (any more), the log itself is asked, anew:
-        a purge may have gone by since."""
+
+        `conjuncts` and `keys` are about the first type. Where an index names what is not there
+        (any more), the log itself is asked, anew: a purge may have gone by since.
+        """
         try:
             plans = self._plan(head, window, specs, conjuncts, keys)
             return plans, _bring(self._engine, plans[: len(plans) - unread])
@@ -326,7 +328,7 @@ class ObjectExecutor:
 
 
 def _bring(engine: Engine, plans: Sequence[TypePlan]) -> Brought:
-    return engine.scanner.bring(item for plan in plans for item in plan.files)
+    return engine.scanner.bring((plan.spec, item) for plan in plans for item in plan.files)
 
 
 def _remarks(plans: Sequence[TypePlan]) -> tuple[Diagnostic, ...]:

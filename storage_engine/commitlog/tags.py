@@ -1,0 +1,231 @@
+"""Tags of an object storage: `meta/tags/{name}.json`, a name for a commit that never moves.
+
+Created if absent, deleted if unchanged. A tag also keeps the checkpoint that head named when it
+was made, so that the files which held the commit then are pinned, whatever compaction does later.
+Tags of an erased log do not count.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.records import (
+    CheckpointRef,
+    Head,
+    from_json,
+    timestamp,
+    to_json,
+)
+from storage_engine.errors import (
+    ConfigurationError,
+    IntegrityError,
+    StorageBackendError,
+    TagExistsError,
+    UnknownTagError,
+)
+from storage_engine.objectstore.port import (
+    ConditionalConflict,
+    ObjectNotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoredObject,
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+@-]{0,99}")
+_ATTEMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A named commit. `manifest_path` is None on storages without manifests."""
+
+    name: str
+    commit_id: int
+    created_at: str
+    runtime_id: str
+    manifest_path: str | None = None
+    log_id: str = ""
+    checkpoint: CheckpointRef | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "commit_id": self.commit_id,
+            "created_at": self.created_at,
+            "runtime_id": self.runtime_id,
+            "manifest_path": self.manifest_path,
+        }
+
+    def to_bytes(self, write_id: str) -> bytes:
+        ref = self.checkpoint
+        return to_json(
+            {
+                **self.as_dict(),
+                "log_id": self.log_id,
+                "checkpoint": {"path": ref.path, "sha256": ref.sha256, "commit_id": ref.commit_id}
+                if ref is not None
+                else None,
+                "write_id": write_id,
+            }
+        )
+
+    @classmethod
+    def parse(cls, data: bytes, *, key: str) -> Self:
+        raw = from_json(data, key=key)
+        try:
+            ref = raw.get("checkpoint")
+            return cls(
+                name=key.removeprefix(layout.TAGS).removesuffix(".json"),
+                commit_id=int(raw["commit_id"]),
+                created_at=raw.get("created_at", ""),
+                runtime_id=raw.get("runtime_id", ""),
+                manifest_path=raw["manifest_path"],
+                log_id=raw.get("log_id", ""),
+                checkpoint=CheckpointRef(**ref) if ref else None,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{key} is not a tag: {error!r}", key=key) from error
+
+
+def check_name(name: str) -> str:
+    """Refuse names that a storage cannot keep, or that would be taken for another reference."""
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} is no name for a tag: use 1 to 100 letters, digits and ._:+@- that begin "
+            "with a letter or digit"
+        )
+    if name.isdecimal() or is_instant(name):
+        raise ConfigurationError(
+            f"{name!r} is no name for a tag: it reads as a commit id or a time; "
+            f"choose for example v{name}"
+        )
+    return name
+
+
+def is_instant(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def unknown(name: str, known: Sequence[str]) -> UnknownTagError:
+    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return UnknownTagError(name, nearest=nearest, known=len(known))
+
+
+def list_tags(chain: Chain, head: Head | None = None) -> list[Tag]:
+    """By name."""
+    head = head if head is not None else chain.read_head().head
+    keys = [info.key for info in chain.store.list(layout.TAGS) if info.key.endswith(".json")]
+    found = chain.parallel.map(lambda key: _read(chain, key), keys)
+    tags = [tag for tag, _ in (one for one in found if one is not None)]
+    return sorted((t for t in tags if _of_log(t, head)), key=lambda t: t.name)
+
+
+def resolve_tag(chain: Chain, name: str, head: Head | None = None) -> Tag:
+    """One request for a tag that is there, with head at hand; UnknownTagError (a ValueError)
+    names the nearest."""
+    head = head if head is not None else chain.read_head().head
+    if _NAME.fullmatch(name) and (found := _read(chain, layout.tag(name))) is not None:
+        tag, _ = found
+        if _of_log(tag, head):
+            return tag
+    raise unknown(name, [tag.name for tag in list_tags(chain, head)])
+
+
+def create_tag(chain: Chain, name: str, commit_id: int | None, *, runtime_id: str) -> Tag:
+    """Name a commit (None: head). The same again is no error; another commit: TagExistsError."""
+    check_name(name)
+    for _ in range(_ATTEMPTS):
+        head = chain.read_head().head
+        tag = _drafted(chain, head, name, commit_id, runtime_id)
+        existing = _read(chain, layout.tag(name))
+        if existing is not None and _of_log(existing[0], head):
+            return _same(existing[0], tag)
+        write_id = layout.new_write_id()
+        outcome = write_conditionally(
+            chain.store,
+            layout.tag(name),
+            tag.to_bytes(write_id),
+            write_id=write_id,
+            etag=existing[1].etag if existing is not None else None,  # of an erased log
+        )
+        if isinstance(outcome, Won):
+            return tag
+    raise StorageBackendError(
+        f"tag {name!r} is being changed by others, try again",
+        operation="tag",
+        key=layout.tag(name),
+        retryable=True,
+    )
+
+
+def delete_tag(chain: Chain, name: str) -> Tag:
+    """Take the name away; the commit stays."""
+    head = chain.read_head().head
+    failure: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        found = _read(chain, layout.tag(name)) if _NAME.fullmatch(name) else None
+        if found is None or not _of_log(found[0], head):
+            if found is None and failure is not None:
+                break  # an unanswered request of ours, or somebody else: it is gone
+            raise unknown(name, [tag.name for tag in list_tags(chain, head)])
+        tag, stored = found
+        try:
+            chain.store.delete_if_match(layout.tag(name), stored.etag)
+            return tag
+        except (PreconditionFailed, ConditionalConflict, OutcomeUnknown) as answer:
+            failure = answer
+    else:
+        raise StorageBackendError(
+            f"the store did not say whether tag {name!r} was deleted, try again",
+            operation="tag",
+            key=layout.tag(name),
+            retryable=True,
+        ) from failure
+    return tag
+
+
+def _drafted(chain: Chain, head: Head, name: str, commit_id: int | None, runtime_id: str) -> Tag:
+    wanted = head.commit_id if commit_id is None else commit_id
+    path = chain.locate(head, wanted)
+    if path is None:
+        there = f"1 to {head.commit_id} are there" if head.commit_id else "there are none yet"
+        raise ConfigurationError(f"no commit {wanted} to tag: {there}")
+    return Tag(
+        name=name,
+        commit_id=wanted,
+        created_at=timestamp(chain.store.now()),
+        runtime_id=runtime_id,
+        manifest_path=path,
+        log_id=head.log_id,
+        checkpoint=head.checkpoint,
+    )
+
+
+def _same(existing: Tag, asked: Tag) -> Tag:
+    if existing.commit_id != asked.commit_id:
+        raise TagExistsError(existing.name, commit_id=existing.commit_id, asked=asked.commit_id)
+    return existing
+
+
+def _read(chain: Chain, key: str) -> tuple[Tag, StoredObject] | None:
+    try:
+        stored = chain.store.get(key)
+    except ObjectNotFound:
+        return None
+    return Tag.parse(stored.data, key=key), stored
+
+
+def _of_log(tag: Tag, head: Head) -> bool:
+    return not (tag.log_id and head.log_id and tag.log_id != head.log_id)

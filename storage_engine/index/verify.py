@@ -1,0 +1,360 @@
+"""Are the indices what the log says? Every type index compared with the truth, entry by entry.
+
+Read-only. What is found never makes a latest read wrong by lag alone (readers take the rest from
+the chain), but an index that is wrong inside its watermark would; both are reported. Each
+examination also says what the index should be, which is all that repair needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storage_engine.commitlog import state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
+from storage_engine.index.objects import IndexObjects, IndexVersion
+from storage_engine.index.record import TypeIndex
+
+DATA_PREFIXES = ("commits/", "snapshots/", "staged/")
+_UNREADABLE = "unreadable"
+
+CountRows = Callable[[CommitFile], int | None]
+"""The rows that a file really has; None when it is missing or no Parquet file."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFinding:
+    """One thing that is wrong with one index."""
+
+    kind: str
+    type_name: str
+    reason: str
+    message: str
+    commit_id: int | None = None
+    path: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "type_name": self.type_name,
+            "reason": self.reason,
+            "message": self.message,
+            "commit_id": self.commit_id,
+            "path": self.path,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """One index as it is, what is wrong with it, and what it should be."""
+
+    ref: TypeRef
+    version: IndexVersion
+    needed: int  # the watermark that counts as fresh
+    findings: tuple[IndexFinding, ...]
+    correct: TypeIndex
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.needed - self.version.index.max_indexed_commit)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.ref[0],
+            "type_name": self.ref[1],
+            "max_indexed_commit": self.version.index.max_indexed_commit,
+            "needed_commit": self.needed,
+            "lag": self.lag,
+            "entries": len(self.version.index.entries),
+            "findings": len(self.findings),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """The state of all indices at one head."""
+
+    head_commit_id: int
+    types: tuple[Examination, ...]
+
+    @property
+    def findings(self) -> list[IndexFinding]:
+        return [finding for examined in self.types for finding in examined.findings]
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "head_commit_id": self.head_commit_id,
+            "ok": self.ok,
+            "types": [examined.as_dict() for examined in self.types],
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+class IndexVerifier:
+    """Examines the indices of one storage.
+
+    `known` lists the types of types.json and raises SchemaMetadataError when it cannot be read:
+    without it nobody can say which indices there should be. `watermark_is_head`: v1.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        indices: IndexObjects,
+        *,
+        known: Callable[[], Sequence[TypeRef]],
+        watermark_is_head: bool,
+        count_rows: CountRows,
+    ) -> None:
+        self.chain = chain
+        self.indices = indices
+        self._known = known
+        self._watermark_is_head = watermark_is_head
+        self._count_rows = count_rows
+
+    def verify(self) -> IndexReport:
+        known = self._known()  # first: fails fast
+        head = self.chain.read_head().head
+        return self.examine(head, known)
+
+    def examine(self, head: Head, known: Iterable[TypeRef] | None = None) -> IndexReport:
+        """All indices against the log as of `head`."""
+        known = self._known() if known is None else known
+        heads = state.type_heads(self.chain, head)
+        refs = sorted({*known, *heads})
+        versions = self.chain.parallel.map(
+            lambda ref: self.indices.read(ref, log_id=head.log_id), refs
+        )
+        named = {f.path for v in versions for e in v.index.entries for f in e.files}
+        present = self._present(named)
+        examined = [
+            self._examine(head, ref, heads.get(ref), version, present)
+            for ref, version in zip(refs, versions, strict=True)
+        ]
+        return IndexReport(head.commit_id, tuple(examined))
+
+    def examine_type(self, head: Head, ref: TypeRef, version: IndexVersion) -> Examination:
+        """One index, as just read, against the log as of `head`."""
+        present = self._present({f.path for e in version.index.entries for f in e.files})
+        top = state.type_heads(self.chain, head).get(ref)
+        return self._examine(head, ref, top, version, present)
+
+    def _present(self, named: set[str]) -> set[str]:
+        """Which of these files are there: listed, as that is one request for a thousand."""
+        found: set[str] = set()
+        for prefix in DATA_PREFIXES:
+            if any(path.startswith(prefix) for path in named):
+                found |= {i.key for i in self.chain.store.list(prefix) if i.key in named}
+        return found
+
+    # -- one type -----------------------------------------------------------------------------
+
+    def _examine(
+        self,
+        head: Head,
+        ref: TypeRef,
+        top: TypeHead | None,
+        version: IndexVersion,
+        present: set[str],
+    ) -> Examination:
+        index = version.index
+        if self._watermark_is_head:
+            needed = head.commit_id
+        else:
+            needed = top.commit_id if top is not None else 0
+        truth = state.entries(self.chain, head, ref, top=top)
+        upto = [e for e in index.entries if e.min_commit_id <= head.commit_id]
+        proven, unproven = self._snapshots(upto, truth, present)
+        right = _replaced(truth, proven)
+        findings: list[IndexFinding] = []
+
+        def note(reason: str, message: str, commit: int | None = None, path: str = "") -> None:
+            findings.append(IndexFinding(*ref, reason, message, commit, path or None))
+
+        self._check_object(ref, version, head, needed, note)
+        _check_overlaps(upto, note)
+        by_range = {(e.min_commit_id, e.max_commit_id): e for e in right}
+        for entry in upto:
+            for file in entry.files:
+                if file.path not in present:
+                    note("absent_file", "names a file that is not there", _at(entry), file.path)
+            expected = by_range.get((entry.min_commit_id, entry.max_commit_id))
+            if expected is not None:
+                _compare(entry, expected, note, versioned=not self._watermark_is_head)
+            elif entry.min_commit_id < entry.max_commit_id:
+                why = unproven.get((entry.min_commit_id, entry.max_commit_id), "it overlaps")
+                span = f"{entry.min_commit_id}-{entry.max_commit_id}"
+                path = entry.files[0].path
+                note("unproven_snapshot", f"snapshot {span} is not the log's: {why}", None, path)
+            else:
+                self._check_stray(head, ref, entry, right, note)
+        for entry in right:
+            if any(_covers(e, entry.max_commit_id) for e in upto):
+                continue
+            if top is not None and entry.max_commit_id >= top.commit_id:
+                note("missing_latest_entry", "has no entry for the latest commit", top.commit_id)
+            elif entry.max_commit_id <= index.max_indexed_commit:
+                note("missing_entry", "has no entry for this commit", entry.max_commit_id)
+        correct = replace(
+            index,
+            max_indexed_commit=head.commit_id,
+            entries=tuple(right),
+            log_id=head.log_id,
+            current_schema_version_id=top.schema_version_id if top else None,
+            activation_commit_id=top.activation_commit_id if top else None,
+        )
+        return Examination(ref, version, needed, tuple(findings), correct)
+
+    def _check_object(
+        self,
+        ref: TypeRef,
+        version: IndexVersion,
+        head: Head,
+        needed: int,
+        note: Callable[..., None],
+    ) -> None:
+        at = version.index.max_indexed_commit
+        if at < needed:
+            note("lag", f"is at commit {at}, needs {needed}", needed)
+        seen = self.indices.known(ref)
+        stored = seen.index.log_id if seen is not None and seen.etag is not None else ""
+        if stored == _UNREADABLE:
+            note("unreadable", "the object cannot be parsed")
+        elif stored and head.log_id and stored != head.log_id:
+            note("other_log", "belongs to a log that was erased")
+
+    def _check_stray(
+        self,
+        head: Head,
+        ref: TypeRef,
+        entry: Entry,
+        right: Sequence[Entry],
+        note: Callable[..., None],
+    ) -> None:
+        """A per-commit entry that the log has not: replaced by a snapshot, or never committed."""
+        commit_id, path = entry.min_commit_id, entry.files[0].path
+        located = self.chain.locate(head, commit_id)
+        committed = self.chain.manifest(located).files_of(ref) if located is not None else ()
+        if not committed:
+            note("orphan_file", "no commit of the log wrote this file", commit_id, path)
+        elif {f.path for f in entry.files} != {f.path for f in committed}:
+            note("path_mismatch", f"the log has {committed[0].path}", commit_id, path)
+        elif any(_covers(e, commit_id) for e in right):
+            note("superseded", "the log has this commit in a snapshot", commit_id, path)
+
+    def _snapshots(
+        self, entries: Sequence[Entry], truth: Sequence[Entry], present: set[str]
+    ) -> tuple[list[Entry], dict[tuple[int, int], str]]:
+        """Snapshots that only the index knows (the first implementation's): those that can take
+        the place of what the log has, and why the others cannot."""
+        known = {(e.min_commit_id, e.max_commit_id) for e in truth}
+        proven: list[Entry] = []
+        unproven: dict[tuple[int, int], str] = {}
+        for entry in entries:
+            span = (entry.min_commit_id, entry.max_commit_id)
+            if span[0] == span[1] or span in known:
+                continue
+            if any(_overlap(entry, other) for other in proven):
+                continue
+            reason = self._refuted(entry, truth, present)
+            if reason is None:
+                proven.append(entry)
+            else:
+                unproven[span] = reason
+        return proven, unproven
+
+    def _refuted(self, entry: Entry, truth: Sequence[Entry], present: set[str]) -> str | None:
+        replaced = [e for e in truth if _overlap(entry, e)]
+        if not replaced:
+            return "nothing was committed in its range"
+        inside = all(
+            entry.min_commit_id <= e.min_commit_id and e.max_commit_id <= entry.max_commit_id
+            for e in replaced
+        )
+        if not inside:
+            return "it cuts a snapshot of the log in two"
+        if any(file.path not in present for file in entry.files):
+            return "its file is not there"
+        rows = self._rows(entry)
+        expected = self._rows_of(replaced)
+        if rows is None or expected is None:
+            return "its rows cannot be counted"
+        return None if rows == expected else f"it has {rows} rows, the log {expected}"
+
+    def _rows(self, entry: Entry) -> int | None:
+        counted = [self._count_rows(file) for file in entry.files]
+        known = [count for count in counted if count is not None]
+        return sum(known) if len(known) == len(counted) else None
+
+    def _rows_of(self, entries: Sequence[Entry]) -> int | None:
+        total = 0
+        for entry in entries:
+            stated = [f.row_count for f in entry.files]
+            rows = sum(stated) if min(stated) >= 0 else self._rows(entry)
+            if rows is None:
+                return None
+            total += rows
+        return total
+
+
+def _replaced(truth: Sequence[Entry], snapshots: Sequence[Entry]) -> list[Entry]:
+    kept = [e for e in truth if not any(_overlap(e, s) for s in snapshots)]
+    return sorted([*kept, *snapshots], key=lambda e: e.min_commit_id)
+
+
+def _check_overlaps(entries: Sequence[Entry], note: Callable[..., None]) -> None:
+    reached, by = 0, ""
+    for entry in entries:
+        if entry.min_commit_id <= reached:
+            path = entry.files[0].path
+            note("overlap", f"covers commits that {by} covers too", _at(entry), path)
+        if entry.max_commit_id > reached:
+            reached, by = entry.max_commit_id, entry.files[0].path
+
+
+def _compare(entry: Entry, expected: Entry, note: Callable[..., None], *, versioned: bool) -> None:
+    paths = [file.path for file in entry.files]
+    right = [file.path for file in expected.files]
+    if sorted(paths) != sorted(right):
+        wrong = next((p for p in paths if p not in right), paths[0])
+        note("path_mismatch", f"the log has {', '.join(right)}", _at(entry), wrong)
+        return
+    facts = {file.path: file for file in expected.files}
+    for file in entry.files:
+        if file.row_count < 0 and not file.content_sha256:
+            continue  # an entry of the first implementation: a path and nothing else
+        if _file_facts(file, versioned) != _file_facts(facts[file.path], versioned):
+            note("wrong_facts", "says other facts of the file than the log", _at(entry), file.path)
+
+
+def _file_facts(file: CommitFile, versioned: bool) -> tuple[Any, ...]:
+    """What readers prune and decode by; v1 entries do not tell the schema version."""
+    return (
+        file.path,
+        file.row_count,
+        file.bytes,
+        file.content_sha256,
+        file.schema_version_id if versioned else None,
+        file.commit_id_source,
+        file.role,
+        {name: list(bounds) for name, bounds in file.key_range.items()},
+        {name: list(bounds) for name, bounds in file.stats.items()},
+    )
+
+
+def _covers(entry: Entry, commit_id: int) -> bool:
+    return entry.min_commit_id <= commit_id <= entry.max_commit_id
+
+
+def _overlap(one: Entry, other: Entry) -> bool:
+    return one.min_commit_id <= other.max_commit_id and other.min_commit_id <= one.max_commit_id
+
+
+def _at(entry: Entry) -> int | None:
+    return entry.min_commit_id if entry.min_commit_id == entry.max_commit_id else None

@@ -1,0 +1,1 @@
+"""Upkeep of a storage: compaction, index repair, garbage collection, tags, integrity, metrics."""

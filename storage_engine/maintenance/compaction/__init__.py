@@ -1,0 +1,28 @@
+"""Compaction: many small files of a type become few large ones, and no read can tell."""
+
+from storage_engine.maintenance.compaction.plan import (
+    CompactionPlan,
+    RunPlan,
+    TypePlan,
+    plan_compaction,
+)
+from storage_engine.maintenance.compaction.policy import CompactionPolicy, Verdict
+from storage_engine.maintenance.compaction.run import (
+    CompactionProgress,
+    CompactionReport,
+    RunReport,
+    compact,
+)
+
+__all__ = [
+    "CompactionPlan",
+    "CompactionPolicy",
+    "CompactionProgress",
+    "CompactionReport",
+    "RunPlan",
+    "RunReport",
+    "TypePlan",
+    "Verdict",
+    "compact",
+    "plan_compaction",
+]

@@ -1,0 +1,197 @@
+"""Many files to few: sorted by DuckDB, which spills, and written as a stream.
+
+v2 rows go in identity order to two kinds of files: `current` (the newest row of each identity in
+the run) and `superseded` (the others), each in parts of about the target size whose identities do
+not overlap. v1 has one file in the order that the specification gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_engine.maintenance.compaction.inputs import Inputs
+from storage_engine.maintenance.compaction.workspace import Workspace
+from storage_engine.model.columns import EngineVersion
+from storage_engine.repository.duck import quoted
+from storage_engine.repository.object.parquet import EncodedPart, SnapshotPart, SnapshotSettings
+
+_BATCH_ROWS = 64 * 1024
+IDENTITY = {"entity": ("entity_key",), "relation": ("left_key", "right_key", "instance_key")}
+CURRENT, SUPERSEDED = "current", "superseded"
+
+Advance = Callable[[int], None]  # told how many more rows are merged
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A local file of a snapshot."""
+
+    role: str | None
+    part: EncodedPart
+
+    @property
+    def path(self) -> Path:
+        assert isinstance(self.part.content, Path)
+        return self.part.content
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOrder:
+    """How to merge one run."""
+
+    kind: str
+    engine_version: EngineVersion
+    settings: SnapshotSettings
+    expected_rows: int
+    expected_bytes: int
+    mark: str  # kept in each file, so that its writer recognises it
+
+
+def merge(
+    workspace: Workspace, inputs: Inputs, order: MergeOrder, advance: Advance
+) -> list[Output]:
+    """Write all rows of the inputs to new files in the workspace."""
+    folder = workspace.folder
+    identity = IDENTITY[order.kind]
+    keys = [*identity, "commit_id"] if order.engine_version == "v2" else ["commit_id", *identity]
+    ordered = f"{inputs.sql()} ORDER BY {', '.join(quoted(key) for key in keys)}"
+    schema = inputs.schema.with_metadata({"ontologia.attempt": order.mark})
+    cursor = workspace.cursor()
+    writers: list[_Writer] = []
+    try:
+        reader = cursor.execute(ordered).to_arrow_reader(_BATCH_ROWS)
+        batches = _counted((pa.Table.from_batches([b]).cast(schema) for b in reader), advance)
+        if order.engine_version == "v1":
+            whole = _Writer(folder, None, schema, identity, order, rolling=False)
+            writers.append(whole)
+            for batch in batches:
+                whole.add(batch)
+            return whole.close()
+        current = _Writer(folder, CURRENT, schema, identity, order)
+        superseded = _Writer(folder, SUPERSEDED, schema, identity, order)
+        writers += [current, superseded]
+        for newest, older in split(batches, identity):
+            current.add(newest)
+            superseded.add(older)
+        return [*current.close(), *superseded.close()]
+    finally:
+        cursor.close()
+        for writer in writers:
+            writer.abort()
+
+
+def split(
+    batches: Iterable[pa.Table], identity: tuple[str, ...]
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Rows sorted by identity and commit, as (newest of their identity, the others). The last
+    row of a batch waits for the next one, which tells whether it is the newest."""
+    held: pa.Table | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        table = batch if held is None else pa.concat_tables([held, batch])
+        last = table.num_rows - 1
+        rows, held = table.slice(0, last), table.slice(last)
+        if last:
+            repeats = _equals_next(table, identity)
+            yield rows.filter(pc.invert(repeats)), rows.filter(repeats)
+    if held is not None:
+        yield held, held.slice(0, 0)
+
+
+def _equals_next(table: pa.Table, identity: tuple[str, ...]) -> pa.Array:
+    """For each row but the last: whether the next one has the same identity."""
+    same: pa.Array | None = None
+    for name in identity:
+        column = table.column(name).combine_chunks()
+        equal = pc.equal(column.slice(0, len(column) - 1), column.slice(1))
+        same = equal if same is None else pc.and_(same, equal)
+    assert same is not None
+    return same
+
+
+def _counted(tables: Iterable[pa.Table], advance: Advance) -> Iterator[pa.Table]:
+    for table in tables:
+        yield table
+        advance(table.num_rows)
+
+
+class _Writer:
+    """The parts of one role."""
+
+    def __init__(
+        self,
+        folder: Path,
+        role: str | None,
+        schema: pa.Schema,
+        identity: tuple[str, ...],
+        order: MergeOrder,
+        *,
+        rolling: bool = True,
+    ) -> None:
+        self._folder = folder
+        self._role = role
+        self._schema = schema
+        self._identity = identity
+        self._order = order
+        self._rolling = rolling
+        self._open: SnapshotPart | None = None
+        self._last: pa.Table | None = None  # the last row written
+        self._done: list[Output] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """A row group at a time: after each one a part may be full."""
+        step = self._order.settings.row_group_rows
+        for start in range(0, rows.num_rows, step):
+            self._add(rows.slice(start, step))
+
+    def _add(self, rows: pa.Table) -> None:
+        if self._open is not None and self._rolling and self._open.full:
+            at = self._next_identity(rows)
+            self._open.write(rows.slice(0, at))
+            rows = rows.slice(at)
+            if not rows.num_rows:
+                return
+            self._finish()
+        if self._open is None:
+            self._open = self._new()
+        self._open.write(rows)
+        self._last = rows.slice(rows.num_rows - 1).combine_chunks()
+
+    def close(self) -> list[Output]:
+        if self._open is not None:
+            self._finish()
+        return self._done
+
+    def abort(self) -> None:
+        if self._open is not None:
+            self._open.abort()
+            self._open = None
+
+    def _next_identity(self, rows: pa.Table) -> int:
+        """Where an identity begins that the open part has not: parts may not share one."""
+        assert self._last is not None
+        repeats = _equals_next(pa.concat_tables([self._last, rows]), self._identity)
+        at = pc.index(repeats, False).as_py()
+        return rows.num_rows if at < 0 else int(at)
+
+    def _new(self) -> SnapshotPart:
+        name = f"out-{self._role or 'all'}-{len(self._done):05d}.parquet"
+        return SnapshotPart(
+            self._folder / name,
+            self._schema,
+            identity=self._identity,
+            settings=self._order.settings,
+            expected_rows=self._order.expected_rows,
+            expected_bytes=self._order.expected_bytes,
+        )
+
+    def _finish(self) -> None:
+        assert self._open is not None
+        self._done.append(Output(self._role, self._open.close()))
+        self._open = None

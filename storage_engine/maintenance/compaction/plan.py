@@ -1,0 +1,218 @@
+"""What a compaction would do: by type and run, with what goes in and what is expected to come out.
+
+Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
+indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
+stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from storage_engine.commitlog import state
+from storage_engine.commitlog.records import Entry, Head, TypeRef
+from storage_engine.errors import ConfigurationError
+from storage_engine.index.maintain import follows
+from storage_engine.maintenance.compaction.policy import CompactionPolicy, Verdict, rows, size
+
+if TYPE_CHECKING:
+    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.protocol import Repository
+
+NOT_NEEDED = "a SQLite storage keeps its rows in tables: there is nothing to compact"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Adjacent entries that become one snapshot."""
+
+    kind: str
+    type_name: str
+    entries: tuple[Entry, ...]
+    expected_bytes: int
+    expected_files: int
+
+    @property
+    def ref(self) -> TypeRef:
+        return (self.kind, self.type_name)
+
+    @property
+    def min_commit_id(self) -> int:
+        return self.entries[0].min_commit_id
+
+    @property
+    def max_commit_id(self) -> int:
+        return self.entries[-1].max_commit_id
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(file.path for entry in self.entries for file in entry.files)
+
+    @property
+    def rows(self) -> int:
+        return sum(rows(entry) for entry in self.entries)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size(entry) for entry in self.entries)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "min_commit_id": self.min_commit_id,
+            "max_commit_id": self.max_commit_id,
+            "entries": len(self.entries),
+            "files": len(self.paths),
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "expected_files": self.expected_files,
+            "expected_bytes": self.expected_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TypePlan:
+    """What is to be done with one type, and why."""
+
+    kind: str
+    type_name: str
+    entries: int
+    reason: str
+    runs: tuple[RunPlan, ...] = ()
+    index_behind: bool = False  # an earlier compaction did not get to rewrite the index
+
+    @property
+    def ref(self) -> TypeRef:
+        return (self.kind, self.type_name)
+
+    @property
+    def work(self) -> bool:
+        return bool(self.runs) or self.index_behind
+
+    @property
+    def entries_after(self) -> int:
+        return self.entries - sum(len(run.entries) - 1 for run in self.runs)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "type_name": self.type_name,
+            "entries": self.entries,
+            "entries_after": self.entries_after,
+            "reason": self.reason,
+            "index_behind": self.index_behind,
+            "runs": [run.as_dict() for run in self.runs],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """All types that were looked at, those without work included."""
+
+    uri: str
+    head_commit_id: int
+    log_id: str
+    types: tuple[TypePlan, ...]
+    note: str | None = None
+
+    @property
+    def runs(self) -> tuple[RunPlan, ...]:
+        return tuple(run for plan in self.types for run in plan.runs)
+
+    @property
+    def empty(self) -> bool:
+        return not any(plan.work for plan in self.types)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "storage": self.uri,
+            "head_commit_id": self.head_commit_id,
+            "note": self.note,
+            "types": [plan.as_dict() for plan in self.types],
+            "total": {
+                "runs": len(self.runs),
+                "files": sum(len(run.paths) for run in self.runs),
+                "rows": sum(run.rows for run in self.runs),
+                "bytes": sum(run.bytes for run in self.runs),
+                "expected_files": sum(run.expected_files for run in self.runs),
+                "expected_bytes": sum(run.expected_bytes for run in self.runs),
+            },
+        }
+
+
+def plan_compaction(
+    repository: Repository,
+    policy: CompactionPolicy | None = None,
+    types: Iterable[str] | None = None,
+) -> CompactionPlan:
+    """Plan for the types with these names (of either kind), or for all."""
+    if repository.backend == "sqlite":
+        return CompactionPlan(repository.uri, repository.head_commit_id(), "", (), NOT_NEEDED)
+    opened: ObjectRepository = repository  # type: ignore[assignment]
+    head = opened.chain.read_head().head
+    truth = state.current_checkpoint(opened.chain, head).entries
+    policy = policy or CompactionPolicy()
+    chosen = _chosen(truth, types)
+    plans = opened.store.parallel.map(
+        lambda ref: plan_type(opened, head, ref, truth, policy), chosen
+    )
+    return CompactionPlan(opened.uri, head.commit_id, head.log_id, tuple(plans))
+
+
+def plan_type(
+    repository: ObjectRepository,
+    head: Head,
+    ref: TypeRef,
+    truth: Mapping[TypeRef, Sequence[Entry]],
+    policy: CompactionPolicy,
+) -> TypePlan:
+    entries = truth.get(ref, ())
+    verdict = _verdict(entries, policy)
+    index = repository.indices.read(ref, log_id=head.log_id).index
+    behind = not follows(index, entries)
+    reason = verdict.reason
+    if behind and not verdict.worth:
+        reason = "its index does not have the snapshots of an earlier compaction"
+    return TypePlan(
+        *ref,
+        entries=len(entries),
+        reason=reason,
+        runs=tuple(_run(repository, ref, run) for run in verdict.runs),
+        index_behind=behind,
+    )
+
+
+def _verdict(entries: Sequence[Entry], policy: CompactionPolicy) -> Verdict:
+    if any(file.row_count < 0 for entry in entries for file in entry.files):
+        return Verdict(False, "the log does not say how many rows its files have")
+    return policy.verdict(entries)
+
+
+def _run(repository: ObjectRepository, ref: TypeRef, entries: tuple[Entry, ...]) -> RunPlan:
+    files = [file for entry in entries for file in entry.files]
+    total = sum(file.row_count for file in files)
+    # The largest file is the one in which a row costs least: small ones are mostly footer.
+    largest = max(files, key=lambda file: file.row_count)
+    each = largest.bytes / max(1, largest.row_count)
+    expected = round(total * each)
+    parts = max(1, -(-expected // repository.config.snapshot_part_bytes))
+    roles = 1 if repository.engine_version == "v1" else 2
+    return RunPlan(*ref, entries, expected, parts if roles == 1 else max(roles, parts))
+
+
+def _chosen(truth: Mapping[TypeRef, Sequence[Entry]], types: Iterable[str] | None) -> list[TypeRef]:
+    known = sorted(truth)
+    if types is None:
+        return known
+    chosen: list[TypeRef] = []
+    for name in dict.fromkeys(types):
+        found = [ref for ref in known if ref[1] == name]
+        if not found:
+            names = sorted({ref[1] for ref in known})
+            near = difflib.get_close_matches(name, names, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
+            raise ConfigurationError(f"no type {name!r} in this storage; {hint}")
+        chosen += found
+    return chosen

@@ -1,0 +1,386 @@
+"""What may go, and why: objects that nothing names and that are older than the grace.
+
+Planning writes nothing and takes no lock. It looks at the log, lists the store, and looks at the
+log again, so that what was published meanwhile is not mistaken for garbage. Age alone proves
+nothing (a stalled writer may wake after any time), so each object also says how it has to be
+fenced off before it is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import Head, TypeRef, from_json, parse_timestamp
+from storage_engine.errors import IntegrityError
+from storage_engine.index.objects import IndexObjects
+from storage_engine.maintenance.gc.reach import (
+    CHECKPOINTS,
+    Reach,
+    Retained,
+    files_of_checkpoint,
+    never_published,
+    reach,
+    retained,
+)
+from storage_engine.objectstore.port import ObjectInfo, ObjectNotFound
+from storage_engine.repository.object.engine import ObjectRepository
+
+DEFAULT_GRACE = timedelta(days=7)
+ATTEMPTS = "meta/attempts/"
+_PREFIXES = ("commits/", "snapshots/", "staged/", CHECKPOINTS)
+_COMMIT = re.compile(r"commits/(\d+)-[^/]+")
+_SNAPSHOT = re.compile(r"snapshots/(entities|relations)/(.+?)-(\d+)-(\d+)(?:-([0-9a-f]{8}))?[./]")
+_KINDS = {folder: kind for kind, folder in layout.FOLDERS.items()}
+
+ORPHAN_COMMIT = "orphan of a failed commit"
+ORPHAN_STAGED = "staged by a writer that is silent"
+ORPHAN_SNAPSHOT = "snapshot that nothing needs"
+OLD_CHECKPOINT = "checkpoint that nothing needs"
+SILENT_ATTEMPT = "heartbeat of a silent writer"
+COMPACTED = "replaced by a snapshot"
+
+Progress = Callable[[int], None]  # objects looked at
+
+
+class Fence(Enum):
+    """What must be done before the object may go, so that no stalled writer can still name it."""
+
+    NONE = "none"  # it can never be published: its commit id is taken
+    HEAD = "head"  # head is rewritten: the attempt for the next commit must fail
+    ATTEMPT = "attempt"  # the writer's heartbeat is deleted, then head is rewritten
+    INDEX = "index"  # and the type's index is rewritten
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """One object to delete."""
+
+    key: str
+    size: int
+    modified: datetime
+    reason: str
+    fence: Fence = Fence.NONE
+    attempt: str | None = None
+    ref: TypeRef | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "bytes": self.size,
+            "modified": self.modified.isoformat(),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GcPlan:
+    """What a sweep would delete, and what it leaves although nothing needs it."""
+
+    uri: str
+    head: Head
+    grace: timedelta
+    purge_compacted: bool
+    doomed: tuple[Doomed, ...]
+    kept: Mapping[str, int] = field(default_factory=dict)  # why -> objects
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.size for one in self.doomed)
+
+    def by_reason(self) -> dict[str, tuple[int, int]]:
+        """Objects and bytes."""
+        objects: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        for one in self.doomed:
+            objects[one.reason] += 1
+            sizes[one.reason] += one.size
+        return {reason: (objects[reason], sizes[reason]) for reason in sorted(objects)}
+
+    def as_dict(self, limit: int | None = None) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "head_commit_id": self.head.commit_id,
+            "older_than_s": self.grace.total_seconds(),
+            "purge_compacted": self.purge_compacted,
+            "objects": len(self.doomed),
+            "bytes": self.bytes,
+            "reasons": {
+                reason: {"objects": count, "bytes": size}
+                for reason, (count, size) in self.by_reason().items()
+            },
+            "kept": dict(self.kept),
+            "notes": list(self.notes),
+            "doomed": [one.as_dict() for one in self.doomed[:limit]],
+        }
+
+
+def plan_gc(
+    repository: ObjectRepository,
+    *,
+    grace: timedelta = DEFAULT_GRACE,
+    purge_compacted: bool = False,
+    progress: Progress | None = None,
+) -> GcPlan:
+    """Find what may go. Raises IntegrityError when a root (chain, checkpoint, tag) cannot be
+    read: then nothing can be said to be garbage."""
+    repository.flush()
+    indices = IndexObjects(repository.store, engine_version=repository.engine_version)
+    return _Planner(repository, indices, grace, purge_compacted, progress).plan()
+
+
+def silence(repository: ObjectRepository, grace: timedelta) -> timedelta:
+    """How long a heartbeat must have stopped: one that beats is heard within a lease."""
+    return max(grace, timedelta(milliseconds=repository.config.s3_lease_ttl_ms))
+
+
+class _Planner:
+    def __init__(
+        self,
+        repository: ObjectRepository,
+        indices: IndexObjects,
+        grace: timedelta,
+        purge: bool,
+        progress: Progress | None,
+    ) -> None:
+        self._uri = repository.uri
+        self._chain: Chain = repository.chain
+        self._indices = indices
+        self._grace = grace
+        self._purge = purge
+        self._progress = progress
+        self._cutoff = self._chain.store.now() - grace
+        self._silence = self._chain.store.now() - silence(repository, grace)
+        self._kept: Counter[str] = Counter()
+        self._notes: list[str] = []
+
+    def plan(self) -> GcPlan:
+        first = reach(self._chain, self._indices, self._chain.read_head().head)
+        heartbeats = self._heartbeats()
+        candidates = [info for info in self._listed() if not self._obviously_needed(info, first)]
+        # Look again: what was published while we listed is in the log now.
+        now = reach(self._chain, self._indices, self._chain.read_head().head)
+        checkpoints = [c for c in candidates if c.key.startswith(CHECKPOINTS)]
+        floor = retained(self._chain, now.head, checkpoints, self._cutoff)
+        uploaded = {info.key: info.modified for info in checkpoints}
+        dead = {
+            info.key
+            for info in checkpoints
+            if (floor is None or info.modified >= floor.uploaded)
+            and never_published(self._chain, now.head, info, uploaded)
+        }
+        doomed = [
+            *self._commits(candidates, now, floor),
+            *self._staged(candidates, now, floor, heartbeats),
+            *self._snapshots(candidates, now, floor, heartbeats, checkpoints, dead),
+            *self._checkpoints(checkpoints, now, floor, dead),
+            *self._attempts(heartbeats),
+        ]
+        if self._purge and floor is None:
+            self._notes.append(
+                "nothing is purged: no checkpoint has been published for as long as the grace"
+            )
+        return GcPlan(
+            self._uri,
+            now.head,
+            self._grace,
+            self._purge,
+            tuple(sorted(doomed, key=lambda one: one.key)),
+            dict(self._kept),
+            tuple(self._notes),
+        )
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def _listed(self) -> Iterator[ObjectInfo]:
+        seen = 0
+        for prefix in _PREFIXES:
+            for info in self._chain.store.list(prefix):
+                seen += 1
+                if self._progress is not None and seen % 1000 == 0:
+                    self._progress(seen)
+                yield info
+        if self._progress is not None:
+            self._progress(seen)
+
+    def _obviously_needed(self, info: ObjectInfo, first: Reach) -> bool:
+        """Spares memory: most objects of a healthy storage end here."""
+        if info.key.startswith(CHECKPOINTS):
+            return False  # needed or not, they are looked at together
+        if first.needs(info.key):
+            return True
+        return info.key.endswith("/manifest.json") and info.key[:-14] in first.attempts
+
+    def _heartbeats(self) -> dict[str, Doomed | None]:
+        """By attempt: the heartbeat if it is silent for the grace, None while its writer lives."""
+        found: dict[str, Doomed | None] = {}
+        for info in self._chain.store.list(ATTEMPTS):
+            attempt = info.key.removeprefix(ATTEMPTS).removesuffix(".json")
+            silent = info.modified <= self._silence and self._beaten(info) <= self._silence
+            found[attempt] = (
+                Doomed(info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt)
+                if silent
+                else None
+            )
+        return found
+
+    def _beaten(self, info: ObjectInfo) -> datetime:
+        try:
+            raw = from_json(self._chain.store.get(info.key).data, key=info.key)
+            return parse_timestamp(raw["heartbeat_at"])
+        except (ObjectNotFound, IntegrityError, KeyError, TypeError, ValueError):
+            return info.modified  # unreadable, or gone: only its age is known
+
+    def _young(self, info: ObjectInfo) -> bool:
+        young = info.modified > self._cutoff
+        self._kept["younger than the grace"] += young
+        return young
+
+    # -- by prefix ----------------------------------------------------------------------------
+
+    def _commits(
+        self, candidates: Iterable[ObjectInfo], now: Reach, floor: Retained | None
+    ) -> Iterator[Doomed]:
+        for info in candidates:
+            if not info.key.startswith("commits/") or now.needs(info.key):
+                continue
+            found = _COMMIT.match(info.key)
+            if found is None:
+                self._kept["not ours"] += 1
+                continue
+            commit_id = int(found[1])
+            if found[0] in now.attempts:
+                yield from self._replaced(info, commit_id, floor)
+            elif commit_id > now.head.commit_id + 1:
+                self._kept["of a commit beyond head"] += 1
+            elif not self._young(info):
+                fence = Fence.HEAD if commit_id > now.head.commit_id else Fence.NONE
+                yield Doomed(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
+
+    def _replaced(
+        self, info: ObjectInfo, commit_id: int, floor: Retained | None
+    ) -> Iterator[Doomed]:
+        """A file of the chain that the state as of head does not have: compaction replaced it."""
+        if info.key.endswith("/manifest.json"):
+            return  # manifests are the history: they stay
+        if not self._purge:
+            self._kept["replaced by a snapshot (--purge-compacted)"] += 1
+        elif floor is None or commit_id > floor.commit_id or info.key in floor.files:
+            self._kept["replaced by a snapshot within the grace"] += 1
+        else:
+            kind, name = _type_in(info.key)
+            ref = (kind, name) if kind is not None else None
+            yield Doomed(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
+
+    def _staged(
+        self,
+        candidates: Iterable[ObjectInfo],
+        now: Reach,
+        floor: Retained | None,
+        heartbeats: Mapping[str, Doomed | None],
+    ) -> Iterator[Doomed]:
+        by_attempt: dict[str, list[ObjectInfo]] = {}
+        for info in candidates:
+            if info.key.startswith("staged/") and not now.needs(info.key):
+                by_attempt.setdefault(info.key.split("/")[1], []).append(info)
+        if not by_attempt:
+            return
+        published = now.staged_in_chain(self._chain)
+        for attempt, infos in by_attempt.items():
+            named = [info for info in infos if info.key in published]
+            unnamed = [info for info in infos if info.key not in published]
+            for info in named:
+                yield from self._replaced(info, published[info.key], floor)
+            if attempt in heartbeats and heartbeats[attempt] is None:
+                self._kept["of a writer that lives"] += len(unnamed)
+            elif sum(self._young(info) for info in unnamed) == 0:  # a sum: each one is counted
+                yield from (
+                    Doomed(
+                        info.key, info.size, info.modified, ORPHAN_STAGED, Fence.ATTEMPT, attempt
+                    )
+                    for info in unnamed
+                )
+
+    def _snapshots(
+        self,
+        candidates: Iterable[ObjectInfo],
+        now: Reach,
+        floor: Retained | None,
+        heartbeats: Mapping[str, Doomed | None],
+        checkpoints: Iterable[ObjectInfo],
+        dead: Collection[str],
+    ) -> Iterator[Doomed]:
+        loose = [
+            info
+            for info in candidates
+            if info.key.startswith("snapshots/") and not now.needs(info.key)
+        ]
+        loose = [info for info in loose if not self._young(info)]
+        if not loose:
+            return
+        in_use = set(floor.files) if floor is not None else set()
+        for info in checkpoints:
+            if info.key not in dead and (floor is None or info.modified >= floor.uploaded):
+                in_use |= files_of_checkpoint(self._chain, info.key)
+        anyone_lives = None in heartbeats.values()
+        for info in loose:
+            found = _SNAPSHOT.match(info.key)
+            if found is None:
+                self._kept["not ours"] += 1
+            elif info.key in in_use:
+                self._kept["in a checkpoint within the grace"] += 1
+            elif (found[5] is None and anyone_lives) or heartbeats.get(found[5] or "", 0) is None:
+                # A key without an attempt (v1) may be anybody's who lives.
+                self._kept["of a writer that lives"] += 1
+            else:
+                ref = (_KINDS[found[1]], found[2])
+                yield Doomed(
+                    info.key,
+                    info.size,
+                    info.modified,
+                    ORPHAN_SNAPSHOT,
+                    Fence.INDEX,
+                    attempt=found[5],
+                    ref=ref,
+                )
+
+    def _checkpoints(
+        self,
+        checkpoints: Iterable[ObjectInfo],
+        now: Reach,
+        floor: Retained | None,
+        dead: Collection[str],
+    ) -> Iterator[Doomed]:
+        """Those written before the retained one (published before it, or never), and those that
+        never were."""
+        for info in checkpoints:
+            named = now.head.checkpoint is not None and now.head.checkpoint.path == info.key
+            if named or info.key in now.pinned or (floor is not None and info.key == floor.key):
+                continue
+            older = floor is not None and info.modified < floor.uploaded
+            if (older or info.key in dead) and not self._young(info):
+                fence = Fence.HEAD if info.key in dead else Fence.NONE
+                yield Doomed(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
+
+    def _attempts(self, heartbeats: Mapping[str, Doomed | None]) -> Iterator[Doomed]:
+        yield from (one for one in heartbeats.values() if one is not None)
+        self._kept["heartbeat of a writer that lives"] += sum(
+            one is None for one in heartbeats.values()
+        )
+
+
+def _type_in(key: str) -> tuple[str, str] | tuple[None, str]:
+    """The type of a data file, from `.../entities/Customer...`."""
+    for folder, kind in _KINDS.items():
+        _, found, rest = key.partition(f"/{folder}/")
+        if found:
+            return kind, rest.split("/")[0].removesuffix(".parquet")
+    return None, ""

@@ -1,0 +1,215 @@
+"""What a storage needs, as of one head: everything else may be garbage.
+
+Roots are the chain (its manifests always stay), the state as of head, the checkpoints that a
+reader within its grace may still use, the indices, and the tags. An object is needed when one of
+them names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import (
+    Checkpoint,
+    CheckpointRef,
+    CommitFile,
+    Entry,
+    Head,
+    Manifest,
+    TypeRef,
+    parse_timestamp,
+    sha256,
+)
+from storage_engine.commitlog.tags import Tag, list_tags
+from storage_engine.errors import IntegrityError
+from storage_engine.index.objects import IndexObjects
+from storage_engine.objectstore.port import ObjectInfo, ObjectNotFound
+
+CHECKPOINTS = "meta/checkpoints/"
+_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """The oldest checkpoint that readers may still rely on: published at least a grace ago, the
+    newest such. What it does not list, no reader has been given since."""
+
+    key: str
+    uploaded: datetime
+    commit_id: int
+    files: frozenset[str]
+
+
+@dataclass(slots=True)
+class Reach:
+    """What is needed as of `head`."""
+
+    head: Head
+    attempts: frozenset[str]  # commits/{id}-{attempt} of the chain
+    files: frozenset[str]  # data files of the state as of head
+    indexed: dict[str, TypeRef]  # data files that an index names
+    pinned: dict[str, str]  # data files and checkpoints -> the tag that keeps them
+    _staged: dict[str, int] | None = field(default=None, repr=False)
+
+    def needs(self, key: str) -> bool:
+        """Whether a data file must stay whatever else is true."""
+        return key in self.files or key in self.indexed or key in self.pinned
+
+    def staged_in_chain(self, chain: Chain) -> dict[str, int]:
+        """Staged files that a commit published, and which, replaced by a snapshot or not. Only
+        manifests know, so they are read, once."""
+        if self._staged is None:
+            self._staged = {
+                file.path: manifest.commit_id
+                for _, manifest in history(chain, self.head)
+                for file in manifest.files
+                if file.path.startswith("staged/")
+            }
+        return self._staged
+
+
+def reach(chain: Chain, indices: IndexObjects, head: Head) -> Reach:
+    """Ask everything that can name an object."""
+    now = state.current_checkpoint(chain, head)
+    attempts = {point.manifest_path.rpartition("/")[0] for point in now.commits}
+    files = {f.path for entries in now.entries.values() for f in _files(entries)}
+    return Reach(
+        head=head,
+        attempts=frozenset(attempts),
+        files=frozenset(files),
+        indexed=_indexed(chain, indices, head),
+        pinned=_pinned(chain, head),
+    )
+
+
+def history(chain: Chain, head: Head) -> Iterator[tuple[str, Manifest]]:
+    """All manifests, newest first, fetched in batches."""
+    floor = head.checkpoint.commit_id if head.checkpoint is not None else 0
+    recent = chain.stretch(head.manifest_path, above=floor)
+    yield from recent
+    if head.checkpoint is None:
+        return
+    paths = [p.manifest_path for p in reversed(chain.checkpoint(head.checkpoint).commits)]
+    for start in range(0, len(paths), _BATCH):
+        batch = paths[start : start + _BATCH]
+        yield from zip(batch, chain.parallel.map(chain.manifest, batch), strict=True)
+
+
+def _indexed(chain: Chain, indices: IndexObjects, head: Head) -> dict[str, TypeRef]:
+    refs = [
+        (kind, info.key.rpartition("/")[2].removesuffix(".json"))
+        for kind, folder in layout.FOLDERS.items()
+        for info in chain.store.list(f"meta/indices/{folder}/")
+    ]
+    versions = chain.parallel.map(lambda ref: indices.read(ref, log_id=head.log_id), refs)
+    return {
+        file.path: ref
+        for ref, version in zip(refs, versions, strict=True)
+        for file in _files(version.index.entries)
+    }
+
+
+def _pinned(chain: Chain, head: Head) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for tag in list_tags(chain, head):
+        for key in pinned_by(chain, tag):
+            found.setdefault(key, tag.name)
+    return found
+
+
+def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
+    """The files that held the tagged commit when it was tagged, and the checkpoint that says so."""
+    floor = 0
+    if tag.checkpoint is not None:
+        yield tag.checkpoint.path
+        floor = tag.checkpoint.commit_id
+        try:
+            known = chain.checkpoint(tag.checkpoint)
+        except IntegrityError as error:
+            raise IntegrityError(
+                f"tag {tag.name!r} cannot be followed, so nothing is collected: {error}; delete "
+                "the tag and create it again",
+                key=tag.checkpoint.path,
+            ) from error
+        for entries in known.entries.values():
+            yield from (
+                f.path for e in entries if e.min_commit_id <= tag.commit_id for f in e.files
+            )
+    if tag.commit_id > floor:
+        for _, manifest in chain.stretch(tag.manifest_path, above=floor):
+            yield from (file.path for file in manifest.files)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def retained(
+    chain: Chain, head: Head, checkpoints: Iterable[ObjectInfo], cutoff: datetime
+) -> Retained | None:
+    """Looked for from the newest on. A checkpoint was published if the next commit (or head)
+    names it, and then not after that commit was drafted (or head was written)."""
+    for info in sorted(checkpoints, key=lambda i: (_commit_of(i.key), i.modified), reverse=True):
+        ref, published = _publication(chain, head, info.key)
+        if ref is None or published is None or published > cutoff:
+            continue
+        content = chain.checkpoint(ref)
+        files = {f.path for entries in content.entries.values() for f in _files(entries)}
+        return Retained(info.key, info.modified, content.commit_id, frozenset(files))
+    return None
+
+
+def never_published(
+    chain: Chain, head: Head, info: ObjectInfo, uploaded: Mapping[str, datetime]
+) -> bool:
+    """Whether no head can ever have named this checkpoint (one that may be on its way apart).
+
+    Each published one is uploaded after the one before was published. So if what is named at its
+    commit was uploaded earlier, this one did not come after it, nor before.
+    """
+    commit_id = _commit_of(info.key)
+    if commit_id > head.commit_id:
+        return True
+    if _publication(chain, head, info.key)[0] is not None:
+        return False
+    following = chain.locate(head, commit_id + 1)
+    named = chain.manifest(following).checkpoint if following is not None else head.checkpoint
+    return named is None or uploaded.get(named.path, info.modified) < info.modified
+
+
+def files_of_checkpoint(chain: Chain, key: str) -> frozenset[str]:
+    """All data files that a checkpoint object lists, published or not; none when it is gone or
+    cannot be read, as then no reader can use it either."""
+    try:
+        data = chain.store.get(key).data
+        content = Checkpoint.parse(data, key=key)
+    except (ObjectNotFound, IntegrityError):
+        return frozenset()
+    chain.note_checkpoint(CheckpointRef(key, sha256(data), content.commit_id), content)
+    return frozenset(f.path for entries in content.entries.values() for f in _files(entries))
+
+
+def _publication(
+    chain: Chain, head: Head, key: str
+) -> tuple[CheckpointRef | None, datetime | None]:
+    """Who named it, and a time at which it had certainly been published."""
+    commit_id = _commit_of(key)
+    own, following = chain.locate(head, commit_id), chain.locate(head, commit_id + 1)
+    after = chain.manifest(following) if following is not None else None
+    bound = parse_timestamp(after.created_at if after is not None else head.updated_at)
+    named = [chain.manifest(own).checkpoint] if own is not None else []
+    named += [after.checkpoint if after is not None else head.checkpoint]
+    ref = next((ref for ref in named if ref is not None and ref.path == key), None)
+    return ref, bound if ref is not None else None
+
+
+def _commit_of(key: str) -> int:
+    number = key.removeprefix(CHECKPOINTS).partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def _files(entries: Iterable[Entry]) -> Iterator[CommitFile]:
+    return (file for entry in entries for file in entry.files)

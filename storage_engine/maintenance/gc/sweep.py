@@ -1,0 +1,262 @@
+"""Carries a plan out: fence, look again, delete.
+
+Fences are what makes deleting safe beside stalled writers, whenever they wake: a silent attempt
+loses its heartbeat, without which it cannot publish; head is rewritten, so that a swap which is
+already on its way must fail; the indices of types that lose files are rewritten. They need the
+write lock for a moment. Afterwards what is doomed can never be named again, so the deletes
+themselves hold nothing up. A crash leaves less garbage, or as much; the next run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import HeadVersion
+from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.lock import Lease
+from storage_engine.commitlog.records import from_json, parse_timestamp
+from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
+from storage_engine.index.objects import IndexObjects
+from storage_engine.index.repair import write_indices
+from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, silence
+from storage_engine.maintenance.gc.reach import CHECKPOINTS, Reach, reach
+from storage_engine.maintenance.indices import index_verifier
+from storage_engine.objectstore.port import (
+    ConditionalConflict,
+    ObjectNotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+)
+from storage_engine.repository.object.engine import ObjectRepository
+
+log = logging.getLogger(__name__)
+
+_BATCH = 500
+_WAVE = 16  # batches between two reports of progress
+_ATTEMPTS = 5
+_DELETE_TRIES = 4
+
+Progress = Callable[[int, int], None]  # deleted, of all
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What was deleted, and what was spared because it turned out to be needed or alive."""
+
+    uri: str
+    objects: int = 0
+    bytes: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    spared: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "objects": self.objects,
+            "bytes": self.bytes,
+            "reasons": dict(sorted(self.reasons.items())),
+            "spared": self.spared,
+        }
+
+
+def sweep(
+    repository: ObjectRepository, plan: GcPlan, *, progress: Progress | None = None
+) -> GcReport:
+    """Delete what the plan says, as far as it still holds.
+
+    Raises LockContentionError or LeaseExpiredError before anything that needs a fence is deleted.
+    """
+    return _Sweeper(repository, plan, progress).run()
+
+
+class _Sweeper:
+    def __init__(
+        self, repository: ObjectRepository, plan: GcPlan, progress: Progress | None
+    ) -> None:
+        self._repository = repository
+        self._chain = repository.chain
+        self._store = repository.store
+        self._plan = plan
+        self._progress = progress
+        self._report = GcReport(repository.uri)
+
+    def run(self) -> GcReport:
+        plain = [one for one in self._plan.doomed if one.fence is Fence.NONE]
+        fenced = [one for one in self._plan.doomed if one.fence is not Fence.NONE]
+        if self._chain.read_head().head.log_id != self._plan.head.log_id:
+            self._report.spared = len(self._plan.doomed)
+            return self._report  # the storage was begun anew
+        if fenced:
+            self._repository.flush()
+            plain += self._fence(fenced)
+        self._delete(plain)
+        return self._report
+
+    # -- under the lock -----------------------------------------------------------------------
+
+    def _fence(self, doomed: Sequence[Doomed]) -> list[Doomed]:
+        """What may be deleted without the lock from now on."""
+        lease = self._repository.lock.acquire()
+        try:
+            given_up = self._give_up(doomed, lease)
+            for _ in range(_ATTEMPTS):
+                lease.guard()
+                version = self._rewrite_head()
+                if version is None:
+                    continue
+                left = self._still_doomed(given_up, version)
+                if not self._rewrite_indices(left, version, lease):
+                    continue
+                return self._delete_reusable(left, lease)
+            raise HeadMismatchError(_ATTEMPTS)
+        finally:
+            lease.release()
+
+    def _give_up(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
+        """Delete the heartbeats of silent writers; whoever beats meanwhile keeps its objects."""
+        alive: set[str] = set()
+        for one in doomed:
+            if one.key.startswith(ATTEMPTS):
+                assert one.attempt is not None
+                lease.guard()
+                if self._silenced(one):
+                    self._count([one])
+                else:
+                    alive.add(one.attempt)
+        spared = [one for one in doomed if one.attempt in alive]
+        self._report.spared += len(spared)
+        return [
+            one for one in doomed if one.attempt not in alive and not one.key.startswith(ATTEMPTS)
+        ]
+
+    def _silenced(self, heartbeat: Doomed) -> bool:
+        try:
+            stored = self._store.get(heartbeat.key)
+        except ObjectNotFound:
+            return True
+        try:
+            beaten = parse_timestamp(from_json(stored.data, key="")["heartbeat_at"])
+        except (IntegrityError, KeyError, TypeError, ValueError):
+            beaten = heartbeat.modified
+        if beaten > self._store.now() - silence(self._repository, self._plan.grace):
+            return False
+        try:
+            self._store.delete_if_match(heartbeat.key, stored.etag)
+        except (PreconditionFailed, ConditionalConflict, OutcomeUnknown):
+            try:
+                self._store.get(heartbeat.key)
+            except ObjectNotFound:
+                return True
+            return False  # it beats, or the store did not answer: another time
+        return True
+
+    def _rewrite_head(self) -> HeadVersion | None:
+        """The same head in a new version; None when it moved meanwhile. Its time stays: that is
+        when it was published."""
+        version = self._chain.read_head()
+        if version.head.log_id != self._plan.head.log_id:
+            raise IntegrityError("the storage was begun anew meanwhile; nothing was deleted")
+        head = replace(version.head, write_id=layout.new_write_id())
+        outcome = write_conditionally(
+            self._store, layout.HEAD, head.to_bytes(), write_id=head.write_id, etag=version.etag
+        )
+        if not isinstance(outcome, Won):
+            return None
+        fenced = HeadVersion(head, outcome.etag)
+        self._chain.note_head(fenced)
+        return fenced
+
+    def _still_doomed(self, doomed: Iterable[Doomed], version: HeadVersion) -> list[Doomed]:
+        """The second look: whatever was published, indexed or tagged since the plan stays."""
+        indices = IndexObjects(self._store, engine_version=self._repository.engine_version)
+        now = reach(self._chain, indices, version.head)
+        doomed = list(doomed)
+        left = [one for one in doomed if not self._needed(one, now)]
+        self._report.spared += len(doomed) - len(left)
+        return left
+
+    def _needed(self, one: Doomed, now: Reach) -> bool:
+        if now.needs(one.key):
+            return True
+        if one.key.startswith(CHECKPOINTS):
+            named = now.head.checkpoint
+            return named is not None and named.path == one.key
+        if one.fence is Fence.HEAD:
+            prefix = "/".join(one.key.split("/")[:2])
+            return prefix in now.attempts
+        if one.fence is Fence.ATTEMPT:
+            return one.key in now.staged_in_chain(self._chain)
+        return False
+
+    def _rewrite_indices(
+        self, doomed: Iterable[Doomed], version: HeadVersion, lease: Lease
+    ) -> bool:
+        refs = {one.ref for one in doomed if one.fence is Fence.INDEX and one.ref is not None}
+        if not refs:
+            return True
+        verifier = index_verifier(self._repository)
+        report = verifier.examine(version.head)
+        examined = [one for one in report.types if one.ref in refs]
+        return write_indices(verifier, lease, version, examined, fence=refs)
+
+    def _delete_reusable(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
+        """v1 snapshots without an attempt in their key: another compactor may take the key once
+        it is free, so it is freed while we hold the lock."""
+        reusable = [
+            one for one in doomed if one.key.startswith("snapshots/") and one.attempt is None
+        ]
+        if reusable:
+            lease.guard()
+            self._delete(reusable)
+        freed = {one.key for one in reusable}
+        return [one for one in doomed if one.key not in freed]
+
+    # -- deleting -----------------------------------------------------------------------------
+
+    def _delete(self, doomed: Sequence[Doomed]) -> None:
+        batches = [doomed[start : start + _BATCH] for start in range(0, len(doomed), _BATCH)]
+        failure: BaseException | None = None
+        for start in range(0, len(batches), _WAVE):
+            wave = batches[start : start + _WAVE]
+            outcomes = self._store.parallel.gather_outcomes(
+                [lambda batch=batch: self._delete_batch(batch) for batch in wave]  # type: ignore[misc]
+            )
+            for batch, outcome in zip(wave, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    failure = failure or outcome
+                else:
+                    self._count(batch)
+            if failure is not None:
+                break
+        if isinstance(failure, StorageBackendError):
+            raise StorageBackendError(
+                f"{failure}; {self._report.objects} objects were deleted, run it again for the "
+                "rest",
+                operation="gc",
+                key=failure.key,
+                retryable=failure.retryable,
+            ) from failure
+        if failure is not None:
+            raise failure
+
+    def _delete_batch(self, batch: Sequence[Doomed]) -> None:
+        for tried in range(1, _DELETE_TRIES + 1):
+            try:
+                self._store.delete_many([one.key for one in batch])
+                return
+            except StorageBackendError as error:
+                if not error.retryable or tried == _DELETE_TRIES:
+                    raise
+                self._store.sleep(0.1 * 2**tried)  # deleting again what is gone is safe
+
+    def _count(self, batch: Sequence[Doomed]) -> None:
+        self._report.objects += len(batch)
+        self._report.bytes += sum(one.size for one in batch)
+        self._report.reasons.update(one.reason for one in batch)
+        if self._progress is not None:
+            self._progress(self._report.objects, len(self._plan.doomed))

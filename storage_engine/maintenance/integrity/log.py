@@ -1,0 +1,321 @@
+"""The log itself: the chain unbroken and acyclic, checkpoints and tags in agreement with it.
+
+Everything is read from the store anew, nothing that an opened repository remembers is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.records import (
+    Checkpoint,
+    CheckpointRef,
+    CommitFile,
+    CommitPoint,
+    Entry,
+    Head,
+    Manifest,
+    TypeRef,
+    entry_of,
+    sha256,
+)
+from storage_engine.commitlog.tags import Tag
+from storage_engine.errors import IntegrityError
+from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+
+_BATCH = 256
+
+
+@dataclass(slots=True)
+class Log:
+    """The chain as far as it could be followed, oldest first, and what it comes to."""
+
+    head: Head
+    commits: list[tuple[str, Manifest]] = field(default_factory=list)
+    complete: bool = False
+    checkpoint: Checkpoint | None = None
+    tags: list[Tag] = field(default_factory=list)
+
+    def entries(self) -> dict[TypeRef, list[Entry]]:
+        """The state as of head: the checkpoint, if it can be read, and the commits since."""
+        found: dict[TypeRef, list[Entry]] = {}
+        floor = 0
+        if self.checkpoint is not None:
+            floor = self.checkpoint.commit_id
+            found = {ref: list(entries) for ref, entries in self.checkpoint.entries.items()}
+        for _, manifest in self.commits:
+            if manifest.commit_id > floor:
+                for ref in manifest.touched():
+                    entry = entry_of(manifest, ref)
+                    assert entry is not None
+                    found.setdefault(ref, []).append(entry)
+        return found
+
+    def schemas(self, upto: int | None = None) -> dict[tuple[str, str, int], Mapping[str, Any]]:
+        """Registered schemas by kind, name and version."""
+        return {
+            (r["kind"], r["type_name"], r["schema_version_id"]): r["schema"]
+            for _, manifest in self.commits
+            if upto is None or manifest.commit_id <= upto
+            for r in manifest.schema.get("registered", ())
+        }
+
+
+class LogCheck:
+    """Reads and checks one log."""
+
+    def __init__(self, store: ObjectStore, report: IntegrityReport, progress: Progress) -> None:
+        self._store = store
+        self._report = report
+        self._progress = progress
+        self._manifests: dict[str, bytes | None] = {}
+
+    def run(self) -> Log | None:
+        """None when there is no head to start from."""
+        try:
+            head = Head.parse(self._store.get(layout.HEAD).data, key=layout.HEAD)
+        except IntegrityError as error:
+            self._report.note("chain", "unreadable_head", str(error), key=layout.HEAD)
+            return None
+        self._report.head_commit_id = head.commit_id
+        log = Log(head)
+        self._walk(log)
+        self._check_links(log)
+        self._check_checkpoints(log)
+        self._check_tags(log)
+        return log
+
+    # -- chain --------------------------------------------------------------------------------
+
+    def _walk(self, log: Log) -> None:
+        by_commit = self._listed()
+        head, path, expected = log.head, log.head.manifest_path, log.head.commit_id
+        seen: set[str] = set()
+        child: Manifest | None = None
+        while path is not None:
+            if path in seen:
+                self._chain("cycle", f"commit {expected + 1} leads back to {path}", path)
+                return
+            seen.add(path)
+            data = self._load(path, expected, by_commit)
+            if data is None:
+                named = f"commit {child.commit_id}" if child is not None else "head"
+                self._chain("missing_manifest", f"{named} names it", path, expected)
+                return
+            try:
+                manifest = Manifest.parse(data, key=path)
+            except IntegrityError as error:
+                self._chain("unreadable_manifest", str(error), path, expected)
+                return
+            self._check_manifest(log, path, data, manifest, child, expected)
+            log.commits.append((path, manifest))
+            self._report.checked["commits"] += 1
+            if len(log.commits) % 100 == 0:
+                self._progress("commits", len(log.commits), head.commit_id)
+            child, path, expected = manifest, manifest.parent_manifest_path, expected - 1
+        log.commits.reverse()
+        if expected != 0:
+            self._chain("broken_chain", f"ends at commit {expected + 1} instead of 1", None)
+        log.complete = expected == 0
+
+    def _check_manifest(
+        self,
+        log: Log,
+        path: str,
+        data: bytes,
+        manifest: Manifest,
+        child: Manifest | None,
+        expected: int,
+    ) -> None:
+        if child is None and log.head.commit_sha256 not in (None, sha256(data)):
+            self._chain("hash_mismatch", "head names another content", path, expected)
+        if manifest.commit_id != expected:
+            said = f"says commit {manifest.commit_id}, its place is {expected}"
+            self._chain("wrong_commit_id", said, path, expected)
+        parent = expected - 1 if expected > 1 else None
+        if manifest.parent_commit_id != parent:
+            said = f"names parent {manifest.parent_commit_id}, should be {parent}"
+            self._chain("wrong_parent", said, path, expected)
+        if child is not None and child.created_at < manifest.created_at:
+            self._chain("time_goes_back", f"commit {expected + 1} is older", path, expected)
+        if manifest.log_id and log.head.log_id and manifest.log_id != log.head.log_id:
+            self._chain("other_log", "belongs to a log that was erased", path, expected)
+
+    def _check_links(self, log: Log) -> None:
+        """Skip pointers, the previous commit of each file's type, and the type heads of head."""
+        paths = {manifest.commit_id: path for path, manifest in log.commits}
+        touched: dict[TypeRef, int] = {}
+        files: dict[str, int] = {}
+        for path, manifest in log.commits:
+            number = manifest.commit_id
+            for pointer in manifest.skip:
+                known = paths.get(pointer.commit_id)
+                if known != pointer.path and (known is not None or log.complete):
+                    said = f"skips to {pointer.path} for commit {pointer.commit_id}"
+                    self._chain("wrong_skip", said, path, number)
+            for file in manifest.files:
+                before = touched.get(file.ref)
+                named = file.previous.commit_id if file.previous is not None else None
+                if log.complete and manifest.format and named != before:
+                    said = f"{file.type_name} was last touched by {before}, it says {named}"
+                    self._chain("wrong_previous", said, path, number)
+                if file.path in files:
+                    said = f"{file.path} is also a file of commit {files[file.path]}"
+                    self._chain("file_twice", said, path, number)
+                files[file.path] = number
+            touched |= dict.fromkeys(manifest.touched(), number)
+        if log.commits and log.complete and log.commits[-1][1].type_heads is not None:
+            path, newest = log.commits[-1]
+            for ref, top in (newest.type_heads or {}).items():
+                if touched.get(ref) != top.commit_id:
+                    said = f"{ref[1]} was last touched by {touched.get(ref)}, not {top.commit_id}"
+                    self._chain("wrong_type_head", said, path, newest.commit_id)
+
+    def _listed(self) -> dict[int, list[str]]:
+        """Manifests by commit, to fetch many at once: the chain decides which of them count."""
+        found: dict[int, list[str]] = {}
+        for info in self._store.list("commits/"):
+            if info.key.endswith("/manifest.json"):
+                number = info.key.removeprefix("commits/").partition("-")[0]
+                if number.isdecimal():
+                    found.setdefault(int(number), []).append(info.key)
+        return found
+
+    def _load(self, path: str, at: int, by_commit: Mapping[int, Sequence[str]]) -> bytes | None:
+        if path not in self._manifests:
+            self._manifests.clear()
+            ahead = [k for n in range(at, max(at - _BATCH, 0), -1) for k in by_commit.get(n, ())]
+            keys = list(dict.fromkeys([path, *ahead]))
+            fetched = self._store.parallel.map(self._get, keys)
+            self._manifests = dict(zip(keys, fetched, strict=True))
+        return self._manifests[path]
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            return self._store.get(key).data
+        except ObjectNotFound:
+            return None
+
+    def _chain(
+        self, reason: str, message: str, key: str | None, commit_id: int | None = None
+    ) -> None:
+        self._report.note("chain", reason, message, key=key, commit_id=commit_id)
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def _check_checkpoints(self, log: Log) -> None:
+        """Head's must be there and right. Older ones may have been collected; those that are
+        there must have the content that was published."""
+        ref = log.head.checkpoint
+        if ref is not None:
+            log.checkpoint = self._checkpoint(ref, required=True)
+            if log.checkpoint is not None:
+                self._compare(log, ref, log.checkpoint)
+        older = {m.checkpoint for _, m in log.commits if m.checkpoint is not None}
+        for one in sorted(older - {ref}, key=lambda r: r.commit_id):
+            self._checkpoint(one, required=False)
+
+    def _checkpoint(self, ref: CheckpointRef, *, required: bool) -> Checkpoint | None:
+        data = self._get(ref.path)
+        if data is None:
+            if required:
+                self._checkpoints("missing_checkpoint", "head or a tag names it", ref)
+            return None
+        self._report.checked["checkpoints"] += 1
+        if sha256(data) != ref.sha256:
+            self._checkpoints("hash_mismatch", "has other content than was published", ref)
+            return None
+        try:
+            return Checkpoint.parse(data, key=ref.path)
+        except IntegrityError as error:
+            self._checkpoints("unreadable_checkpoint", str(error), ref)
+            return None
+
+    def _compare(self, log: Log, ref: CheckpointRef, checkpoint: Checkpoint) -> None:
+        """A checkpoint against the manifests that it stands for."""
+        if not log.complete:
+            return
+        covered = [(p, m) for p, m in log.commits if m.commit_id <= checkpoint.commit_id]
+        points = tuple(CommitPoint(m.commit_id, m.created_at, p) for p, m in covered)
+        if checkpoint.commit_id != ref.commit_id or checkpoint.commits != points:
+            self._checkpoints("wrong_commits", "lists other commits than the chain has", ref)
+        files: dict[TypeRef, dict[int, tuple[CommitFile, ...]]] = {}
+        for _, manifest in covered:
+            for kind in manifest.touched():
+                files.setdefault(kind, {})[manifest.commit_id] = manifest.files_of(kind)
+        for kind in sorted({*files, *(r for r, e in checkpoint.entries.items() if e)}):
+            self._compare_type(ref, kind, checkpoint.entries.get(kind, ()), files.get(kind, {}))
+        recorded = {
+            (*kind, v): s["schema"]
+            for kind, vs in checkpoint.schemas.items()
+            for v, s in vs.items()
+        }
+        if recorded != log.schemas(checkpoint.commit_id):
+            self._checkpoints("wrong_schemas", "has other schemas than were registered", ref)
+
+    def _compare_type(
+        self,
+        ref: CheckpointRef,
+        kind: TypeRef,
+        entries: Sequence[Entry],
+        files: Mapping[int, tuple[CommitFile, ...]],
+    ) -> None:
+        left = dict(files)
+        for entry in entries:
+            inside = [n for n in left if entry.min_commit_id <= n <= entry.max_commit_id]
+            replaced = [file for n in inside for file in left.pop(n)]
+            span = f"{kind[1]} {entry.min_commit_id}-{entry.max_commit_id}"
+            if not replaced:
+                said = f"{span} covers no commit of the type, or one that is covered already"
+                self._checkpoints("wrong_entry", said, ref, kind[1])
+            elif entry.min_commit_id == entry.max_commit_id:
+                if _paths(entry.files) != _paths(replaced):
+                    said = f"{span} names other files than the manifest"
+                    self._checkpoints("wrong_entry", said, ref, kind[1])
+            elif _rows(replaced) is not None and _rows(entry.files) != _rows(replaced):
+                said = f"{span} has {_rows(entry.files)} rows, the commits {_rows(replaced)}"
+                self._checkpoints("rows_differ", said, ref, kind[1])
+        for number in sorted(left):
+            said = f"{kind[1]}: commit {number} is in no entry"
+            self._checkpoints("missing_entry", said, ref, kind[1])
+
+    def _checkpoints(
+        self, reason: str, message: str, ref: CheckpointRef, type_name: str | None = None
+    ) -> None:
+        self._report.note("checkpoint", reason, message, key=ref.path, type_name=type_name)
+
+    # -- tags ---------------------------------------------------------------------------------
+
+    def _check_tags(self, log: Log) -> None:
+        paths = {manifest.commit_id: path for path, manifest in log.commits}
+        for info in self._store.list(layout.TAGS):
+            data = self._get(info.key)
+            try:
+                tag = Tag.parse(data, key=info.key) if data is not None else None
+            except IntegrityError as error:
+                self._report.note("tag", "unreadable_tag", str(error), key=info.key)
+                continue
+            if tag is None or (tag.log_id and log.head.log_id and tag.log_id != log.head.log_id):
+                continue
+            self._report.checked["tags"] += 1
+            log.tags.append(tag)
+            if paths.get(tag.commit_id) != tag.manifest_path and log.complete:
+                said = f"commit {tag.commit_id} is not {tag.manifest_path}"
+                self._report.note("tag", "wrong_commit", said, key=info.key)
+            if tag.checkpoint is not None:
+                known = self._checkpoint(tag.checkpoint, required=True)
+                if known is not None and tag.checkpoint != log.head.checkpoint:
+                    self._compare(log, tag.checkpoint, known)
+
+
+def _paths(files: Iterable[CommitFile]) -> list[str]:
+    return sorted(file.path for file in files)
+
+
+def _rows(files: Iterable[CommitFile]) -> int | None:
+    counts = [file.row_count for file in files]
+    return sum(counts) if all(count >= 0 for count in counts) else None

@@ -1,0 +1,68 @@
+"""What an integrity check found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Progress = Callable[[str, int, int | None], None]  # what, done, of all
+
+_KEPT = 1000  # findings; beyond, they are counted only
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One contradiction."""
+
+    area: str  # chain, checkpoint, tag, file, rows, endpoints, database
+    reason: str
+    message: str
+    key: str | None = None
+    commit_id: int | None = None
+    type_name: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(slots=True)
+class IntegrityReport:
+    """`checked` counts what was looked at: commits, checkpoints, tags, files, bytes, rows."""
+
+    uri: str
+    head_commit_id: int = 0
+    deep: bool = False
+    checked: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    total: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return self.total == 0
+
+    def note(
+        self,
+        area: str,
+        reason: str,
+        message: str,
+        *,
+        key: str | None = None,
+        commit_id: int | None = None,
+        type_name: str | None = None,
+    ) -> None:
+        self.total += 1
+        if len(self.findings) < _KEPT:
+            self.findings.append(Finding(area, reason, message, key, commit_id, type_name))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "head_commit_id": self.head_commit_id,
+            "deep": self.deep,
+            "ok": self.ok,
+            "checked": dict(self.checked),
+            "findings_total": self.total,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }

@@ -1,0 +1,126 @@
+"""A SQLite storage: the file sound, ids without gaps, rows as the commits say, both ends there."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from datetime import datetime
+
+from storage_engine.errors import OntologiaError
+from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.protocol import Window
+from storage_engine.repository.sqlite import tags as sqlite_tags
+from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.layout import quoted
+
+_COMMITS_AT_ONCE = 64
+_EXAMPLES = 3
+
+
+def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
+    report.head_commit_id = repository.head_commit_id()
+    with repository.reading("verify") as connection:
+        if connection is None:
+            return
+        pragma = "integrity_check" if report.deep else "quick_check"
+        for (said,) in connection.execute(f"PRAGMA {pragma}(100)"):
+            if said != "ok":
+                report.note("database", "damaged", str(said), key=repository.path)
+        written = _check_commits(connection, report)
+        for spec in repository.known_types():
+            _check_counts(repository, connection, spec, written, report)
+        for tag in sqlite_tags.stored_tags(connection):
+            report.checked["tags"] += 1
+            if not 1 <= tag.commit_id <= report.head_commit_id:
+                said = f"{tag.name} names commit {tag.commit_id}, which is not there"
+                report.note("tag", "wrong_commit", said)
+    if report.deep:
+        _check_rows(repository, report, progress)
+
+
+def _check_commits(
+    connection: sqlite3.Connection, report: IntegrityReport
+) -> dict[tuple[str, str, int], int]:
+    """The chain; rows that each commit says it wrote, by kind, type and commit."""
+    written: dict[tuple[str, str, int], int] = {}
+    before: datetime | None = None
+    rows = connection.execute("SELECT id, parent_id, created_at, types FROM commits ORDER BY id")
+    for expected, (number, parent, created_at, types) in enumerate(rows, start=1):
+        report.checked["commits"] += 1
+        if number != expected:
+            report.note("chain", "broken_chain", f"commit {expected} is missing", commit_id=number)
+            break
+        if parent != (number - 1 or None):
+            said = f"names parent {parent}, should be {number - 1 or None}"
+            report.note("chain", "wrong_parent", said, commit_id=number)
+        created = datetime.fromisoformat(created_at)
+        if before is not None and created < before:
+            report.note("chain", "time_goes_back", "is older than its parent", commit_id=number)
+        before = created
+        for change in json.loads(types):
+            key = (change["kind"], change["type_name"], number)
+            written[key] = change["inserted"] + change["updated"]
+    return written
+
+
+def _check_counts(
+    repository: SqliteRepository,
+    connection: sqlite3.Connection,
+    spec: TypeSpec,
+    written: Mapping[tuple[str, str, int], int],
+    report: IntegrityReport,
+) -> None:
+    counted: dict[int, int] = {}
+    for table in repository._all_tables(connection, *spec.ref):
+        rows = connection.execute(
+            f"SELECT h.commit_id, COUNT(*) FROM main.{quoted(table.name)} AS h "
+            f"WHERE {table.of_type('h')} GROUP BY h.commit_id",
+            table.parameters,
+        )
+        for number, count in rows:
+            counted[number] = counted.get(number, 0) + count
+    expected = {
+        number: n for (kind, name, number), n in written.items() if (kind, name) == spec.ref
+    }
+    report.checked["rows"] += sum(counted.values())
+    for number in sorted({*expected, *counted}):
+        if expected.get(number, 0) != counted.get(number, 0):
+            said = f"{counted.get(number, 0)} rows, the commit says {expected.get(number, 0)}"
+            report.note("rows", "rows_differ", said, commit_id=number, type_name=spec.name)
+
+
+def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
+    """Every row decodes to its declared columns; the ends of relations are there."""
+    specs = repository.known_types()
+    keys: dict[str, set[str]] = {}
+    for number, spec in enumerate(sorted(specs, key=lambda s: s.kind)):  # entities come first
+        progress("types", number, len(specs))
+        ends: dict[str, set[str]] = {"left": set(), "right": set()}
+        mine = keys.setdefault(spec.name, set()) if spec.kind == "entity" else set()
+        for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
+            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            try:
+                rows = repository.read(spec, window)
+            except (OntologiaError, ValueError, TypeError) as error:
+                report.note("rows", "schema_mismatch", str(error), type_name=spec.name)
+                continue
+            for field in spec.fields:
+                nulls = rows.column(field.name).null_count
+                if nulls and not field.nullable:
+                    said = f"{nulls} rows: {field.name} is null and may not be"
+                    report.note("rows", "null_value", said, type_name=spec.name)
+            if spec.kind == "entity":
+                mine.update(rows.column("entity_key").to_pylist())
+            else:
+                for side, found in ends.items():
+                    found.update(rows.column(f"{side}_key").to_pylist())
+        for side, found in ends.items():
+            name = str(spec.left if side == "left" else spec.right)
+            missing = sorted(found - keys.get(name, set()))
+            if missing:
+                shown = ", ".join(missing[:_EXAMPLES])
+                more = " ..." if len(missing) > _EXAMPLES else ""
+                said = f"{len(missing)} {side} keys have no {name}: {shown}{more}"
+                report.note("endpoints", "missing_endpoint", said, type_name=spec.name)

@@ -1,0 +1,234 @@
+"""Figures of an opened storage: what this process did to it, and what shape it is in.
+
+Counters belong to the process (commits of the session, requests of the opened storage); gauges
+are the storage's, read from the log at the moment of asking. `prometheus` gives the text format
+that scrapers read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from storage_engine.commitlog import state
+from storage_engine.commitlog.records import Entry
+from storage_engine.maintenance.counters import CommitCounters
+from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.protocol import Repository
+
+_NOT_REQUESTS = ("total", "bytes_read", "bytes_written")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeMetrics:
+    """One type of an object storage, as of head.
+
+    `latest_files` and `latest_rows` are what a latest read of everything has to open and look at;
+    `read_amplification` is those rows per identity, where the log tells how many there are.
+    """
+
+    kind: str
+    type_name: str
+    entries: int
+    snapshots: int
+    files: int
+    rows: int
+    bytes: int
+    index_lag: int
+    latest_files: int
+    latest_rows: int
+    identities: int | None
+
+    @property
+    def read_amplification(self) -> float | None:
+        return self.latest_rows / self.identities if self.identities else None
+
+    def as_dict(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**own, "read_amplification": self.read_amplification}
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """A snapshot of all figures."""
+
+    uri: str
+    backend: str
+    engine_version: str
+    head_commit_id: int
+    session: Mapping[str, int | float]
+    requests: Mapping[str, int] = field(default_factory=dict)  # by kind
+    bytes_read: int = 0
+    bytes_written: int = 0
+    cache: Mapping[str, int] = field(default_factory=dict)
+    types: tuple[TypeMetrics, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "uri": self.uri,
+            "backend": self.backend,
+            "engine_version": self.engine_version,
+            "head_commit_id": self.head_commit_id,
+            "session": dict(self.session),
+            "requests": dict(self.requests),
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "cache": dict(self.cache),
+            "types": [one.as_dict() for one in self.types],
+        }
+
+    def prometheus(self) -> str:
+        """The text exposition format, one family after the other."""
+        return "\n".join(_lines(self)) + "\n"
+
+
+def collect(repository: Repository, counters: CommitCounters | None = None) -> Metrics:
+    """Ask the storage: head, and on object stores the log and each type's index."""
+    session = (counters or CommitCounters()).as_dict()
+    head = repository.head_commit_id()
+    if not isinstance(repository, ObjectRepository):
+        return Metrics(repository.uri, repository.backend, repository.engine_version, head, session)
+    types = _types(repository)
+    meter = repository.store.meter.snapshot()
+    return Metrics(
+        uri=repository.uri,
+        backend=repository.backend,
+        engine_version=repository.engine_version,
+        head_commit_id=head,
+        session=session,
+        requests={k: v for k, v in sorted(meter.items()) if k not in _NOT_REQUESTS},
+        bytes_read=meter["bytes_read"],
+        bytes_written=meter["bytes_written"],
+        cache=_cache(repository),
+        types=types,
+    )
+
+
+def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
+    head = repository.chain.read_head().head
+    if head.commit_id == 0:
+        return ()
+    heads = state.type_heads(repository.chain, head)
+    entries = state.current_checkpoint(repository.chain, head).entries
+    refs = sorted(heads)
+    indices = repository.store.parallel.map(
+        lambda ref: repository.indices.read(ref, log_id=head.log_id).index, refs
+    )
+    found = []
+    for ref, index in zip(refs, indices, strict=True):
+        needed = head.commit_id if repository.engine_version == "v1" else heads[ref].commit_id
+        lag = max(0, needed - index.max_indexed_commit)
+        found.append(_type(*ref, entries.get(ref, ()), lag, head.commit_id))
+    return tuple(found)
+
+
+def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -> TypeMetrics:
+    files = [file for entry in entries for file in entry.files]
+    latest = [file for entry in entries for file in entry.newest_files(upto)]
+    return TypeMetrics(
+        kind=kind,
+        type_name=name,
+        entries=len(entries),
+        snapshots=sum(e.min_commit_id < e.max_commit_id for e in entries),
+        files=len(files),
+        rows=sum(max(0, f.row_count) for f in files),
+        bytes=sum(f.bytes for f in files),
+        index_lag=lag,
+        latest_files=len(latest),
+        latest_rows=sum(max(0, f.row_count) for f in latest),
+        identities=_identities(entries),
+    )
+
+
+def _identities(entries: Sequence[Entry]) -> int | None:
+    """A commit says how many it inserted; the oldest snapshot has each of its own once in its
+    current rows. A later snapshot does not tell new from known."""
+    total = 0
+    for position, entry in enumerate(entries):
+        inserted = [file.inserted for file in entry.files]
+        known = [count for count in inserted if count is not None]
+        if len(known) == len(inserted):
+            total += sum(known)
+        elif position == 0 and any(file.role == "current" for file in entry.files):
+            total += sum(file.row_count for file in entry.files if file.role == "current")
+        else:
+            return None
+    return total
+
+
+def _cache(repository: ObjectRepository) -> dict[str, int]:
+    """Of the immutable cache, where the repository has one."""
+    cache = getattr(repository, "_cache", None)
+    return dict(cache.stats()) if cache is not None else {}
+
+
+# -- Prometheus -----------------------------------------------------------------------------------
+
+
+def _lines(metrics: Metrics) -> Iterator[str]:
+    storage = {"storage": metrics.uri}
+    session = metrics.session
+    totals = [
+        ("commits_total", "Commits that this session published.", session["commits"]),
+        ("commits_empty_total", "Commits that had nothing to write.", session["empty"]),
+        ("commits_failed_total", "Commits that raised an error.", session["failed"]),
+        ("commit_attempts_total", "Swaps of head that were tried.", session["attempts"]),
+        (
+            "lock_wait_seconds_total",
+            "Time spent waiting for the write lock.",
+            session["lock_wait_ms"] / 1000,
+        ),
+        ("rows_inserted_total", "Rows of new identities.", session["rows_inserted"]),
+        ("rows_updated_total", "New versions of known identities.", session["rows_updated"]),
+        ("bytes_read_total", "Bytes read from the store.", metrics.bytes_read),
+        ("bytes_written_total", "Bytes written to the store.", metrics.bytes_written),
+    ]
+    for name, help_text, value in totals:
+        yield from _family(name, "counter", help_text, [(storage, value)])
+    by_kind = [({**storage, "kind": kind}, n) for kind, n in metrics.requests.items()]
+    yield from _family("requests_total", "counter", "Requests to the store.", by_kind)
+    for name, value in metrics.cache.items():
+        help_text = f"Of the cache of immutable objects: {name.replace('_', ' ')}."
+        yield from _family(f"cache_{name}_total", "counter", help_text, [(storage, value)])
+    head = [(storage, metrics.head_commit_id)]
+    yield from _family("head_commit_id", "gauge", "The latest commit.", head)
+    for name, help_text in _GAUGES.items():
+        samples = [
+            ({**storage, "kind": one.kind, "type": one.type_name}, getattr(one, name))
+            for one in metrics.types
+        ]
+        known = [(labels, value) for labels, value in samples if value is not None]
+        yield from _family(f"type_{name}", "gauge", help_text, known)
+
+
+_GAUGES = {
+    "files": "Data files of a type.",
+    "entries": "Runs of commits that its files hold.",
+    "snapshots": "Of these, made by compaction.",
+    "rows": "Rows of all versions.",
+    "bytes": "Bytes of its data files.",
+    "identities": "Identities, where the log tells.",
+    "index_lag": "Commits that its index is behind.",
+    "latest_files": "Files that a latest read opens.",
+    "read_amplification": "Rows that a latest read looks at, per identity.",
+}
+
+
+def _family(
+    name: str,
+    kind: str,
+    help_text: str,
+    samples: Sequence[tuple[Mapping[str, str], int | float]],
+) -> Iterator[str]:
+    if not samples:
+        return
+    yield f"# HELP ontologia_{name} {help_text}"
+    yield f"# TYPE ontologia_{name} {kind}"
+    for labels, value in samples:
+        inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"ontologia_{name}{{{inside}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
