@@ -24,7 +24,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, bulk_of
 from storage_engine.repository.duck import Duck, literal, quoted
 from storage_engine.repository.object.tables import MANY_FILES, SMALL_FILE, DecodedFiles
 
@@ -70,6 +70,7 @@ class Scanner:
 
     def __init__(self, store: ObjectStore, duck: Duck, cache: ImmutableCache | None = None) -> None:
         self._store = store
+        self._bulk = bulk_of(store)
         self._duck = duck
         self._cache = cache
         self._decoded = DecodedFiles()
@@ -91,7 +92,7 @@ class Scanner:
     def table(self, spec: TypeSpec, entries: Sequence[Entry]) -> pa.Table:
         """All rows of the entries, in memory."""
         schema = versioned_schema(spec)
-        tables = self._store.parallel.map(
+        tables = self._bulk.parallel.map(
             lambda item: self._rows(schema, item, keep=False), files_of(entries)
         )
         return pa.concat_tables(tables) if tables else schema.empty_table()
@@ -144,7 +145,7 @@ class Scanner:
             if path not in as_rows and (name := self._name(item.file)) is not None:
                 brought[path] = name
         rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
-        found = self._store.parallel.map(
+        found = self._bulk.parallel.map(
             lambda wanted: self._brought(*wanted, as_rows=wanted[1].file.path in as_rows), rest
         )
         return brought | {i.file.path: f for (_, i), f in zip(rest, found, strict=True)}
@@ -201,7 +202,7 @@ class Scanner:
 
     def _get(self, file: CommitFile) -> bytes:
         try:
-            return self._store.get(file.path).data
+            return self._bulk.get(file.path).data
         except ObjectNotFound:
             raise self._missing(file) from None
 
