@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from storage_engine.config import OntologiaConfig
+from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.model import Entity, Field, Relation, TypeSpec, objects_to_table, spec_of
 from storage_engine.objectstore.memory import MemoryBackend
 from storage_engine.query.builder import Query
@@ -156,3 +157,39 @@ def test_endpoints_and_steps_are_asked_for_by_type_not_by_row(tmp_path: Path) ->
 
     # Head for the whole, head and index for the sources, an index for the step.
     assert measure(reader, traverse) == Cost({"GET": 4}, hops=4)
+
+
+@pytest.mark.parametrize("commits", [10, 120])
+def test_after_compaction_a_query_opens_one_file(tmp_path: Path, commits: int) -> None:
+    """Latest reads need the snapshot's current rows alone, whatever the history was."""
+    shop = Shop(f"compacted-{commits}", commits, tmp_path)
+    before = Query(shop.reader().executor()).entities(Customer).with_history().to_arrow()
+    report = compact(shop.writer, CompactionPolicy(min_entries=2))
+    assert report.runs
+    shop.writer.flush()
+    reader = shop.reader("compacted")
+    # Head, manifest, index, one file of current rows.
+    assert measure(reader, latest(reader)) == Cost({"GET": 4}, hops=3)
+    assert measure(reader, latest(reader)) == Cost({"GET": 2}, hops=2)
+    assert {c.n for c in Query(reader.executor()).entities(Customer).collect()} == set(
+        range(max(0, commits - 50), commits)
+    )
+    facts = Query(reader.executor()).entities(Customer).explain().facts["types"][0]
+    assert facts["files_checked_for_newer_versions"] == []
+    assert facts["pruned"] == ({"superseded": 1} if commits > 50 else {})
+    assert Query(reader.executor()).entities(Customer).with_history().to_arrow() == before
+
+    commit(shop.writer, Customer(id="c1", n=-7))
+    shop.writer.flush()
+    # What is new: head, its manifest, the index, the new file.
+    assert measure(reader, latest(reader)) == Cost({"GET": 4}, hops=3)
+
+
+def test_a_query_inside_a_snapshot_reads_both_of_its_files(tmp_path: Path) -> None:
+    shop = Shop("inside", 120, tmp_path)
+    expected = Query(shop.reader().executor()).entities(Customer).as_of(70).to_arrow()
+    compact(shop.writer, CompactionPolicy(min_entries=2))
+    reader = shop.reader("inside")
+    query = Query(reader.executor()).entities(Customer).as_of(70)
+    assert len(query.explain().facts["types"][0]["files"]) == 2
+    assert query.to_arrow() == expected
