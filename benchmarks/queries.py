@@ -49,7 +49,7 @@ FIELDS = ["id", "sensor", "value", "n", "ok"]
 
 # Imports are nobody's to be measured, and these come late: Ontologia's engine with the first
 # session, pandas when DuckDB is first given a parameter or a table.
-LATE_IMPORTS = ("storage_engine.repository.object.engine", "duckdb", "pandas")
+LATE_IMPORTS = ("storage_engine.repository.object.engine", "duckdb", "pandas", "obstore")
 
 Read = Callable[[], pa.Table]
 
@@ -123,6 +123,7 @@ def duckdb_large(endpoint: str, file: str) -> Iterator[Read]:
     duck = Duck(
         uri=file, memory_limit=_config(endpoint).s3_duckdb_memory_limit, secret=lambda: secret
     )
+    duck.reach_s3()
     yield lambda: duck.cursor().execute(statement).to_arrow_table()
     duck.close()
 

@@ -385,7 +385,14 @@ def _parts(asking: Asking, ref: Ref) -> st.SearchStrategy[str]:
 
 
 def times(asking: Asking, *, history: bool = True) -> st.SearchStrategy[Time]:
-    modes = ["latest", "latest", "as_of", "instant", *(["history", "since"] if history else [])]
+    modes = [
+        "latest",
+        "latest",
+        "as_of",
+        "as_of",
+        "instant",
+        *(["history", "since"] if history else []),
+    ]
     commits = st.integers(-1, asking.commits + 1)
     return st.builds(
         Time,
@@ -404,6 +411,11 @@ def _sortable(ref: Ref) -> bool:
     return not ref.operand.existential
 
 
+_ANSWERS = ["collect", "collect", "collect", "arrow", "arrow", "objects", "batches", "first"]
+_LIMITS = st.sampled_from([None, None, None, 0, 1, 2, 3])
+_OFFSETS = st.sampled_from([0, 0, 0, 1, 2])
+
+
 @st.composite
 def rows(draw: st.DrawFn, asking: Asking) -> Rows:
     one = draw(st.sampled_from(asking.schema.types))
@@ -411,10 +423,10 @@ def rows(draw: st.DrawFn, asking: Asking) -> Rows:
         one,
         draw(st.none() | filters(asking, one)),
         _order(draw, asking, one),
-        draw(st.none() | st.integers(0, 4)),
-        draw(st.just(0) | st.integers(0, 3)),
+        draw(_LIMITS),
+        draw(_OFFSETS),
         draw(times(asking)),
-        draw(st.sampled_from(["collect", "arrow", "collect", "arrow", "objects", "first"])),
+        draw(st.sampled_from(_ANSWERS)),  # type: ignore[arg-type]
     )
 
 
@@ -440,8 +452,8 @@ def paths(draw: st.DrawFn, asking: Asking) -> Rows:
         source,
         draw(st.none() | filters(asking, source)),
         _order(draw, asking, source),
-        draw(st.none() | st.integers(0, 4)),
-        draw(st.just(0) | st.integers(0, 2)),
+        draw(_LIMITS),
+        draw(_OFFSETS),
         draw(times(asking, history=False)),
         "collect",
         tuple(steps),

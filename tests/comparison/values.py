@@ -21,12 +21,14 @@ Ref = FieldRef[Any]
 Values = st.SearchStrategy[Any]
 
 LONG = "k" * 64  # as many characters as statistics keep of a text
-KEYS = st.sampled_from(
+_ODD_KEYS = st.sampled_from(
     [
         *filter(None, NASTY), " ", "%", "%%", "'", "''", "10", "9", "Z", "e\u0301", "\U0010ffff",
         LONG, f"{LONG}\U0001f600", "a/b", "..", "a,b",
     ]
 ) | st.text(min_size=1, max_size=3)  # fmt: skip
+_LONG_KEYS = st.sampled_from([f"{LONG}a", f"{LONG}b", f"{LONG[1:]}z", "\U0010ffff" * 65])
+KEYS = _ODD_KEYS | _LONG_KEYS
 LONG_TEXTS = st.sampled_from([f"{LONG}a", f"{LONG}b", LONG, "\U0010ffff" * 66])
 
 
@@ -89,7 +91,7 @@ _JSON_KEYS = st.sampled_from(["a", "b", "k", "two words", "a.b", "0", "é", "#",
 WILD = Pool(False, TEXTS | LONG_TEXTS, INTS, FLOATS)
 EXACT = Pool(
     True,
-    st.sampled_from(["", "a", "b", "a\x00b", "é"]),
+    st.sampled_from(["", "a", "b", "a\x00b", "é", LONG, f"{LONG}a"]),
     st.integers(-3, 3) | st.sampled_from([1000, -1000]),
     st.integers(-12, 12).map(lambda n: n / 4) | st.just(-0.0),
 )

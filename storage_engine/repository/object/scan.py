@@ -7,10 +7,9 @@ of several in a row, and kept in the immutable cache.
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,7 +23,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, bulk_of
 from storage_engine.repository.duck import Duck, literal, quoted
 from storage_engine.repository.object.tables import MANY_FILES, SMALL_FILE, DecodedFiles
 
@@ -70,6 +69,7 @@ class Scanner:
 
     def __init__(self, store: ObjectStore, duck: Duck, cache: ImmutableCache | None = None) -> None:
         self._store = store
+        self._bulk = bulk_of(store)
         self._duck = duck
         self._cache = cache
         self._decoded = DecodedFiles()
@@ -91,9 +91,9 @@ class Scanner:
     def table(self, spec: TypeSpec, entries: Sequence[Entry]) -> pa.Table:
         """All rows of the entries, in memory."""
         schema = versioned_schema(spec)
-        tables = self._store.parallel.map(
-            lambda item: self._rows(schema, item, keep=False), files_of(entries)
-        )
+        files = files_of(entries)
+        found = self._bulk.parallel.map(self._content, [item.file for item in files])
+        tables = [_decode(schema, data, i) for data, i in zip(found, files, strict=True)]
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def source(
@@ -144,23 +144,31 @@ class Scanner:
             if path not in as_rows and (name := self._name(item.file)) is not None:
                 brought[path] = name
         rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
-        found = self._store.parallel.map(
-            lambda wanted: self._brought(*wanted, as_rows=wanted[1].file.path in as_rows), rest
+        for spec, item in rest:
+            known = self._decoded.get(item.file.path, tuple(versioned_schema(spec).names))
+            if known is not None:
+                brought[item.file.path] = known
+        rest = [(spec, item) for spec, item in rest if item.file.path not in brought]
+        found = self._bulk.parallel.map(
+            lambda file: self._content(file) if file.path in as_rows else self._copy(file),
+            [item.file for _, item in rest],
         )
-        return brought | {i.file.path: f for (_, i), f in zip(rest, found, strict=True)}
+        # Decoded here: threads would only wait for one another.
+        for (spec, item), content in zip(rest, found, strict=True):
+            if isinstance(content, bytes):
+                brought[item.file.path] = self._rows(spec, item, content, keep=as_rows)
+            else:
+                brought[item.file.path] = content
+        return brought
 
-    def _brought(self, spec: TypeSpec, item: DataFile, *, as_rows: bool) -> str | pa.Table:
-        if not as_rows and (path := self._copy(item.file)) is not None:
-            return path
-        return self._rows(versioned_schema(spec), item, keep=as_rows)
-
-    def _rows(self, schema: pa.Schema, item: DataFile, *, keep: bool) -> pa.Table:
-        def decode() -> pa.Table:
-            return _decode(schema, self._content(item.file), item)
-
-        if not keep:
-            return decode()
-        return self._decoded.get(item.file.path, tuple(schema.names), decode)
+    def _rows(
+        self, spec: TypeSpec, item: DataFile, content: bytes, *, keep: Collection[str]
+    ) -> pa.Table:
+        schema = versioned_schema(spec)
+        rows = _decode(schema, content, item)
+        if item.file.path in keep:
+            self._decoded.keep(item.file.path, tuple(schema.names), rows)
+        return rows
 
     def _name(self, file: CommitFile) -> str | None:
         """What DuckDB can open the file by; None when its content must be brought first."""
@@ -175,14 +183,14 @@ class Scanner:
             return remote.duckdb_url(file.path)
         return None
 
-    def _copy(self, file: CommitFile) -> str | None:
-        """The path of the file's copy in the cache, None where it must not be opened by name."""
+    def _copy(self, file: CommitFile) -> str | bytes:
+        """The path of the file's copy in the cache; its content where there is none."""
         if self._cache is None or self._store.local_path(file.path) is not None:
-            return None
+            return self._get(file)
         found = self._cache.obtain(**self._wanted(file))
-        if isinstance(found, Path) and not _GLOB.search(str(found)):
-            return str(found)
-        return None
+        if isinstance(found, Path) and _GLOB.search(str(found)):
+            return self._cache.get(**self._wanted(file))
+        return str(found) if isinstance(found, Path) else found
 
     def _content(self, file: CommitFile) -> bytes:
         if self._cache is None or self._store.local_path(file.path) is not None:
@@ -201,7 +209,7 @@ class Scanner:
 
     def _get(self, file: CommitFile) -> bytes:
         try:
-            return self._store.get(file.path).data
+            return self._bulk.get(file.path).data
         except ObjectNotFound:
             raise self._missing(file) from None
 
@@ -219,7 +227,9 @@ def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Ta
 def _decode(schema: pa.Schema, data: bytes, item: DataFile) -> pa.Table:
     entry, file = item
     names = schema.names if file.commit_id_source == "column" else schema.names[1:]
-    table = pq.read_table(io.BytesIO(data), columns=names, use_threads=False)
+    # Not `read_table`, whose machinery for datasets costs more than a small file itself.
+    with pq.ParquetFile(pa.BufferReader(data)) as opened:
+        table = opened.read(columns=names, use_threads=False)
     if file.commit_id_source != "column":
         commit_ids = pa.repeat(pa.scalar(entry.max_commit_id, pa.int64()), table.num_rows)
         table = table.add_column(0, "commit_id", commit_ids)

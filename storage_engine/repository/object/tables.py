@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 
 import pyarrow as pa
 
@@ -30,19 +29,19 @@ class DecodedFiles:
         self._bytes = 0
         self._mutex = threading.Lock()
 
-    def get(self, path: str, columns: tuple[str, ...], decode: Callable[[], pa.Table]) -> pa.Table:
-        key = (path, columns)
+    def get(self, path: str, columns: tuple[str, ...]) -> pa.Table | None:
         with self._mutex:
-            found = self._tables.get(key)
+            found = self._tables.get((path, columns))
             if found is not None:
-                self._tables.move_to_end(key)
-                return found
-        made = decode()
+                self._tables.move_to_end((path, columns))
+            return found
+
+    def keep(self, path: str, columns: tuple[str, ...], rows: pa.Table) -> None:
         with self._mutex:
-            if key not in self._tables:
-                self._tables[key] = made
-                self._bytes += made.nbytes
-            while self._bytes > self._limit and self._tables:
+            if (path, columns) in self._tables:
+                return
+            self._tables[path, columns] = rows
+            self._bytes += rows.get_total_buffer_size()
+            while self._bytes > self._limit:
                 _, oldest = self._tables.popitem(last=False)
-                self._bytes -= oldest.nbytes
-        return made
+                self._bytes -= oldest.get_total_buffer_size()
