@@ -430,6 +430,18 @@ def rows(draw: st.DrawFn, asking: Asking) -> Rows:
     )
 
 
+@st.composite
+def narrow(draw: st.DrawFn, asking: Asking) -> Rows:
+    """Questions by which whole files can be left out: one or two conditions on columns."""
+    one = draw(st.sampled_from(asking.schema.types))
+    places = asking.schema.own_places(one)
+    where = None
+    if places:
+        tests = [_filter(draw, asking, [places], 0) for _ in range(draw(st.integers(1, 2)))]
+        where = tests[0] if len(tests) == 1 else tests[0] & tests[1]
+    return Rows(one, where, (), None, 0, draw(times(asking)), "arrow")
+
+
 def _order(draw: st.DrawFn, asking: Asking, one: Type) -> tuple[tuple[Ref, bool], ...]:
     keys = [ref for ref in asking.schema.own_places(one) if _sortable(ref)]
     if not keys:

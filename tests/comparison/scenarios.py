@@ -21,7 +21,7 @@ from tests.comparison.model import Model
 from tests.comparison.questions import Asking
 from tests.comparison.schemas import Schema, Type, schemas
 from tests.comparison.storages import DISTURBANCES, LAYOUTS, Stated, Storage, opened
-from tests.comparison.values import KEYS
+from tests.comparison.values import KEYS, KINDS, Kind
 
 _ASKED_FOR = int(os.environ.get("ONTOLOGIA_COMPARISON_EXAMPLES", "0"))
 
@@ -116,11 +116,13 @@ def scenarios(
     questions: Callable[[Asking], st.SearchStrategy[Question]],
     *,
     asked: int = 8,
-    exact: bool | None = None,
     relations: int = 0,
+    kinds: Sequence[Kind] = KINDS,
+    layouts: Sequence[tuple[str, ...]] = LAYOUTS,
 ) -> st.SearchStrategy[Scenario]:
-    """`asked`: so many questions at most after a commit. `relations`: at least so many types."""
-    return _scenarios(questions, asked, exact, relations)
+    """`asked`: so many questions at most after a commit. `relations`: at least so many types.
+    `kinds`: of fields."""
+    return _scenarios(questions, asked, schemas(relations=relations, kinds=kinds), layouts)
 
 
 @st.composite
@@ -128,10 +130,10 @@ def _scenarios(
     draw: st.DrawFn,
     questions: Callable[[Asking], st.SearchStrategy[Question]],
     asked: int,
-    exact: bool | None,
-    relations: int,
+    schema_strategy: st.SearchStrategy[Schema],
+    layouts: Sequence[tuple[str, ...]],
 ) -> Scenario:
-    schema = draw(schemas(exact=exact, relations=relations))
+    schema = draw(schema_strategy)
     keys = draw(st.lists(KEYS, min_size=2, max_size=6, unique=True))
     things = [thing for one in schema.types for thing in _things(draw, schema, one, keys)]
     count = draw(st.integers(1, 4))
@@ -149,7 +151,7 @@ def _scenarios(
         )
     return Scenario(
         schema,
-        draw(st.sampled_from(LAYOUTS)),
+        draw(st.sampled_from(layouts)),
         draw(st.sampled_from([2, 100])),
         draw(st.booleans()),
         tuple(steps),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,12 @@ def _places(one: Type, holder: Any, *, any_path: bool) -> Iterator[Ref]:
 
 
 @st.composite
-def schemas(draw: st.DrawFn, *, exact: bool | None = None, relations: int = 0) -> Schema:
-    """`relations`: at least so many."""
-    pool = EXACT if (draw(st.booleans()) if exact is None else exact) else WILD
+def schemas(draw: st.DrawFn, *, relations: int = 0, kinds: Sequence[Kind] = KINDS) -> Schema:
+    """`relations`: at least so many. `kinds`: of fields, to choose from."""
+    pool = EXACT if draw(st.booleans()) else WILD
+    of = st.sampled_from(kinds)
     entities = tuple(
-        _declare(draw, name, Entity, primary_key=draw(st.sampled_from(_KEY_NAMES)))
+        _declare(draw, name, Entity, of, primary_key=draw(st.sampled_from(_KEY_NAMES)))
         for name in draw(_names(_ENTITY_NAMES, 1, 2))
     )
     ends = st.sampled_from([one.cls for one in entities])
@@ -104,6 +105,7 @@ def schemas(draw: st.DrawFn, *, exact: bool | None = None, relations: int = 0) -
             draw,
             name,
             Relation.__class_getitem__((draw(ends), draw(ends))),  # type: ignore[attr-defined]
+            of,
             instance_key=draw(st.sampled_from([None, *_KEY_NAMES])),
         )
         for name in draw(_names(_RELATION_NAMES, relations, 2))
@@ -115,9 +117,11 @@ def _names(names: list[str], least: int, most: int) -> st.SearchStrategy[list[st
     return st.lists(st.sampled_from(names), min_size=least, max_size=most, unique=True)
 
 
-def _declare(draw: st.DrawFn, name: str, base: Any, **keys: str | None) -> Type:
+def _declare(
+    draw: st.DrawFn, name: str, base: Any, of: st.SearchStrategy[Kind], **keys: str | None
+) -> Type:
     names = draw(_names(_FIELD_NAMES, 0 if "instance_key" in keys else 1, 4))
-    kinds = {field: draw(st.sampled_from(KINDS)) for field in names}
+    kinds = {field: draw(of) for field in names}
     indexed = draw(st.sampled_from([None, *names]))
     body: dict[str, Any] = {"__annotations__": {}, "__module__": __name__}
     for role, field in keys.items():

@@ -32,6 +32,7 @@ LAYOUTS = (
     ("sqlite-v1", "sqlite-v2", "directory-v1", "memory-v2"),
     ("sqlite-v1", "sqlite-v2", "memory-v1", "directory-v2"),
 )
+OBJECT_STORES = tuple(layout[2:] for layout in LAYOUTS)
 _INDICES = "meta/indices/"
 
 

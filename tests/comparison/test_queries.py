@@ -5,17 +5,25 @@ from __future__ import annotations
 
 from hypothesis import given
 
-from tests.comparison.questions import aggregations, paths, rows
+from tests.comparison.questions import aggregations, narrow, paths, rows
 from tests.comparison.scenarios import Scenario, examples, scenarios
+from tests.comparison.storages import OBJECT_STORES
+from tests.comparison.values import TYPED
 
 
-@examples(30)
+@examples(26)
 @given(scenarios(rows, asked=14))
 def test_rows_are_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()
 
 
-@examples(24)
+@examples(16)
+@given(scenarios(narrow, asked=30, kinds=TYPED, layouts=OBJECT_STORES))
+def test_no_file_is_left_out_that_has_an_answer(scenario: Scenario) -> None:
+    scenario.run()
+
+
+@examples(18)
 @given(scenarios(aggregations))
 def test_aggregates_are_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()

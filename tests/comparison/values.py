@@ -179,9 +179,9 @@ _NESTED = [
     ),
 ]
 _OPTIONAL = [_optional(kind) for kind in [*_SCALARS, *_NESTED] if kind.annotation is not Inner]
-KINDS: list[Kind] = [  # those of typed columns more often: files are left out by their values
-    *_SCALARS,
-    *(_optional(kind) for kind in _SCALARS),
+TYPED: list[Kind] = [*_SCALARS, *(_optional(kind) for kind in _SCALARS)]  # a column of their own
+KINDS: list[Kind] = [
+    *TYPED,
     *_SCALARS,
     *_NESTED,
     *_OPTIONAL,
