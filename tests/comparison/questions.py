@@ -412,7 +412,7 @@ def _sortable(ref: Ref) -> bool:
 
 
 _ANSWERS = ["collect", "collect", "collect", "arrow", "arrow", "objects", "batches", "first"]
-_LIMITS = st.sampled_from([None, None, None, 0, 1, 2, 3])
+_LIMITS = st.sampled_from([None, None, None, None, None, 0, 1, 2, 3])
 _OFFSETS = st.sampled_from([0, 0, 0, 1, 2])
 
 

@@ -134,7 +134,7 @@ def _scenarios(
     layouts: Sequence[tuple[str, ...]],
 ) -> Scenario:
     schema = draw(schema_strategy)
-    keys = draw(st.lists(KEYS, min_size=2, max_size=6, unique=True))
+    keys = draw(st.lists(KEYS, min_size=3, max_size=7, unique=True))
     things = [thing for one in schema.types for thing in _things(draw, schema, one, keys)]
     count = draw(st.integers(1, 4))
     ask = questions(Asking(schema, things, count))
@@ -163,7 +163,7 @@ _DISTURBED = st.tuples(st.sampled_from(sorted(DISTURBANCES)), st.integers(0, 11)
 
 def _things(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> list[Any]:
     """Some objects; several of them differ from another one in a single field."""
-    made = [_thing(draw, schema, one, keys) for _ in range(draw(st.integers(2, 6)))]
+    made = [_thing(draw, schema, one, keys) for _ in range(draw(st.integers(3, 7)))]
     if one.kinds:
         for _ in range(draw(st.integers(0, 3))):
             name = draw(st.sampled_from(sorted(one.kinds)))
@@ -182,8 +182,9 @@ def _thing(draw: st.DrawFn, schema: Schema, one: Type, keys: Sequence[str]) -> A
 
 
 def _stated(draw: st.DrawFn, things: Sequence[Any]) -> tuple[Stated, ...]:
-    """Some of the objects, some of them again and again: commits repeat and undo each other."""
-    chosen = draw(st.lists(st.sampled_from(things), min_size=1, max_size=12))
+    """All objects, or some again and again: commits repeat and undo each other."""
+    some = st.lists(st.sampled_from(things), min_size=1, max_size=12)
+    chosen = draw(st.permutations(things) if draw(st.integers(0, 3)) == 0 else some)
     by_class: dict[Any, list[Any]] = {}
     for thing in chosen:
         by_class.setdefault(type(thing), []).append(thing)

@@ -76,7 +76,7 @@ class Storage:
             self._clock.sleep(pause)
         for one in stated:
             if one.bulk:
-                self.session.ingest(one.cls, [_source(one.spec, [thing]) for thing in one.things])
+                self.session.ingest(one.cls, [_source(one.spec, part) for part in one.parts])
             else:
                 self.session.ensure(one.things)
         commit_id = self.session.commit(Noted(text="") if event else None)
@@ -117,11 +117,16 @@ class Storage:
 
 @dataclass(frozen=True)
 class Stated:
-    """Objects of one type that a commit states; `bulk`: ingested, each as a part of its own."""
+    """Objects of one type that a commit states; `bulk`: ingested, in up to three parts."""
 
     cls: Any
     things: tuple[Any, ...]
     bulk: bool = False
+
+    @property
+    def parts(self) -> list[Sequence[Any]]:
+        size = -(-len(self.things) // 3)
+        return [self.things[n : n + size] for n in range(0, len(self.things), size)]
 
     @property
     def spec(self) -> TypeSpec:

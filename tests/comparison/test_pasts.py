@@ -9,7 +9,7 @@ from tests.comparison.pasts import questions
 from tests.comparison.scenarios import Scenario, examples, scenarios
 
 
-@examples(16)
+@examples(14)
 @given(scenarios(questions, asked=6))
 def test_the_past_is_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()

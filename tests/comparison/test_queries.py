@@ -11,25 +11,25 @@ from tests.comparison.storages import OBJECT_STORES
 from tests.comparison.values import TYPED
 
 
-@examples(26)
+@examples(18)
 @given(scenarios(rows, asked=14))
 def test_rows_are_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()
 
 
-@examples(16)
+@examples(12)
 @given(scenarios(narrow, asked=30, kinds=TYPED, layouts=OBJECT_STORES))
 def test_no_file_is_left_out_that_has_an_answer(scenario: Scenario) -> None:
     scenario.run()
 
 
-@examples(18)
+@examples(16)
 @given(scenarios(aggregations))
 def test_aggregates_are_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()
 
 
-@examples(18)
+@examples(14)
 @given(scenarios(paths, asked=4, relations=1))
 def test_paths_are_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()

@@ -181,9 +181,9 @@ def test_texts_are_never_sql(repository: SqliteRepository, text: str) -> None:
     assert len(known.where(left(Knows).name == text).collect()) == 1
     found = repository.executor().endpoints(QuerySpec(KNOWS), "left", pa.array(["k" + text]))
     assert found.num_rows == 1
-    with pytest.raises(ValueError, match="unknown tag"):
+    with pytest.raises(ValueError, match="no tag "):
         repository.commit_at(text)
-    with pytest.raises(ValueError, match="unknown tag"):
+    with pytest.raises(ValueError, match="no tag "):
         repository.executor().rows(QuerySpec(CUSTOMER, when=When(as_of=text)))
     assert repository.head_commit_id() == 2
 
@@ -269,12 +269,12 @@ def test_references_mean_commits(
     assert repository.commit_at(datetime.now(UTC) + tick) == 3
     assert people(repository).as_of(before).collect() == []
     assert [c.name for c in people(repository).as_of(moments[2]).collect()] == ["three"]
-    with pytest.raises(ValueError, match="unknown tag 'relaese'"):
+    with pytest.raises(ValueError, match="no tag 'relaese'"):
         repository.commit_at("relaese")
     monkeypatch.setattr(repository, "_tags", lambda _: {"release": 2, "other": 1})
     assert repository.commit_at("release") == 2
     assert [c.name for c in people(repository).as_of("release").collect()] == ["two"]
-    with pytest.raises(ValueError, match="did you mean 'release'"):
+    with pytest.raises(ValueError, match="did you mean release"):
         people(repository).as_of("relaese").collect()
 
 

@@ -166,7 +166,14 @@ def test_a_failing_stream_leaves_nothing(repository: SqliteRepository, path: Pat
 
 
 def test_events_alone_make_a_commit(repository: SqliteRepository, path: Path) -> None:
-    event = {"id": "e1", "payload": {"n": 1}}
+    event = {
+        "id": "e1",
+        "namespace": "default",
+        "type": "Placed",
+        "created_at": "2026-01-01T00:00:00.000000+00:00",
+        "priority": 100,
+        "payload": {"n": 1},
+    }
     result = repository.commit(CommitRequest([], events=[event], metadata={"why": "test"}))
     assert result is not None
     assert result.commit_id == 1
