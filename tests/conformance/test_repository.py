@@ -467,19 +467,30 @@ def test_a_commit_says_what_it_changed(repository: Repository) -> None:
         assert repository.list_commit_changes(absent) == []
 
 
+def renamed(event_id: str) -> dict[str, Any]:
+    """An envelope, as the runtime makes them."""
+    return {
+        "id": event_id,
+        "type": "Renamed",
+        "namespace": "default",
+        "created_at": "2026-01-01T00:00:00.000000+00:00",
+        "priority": 100,
+        "payload": {"to": "Bea"},
+    }
+
+
 def test_events_make_a_commit_without_data(repository: Repository) -> None:
-    event = {"event_id": "e1", "event_type": "Renamed", "payload": {"to": "Bea"}}
-    result = commit(repository, events=[event])
+    result = commit(repository, events=[renamed("e1")])
     assert result is not None
     assert (result.commit_id, list(result.changes)) == (1, [])
-    with_unchanged = commit(repository, rows_of(CUSTOMER), events=[event])
+    with_unchanged = commit(repository, rows_of(CUSTOMER), events=[renamed("e2")])
     assert with_unchanged is not None
     assert repository.head_commit_id() == 2
     assert repository.list_commit_changes(1) == []
     record = repository.get_commit(1)
     assert record is not None
     assert list(record.types) == []
-    assert put(repository, customer("a"), events=[event]).commit_id == 3
+    assert put(repository, customer("a"), events=[renamed("e3")]).commit_id == 3
 
 
 # --- idempotency, expectations, isolation -------------------------------------------------------
