@@ -67,7 +67,7 @@ def changes(repository: Repository, since: int | str, limit: int) -> Changes:
         found += _changes_of(repository, spec, start, head, limit)
     found.sort(key=lambda item: item[0])
     page = found[:limit]
-    shown = _with_operations(repository, [(spec, change) for _, spec, change in page])
+    shown = _with_operations(repository, [(spec, change) for _, spec, change in page], start)
     if len(page) < limit or not page:
         return Changes(shown, str(Cursor(max(head, start.commit_id))))
     commit_id, kind, name, place = page[-1][0]
@@ -101,31 +101,47 @@ def _changes_of(
 
 
 def _with_operations(
-    repository: Repository, page: Sequence[tuple[TypeSpec, Change]]
+    repository: Repository, page: Sequence[tuple[TypeSpec, Change]], start: Cursor
 ) -> list[Change]:
-    """A change is an update when an earlier commit has its identity, else an insert."""
+    """A change is an update when an earlier commit has its identity, else an insert. `start` is
+    where the page begins."""
     by_type: dict[tuple[str, str], list[tuple[TypeSpec, Change]]] = {}
     for spec, change in page:
         by_type.setdefault(spec.ref, []).append((spec, change))
     for items in by_type.values():
         spec = items[0][0]
-        known = _earlier(repository, spec, [change for _, change in items])
-        for _, change in items:
-            identity = _identity(spec, change)
-            change["operation"] = "update" if identity in known else "insert"
-            known.add(identity)
+        first = items[0][1]["commit_id"]
+        now = [change for _, change in items if change["commit_id"] == first]
+        later = [change for _, change in items if change["commit_id"] > first]
+        known = _stored(repository, spec, first - 1, [*now, *later])
+        _mark(spec, now, known)
+        if (start.commit_id + 1, start.kind, start.name) == (first, *spec.ref):
+            # The page begins within a commit, of which an earlier page has had a part.
+            known |= _stored(repository, spec, first, later)
+        _mark(spec, later, known)
     return [change for _, change in page]
 
 
-def _earlier(repository: Repository, spec: TypeSpec, found: list[Change]) -> set[tuple[str, ...]]:
-    first = min(change["commit_id"] for change in found)
+def _mark(spec: TypeSpec, found: Iterable[Change], known: set[tuple[str, ...]]) -> None:
+    for change in found:
+        identity = _identity(spec, change)
+        change["operation"] = "update" if identity in known else "insert"
+        known.add(identity)
+
+
+def _stored(
+    repository: Repository, spec: TypeSpec, commit_id: int, found: Sequence[Change]
+) -> set[tuple[str, ...]]:
+    """The identities of these changes that were stored as of a commit."""
     identities = sorted({_identity(spec, change) for change in found})
+    if not identities:
+        return set()
     keys = pa.table(
         [pa.array(column, pa.string()) for column in zip(*identities, strict=True)],
         names=list(spec.identity),
     )
-    before = repository.read(spec, Window(as_of=first - 1), keys=keys)
-    columns = [before.column(name).to_pylist() for name in spec.identity]
+    known = repository.read(spec, Window(as_of=commit_id), keys=keys)
+    columns = [known.column(name).to_pylist() for name in spec.identity]
     return set(zip(*columns, strict=True))
 
 

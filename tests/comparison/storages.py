@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,16 @@ import pyarrow as pa
 
 from storage_engine import Event, Field, OntologiaConfig, Session, initialize_storage
 from storage_engine.commitlog.records import Head
+from storage_engine.maintenance.compaction import CompactionPolicy, compact
+from storage_engine.maintenance.gc import plan_gc, sweep
+from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.model import TypeSpec
 from storage_engine.model.arrow import objects_to_table
 from storage_engine.model.stored import spec_of
 from storage_engine.objectstore.clock import VirtualClock
 from storage_engine.objectstore.open import memory_backend, open_store
 from storage_engine.objectstore.port import ObjectStore
+from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.runtime.reading import View
 
 # Each layout has both engine versions on both kinds of object store in turn: the other half of
@@ -185,7 +189,7 @@ def opened(
 # --- disturbances -------------------------------------------------------------------------------
 
 # What may happen after a commit without changing any answer. Each gets a storage and a number to
-# choose by. Maintenance (compaction, checkpoints, collection of garbage) belongs here, too.
+# choose by.
 Disturbance = Callable[[Storage, int], None]
 
 
@@ -235,13 +239,41 @@ def wrong_head_path(storage: Storage, choice: int) -> None:
             storage.undo.append(lambda key=key, before=before: storage.raw.put(key, before))  # type: ignore[misc]
 
 
+def compacted(storage: Storage, choice: int) -> None:
+    if storage.is_object_store:
+        compact(storage.session.repository, CompactionPolicy(min_entries=2 + choice % 3))
+
+
+def repaired(storage: Storage, _: int) -> None:
+    if storage.is_object_store:
+        repair_indices(_engine(storage), apply=True)
+        assert verify_indices(_engine(storage)).ok
+        storage.undo.clear()
+
+
+def purged(storage: Storage, _: int) -> None:
+    """What was compacted goes, as far as nothing needs it."""
+    if storage.is_object_store:
+        plan = plan_gc(_engine(storage), grace=timedelta(0), purge_compacted=True)
+        sweep(_engine(storage), plan)
+
+
 DISTURBANCES: dict[str, Disturbance] = {
+    "compacted": compacted,
     "delete_indices": delete_indices,
     "garble": garble,
     "lag": lag,
+    "purged": purged,
     "reopen": reopen,
+    "repaired": repaired,
     "wrong_head_path": wrong_head_path,
 }
+
+
+def _engine(storage: Storage) -> ObjectRepository:
+    repository = storage.session.repository
+    assert isinstance(repository, ObjectRepository)
+    return repository
 
 
 def _some(storage: Storage, choice: int) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from storage_engine.model import Entity, Field, Relation
 from storage_engine.query import count, left, max
 from tests.comparison.model import Model
-from tests.comparison.pasts import Diff
+from tests.comparison.pasts import Diff, Feed
 from tests.comparison.questions import Aggregates, Rows, Time
 from tests.comparison.scenarios import Question, play
 from tests.comparison.schemas import Type
@@ -70,6 +70,13 @@ def test_an_answer_says_of_every_type_that_it_was_not_there_yet() -> None:
     run(
         ([Thing(id="a")], []),
         ([link], [Rows(THING, None, (), None, 0, Time("as_of", 1), "collect", (LINK,))]),
+    )
+
+
+def test_a_page_that_begins_within_a_commit_knows_the_rows_before_it() -> None:
+    run(
+        ([Thing(id="a"), Thing(id="b")], []),
+        ([Thing(id="a", text="x"), Thing(id="c")], [Feed(0, (1, 1000)), Feed(0, (1, 2, 1000))]),
     )
 
 

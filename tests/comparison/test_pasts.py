@@ -3,10 +3,13 @@ whatever happened to the indices."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from tests.comparison.pasts import questions
 from tests.comparison.scenarios import Scenario, examples, scenarios
+
+pytestmark = pytest.mark.timeout(600)  # many scenarios each, on five storages
 
 
 @examples(14)

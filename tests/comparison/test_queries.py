@@ -3,12 +3,15 @@ paths, at all times, whatever happened to the indices."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from tests.comparison.questions import aggregations, narrow, paths, rows
 from tests.comparison.scenarios import Scenario, examples, scenarios
 from tests.comparison.storages import OBJECT_STORES
 from tests.comparison.values import TYPED
+
+pytestmark = pytest.mark.timeout(600)  # many scenarios each, on five storages
 
 
 @examples(18)
