@@ -1,0 +1,1 @@
+"""Ontologia in Spark."""
