@@ -175,7 +175,9 @@ def visible(
             newer = newer.hint("broadcast")
         same = " AND ".join(f"q.`{name}` = n.`{name}`" for name in identity)
         rows = rows.alias("q").join(
-            newer.alias("n"), functions.expr(f"{same} AND n.{COMMIT_ID} > q.{COMMIT_ID}"), "left_anti"
+            newer.alias("n"),
+            functions.expr(f"{same} AND n.{COMMIT_ID} > q.{COMMIT_ID}"),
+            "left_anti",
         )
     lead = [COMMIT_ID] if with_commit_id else []
     return rows.select(*lead, *columns)

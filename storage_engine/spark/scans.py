@@ -114,7 +114,9 @@ class NativeScan:
         if len(given) <= _UNITED:
             for commit_id, staged in given.items():
                 found = self._open(staged, rows)
-                parts.append(found.select(functions.lit(commit_id).cast("long").alias(COMMIT_ID), "*"))
+                parts.append(
+                    found.select(functions.lit(commit_id).cast("long").alias(COMMIT_ID), "*")
+                )
         else:
             parts.append(self._joined(given, rows))
         return reduce(lambda a, b: a.unionByName(b), parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -183,15 +183,16 @@ class ObjectExecutor:
     def scan(
         self,
         plan: TypePlan | ChangePlan,
-        columns: Sequence[str] | None = None,
+        columns: Mapping[str, str],
+        shown: Sequence[str],
         condition: str | None = None,
     ) -> Rows:
         """The rows of a plan, or of a share of one, in no order.
 
-        `columns` are some of `versioned_schema` (`change_schema` for changes); `condition` is SQL
-        over all of them.
+        `columns` are names with the stored columns behind them (of `versioned_schema`, for changes
+        `change_schema`); `condition` is SQL over them, and `shown` are those that are returned.
         """
-        return scan_share(self._engine, plan, columns, condition)
+        return scan_share(self._engine, plan, columns, shown, condition)
 
     def _planned(self, spec: TypeSpec, when: When) -> tuple[Head, TypePlan]:
         head = self._engine.chain.read_head().head

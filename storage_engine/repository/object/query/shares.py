@@ -7,7 +7,7 @@ rows. Shares are plain data: they can be pickled.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -94,19 +94,22 @@ def packed(files: Sequence[DataFile], share_bytes: int) -> Iterator[tuple[DataFi
 def scan_share(
     engine: Engine,
     plan: TypePlan | ChangePlan,
-    columns: Sequence[str] | None,
+    columns: Mapping[str, str],
+    shown: Sequence[str],
     condition: str | None,
 ) -> Rows:
-    """The rows of a share, in no order; `condition` is SQL over all columns."""
-    import duckdb
+    """The rows of a share, in no order.
 
+    `columns` are names with the stored columns behind them; `condition` is SQL over these names,
+    and `shown` are those that are returned.
+    """
     rows = plan.rows if isinstance(plan, ChangePlan) else plan
-    schema = versioned_schema(rows.spec)
+    stored = versioned_schema(rows.spec)
     files = list(rows.files)
     if isinstance(plan, ChangePlan):
-        schema = change_schema(schema)
+        stored = change_schema(stored)
         files += plan.earlier
-    wanted = pa.schema([schema.field(name) for name in columns or schema.names])
+    schema = pa.schema([stored.field(columns[name]).with_name(name) for name in shown])
     brought = engine.scanner.bring((rows.spec, item) for item in files)
     cursor = engine.duck.cursor()
     try:
@@ -115,16 +118,13 @@ def scan_share(
                 ctes = [f"{_ASKED} AS ({_changes(engine, cursor, plan, brought)})"]
             else:
                 ctes = visible(engine.scanner, cursor, plan, _ASKED, brought=brought)
-            listed = ", ".join(map(quoted, wanted.names))
-            where = f" WHERE ({condition})" if condition else ""
-            sql = f"WITH {', '.join(ctes)} SELECT {listed} FROM {_ASKED}{where}"
-            try:
-                stream = Stream(engine.duck, cursor, sql)
-            except (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException) as e:
-                said = str(e).partition("\n")[0]
-                raise ConfigurationError(
-                    f"filter {condition!r} on {rows.spec.name}: {said}"
-                ) from None
+            named = ", ".join(f"{quoted(c)} AS {quoted(name)}" for name, c in columns.items())
+            listed = ", ".join(map(quoted, shown))
+            sql = (
+                f"WITH {', '.join(ctes)} SELECT {listed} FROM (SELECT {named} FROM {_ASKED}) r"
+                f"{f' WHERE ({condition})' if condition else ''}"
+            )
+            stream = _begun(engine, cursor, sql, condition, rows.spec.name)
     except BaseException:
         cursor.close()
         raise
@@ -132,9 +132,26 @@ def scan_share(
     def batches() -> Iterator[pa.RecordBatch]:
         with engine.duck.errors():
             for batch in stream.batches():
-                yield batch.cast(wanted)
+                yield batch.cast(schema)
 
-    return Rows(wanted, batches())
+    return Rows(schema, batches())
+
+
+def _begun(
+    engine: Engine,
+    cursor: duckdb.DuckDBPyConnection,
+    sql: str,
+    condition: str | None,
+    type_name: str,
+) -> Stream:
+    import duckdb
+
+    mistakes = (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException)
+    try:
+        return Stream(engine.duck, cursor, sql)
+    except mistakes as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigurationError(f"filter {condition!r} on {type_name}: {said}") from None
 
 
 def _changes(
@@ -147,13 +164,13 @@ def _changes(
     parts = []
     for operation in ("insert", "update", None):
         files = [item for item in rows.rows if _known_operation(item) == operation]
-        if not files:
+        if not files and (rows.rows or operation is not None):
             continue
         source = engine.scanner.source(cursor, rows.spec, files, brought=brought)
         condition = rows.window.condition([item.entry for item in files])
         where = f" WHERE {condition}" if condition else ""
         said, joined = f"'{operation}'", ""
-        if operation is None:
+        if operation is None:  # also where there are no rows at all
             earlier = engine.scanner.source(
                 cursor, rows.spec, plan.earlier, brought=brought, keys_only=True
             )
