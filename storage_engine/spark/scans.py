@@ -124,6 +124,8 @@ class NativeScan:
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
         # A folder named `tier=Gold` above the files is no column.
         reader = self.spark.read.schema(schema).option("recursiveFileLookup", "true")
+        # Whatever the session says of Spark's own old files: ours are in the one true calendar.
+        reader = reader.option("datetimeRebaseMode", "CORRECTED")
         return reader.parquet(*(self.urls[item.file.path] for item in files))
 
     def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:
