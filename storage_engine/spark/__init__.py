@@ -1,1 +1,62 @@
-"""Ontologia in Spark."""
+"""Spark for what outgrows one machine: bulk writes, scans and compaction of an ontology.
+
+Names are loaded at first use: importing this package does not import pyspark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storage_engine.spark.context import spark_session
+    from storage_engine.spark.datasource import register
+    from storage_engine.spark.reader import read_entities, read_relations, read_type
+    from storage_engine.spark.results import WriteProgress, WriteResult
+    from storage_engine.spark.schema import check_dataframe, spark_schema
+    from storage_engine.spark.streaming import batch_writer
+    from storage_engine.spark.writer import write_entities, write_relations, write_type
+
+__all__ = [
+    "WriteProgress",
+    "WriteResult",
+    "batch_writer",
+    "check_dataframe",
+    "read_entities",
+    "read_relations",
+    "read_type",
+    "register",
+    "spark_schema",
+    "spark_session",
+    "write_entities",
+    "write_relations",
+    "write_type",
+]
+
+_MODULES = {
+    "WriteProgress": "storage_engine.spark.results",
+    "WriteResult": "storage_engine.spark.results",
+    "batch_writer": "storage_engine.spark.streaming",
+    "check_dataframe": "storage_engine.spark.schema",
+    "read_entities": "storage_engine.spark.reader",
+    "read_relations": "storage_engine.spark.reader",
+    "read_type": "storage_engine.spark.reader",
+    "register": "storage_engine.spark.datasource",
+    "spark_schema": "storage_engine.spark.schema",
+    "spark_session": "storage_engine.spark.context",
+    "write_entities": "storage_engine.spark.writer",
+    "write_relations": "storage_engine.spark.writer",
+    "write_type": "storage_engine.spark.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
