@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from storage_engine.errors import ConfigurationError
@@ -24,7 +23,6 @@ FORMATS: tuple[str, ...] = get_args(Format)
 POLICIES: tuple[str, ...] = get_args(Policy)
 DRIFTS = ("added", "missing", "retyped")
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -35,6 +33,7 @@ _SUFFIXES = {
     ".ndjson": "json",
     ".parquet": "parquet",
 }
+_UNSAID: tuple[Any, ...] = (None, False, {}, [])
 _PACKED = (".gz", ".bz2", ".zst")
 
 
@@ -53,7 +52,7 @@ class Source:
 
     format: str
     paths: tuple[str, ...]
-    options: Mapping[str, str] = _NOTHING
+    options: Mapping[str, str] = field(default_factory=dict)
     schema: str | None = None
     null_value: str | None = None
 
@@ -148,7 +147,7 @@ class IngestOrder:
     type: str
     models: str
     source: Source
-    columns: Mapping[str, str] = _NOTHING
+    columns: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
     transform: str | None = None
     distinct: bool = False
@@ -158,7 +157,7 @@ class IngestOrder:
     drift: DriftPolicy = field(default_factory=DriftPolicy)
     expectations: tuple[Mapping[str, Any], ...] = ()
     idempotency: tuple[str, int | str] | None = None
-    meta: Mapping[str, str] = _NOTHING
+    meta: Mapping[str, str] = field(default_factory=dict)
     target_part_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -193,22 +192,18 @@ class IngestOrder:
 
     def as_dict(self) -> dict[str, Any]:
         """As a YAML file states it: `parse_order(order.as_dict()) == order`."""
-        described: dict[str, Any] = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value in (each.default, ()) or value is None:
-                continue
-            described[each.name] = dict(value) if isinstance(value, Mapping) else value
+        described = {each.name: getattr(self, each.name) for each in fields(self)}
         described["source"] = self.source.as_dict()
-        described.pop("drift", None)
-        if self.drift != DriftPolicy():
-            described["drift"] = self.drift.as_dict()
-        if self.expectations:
-            described["expectations"] = [dict(e) for e in self.expectations]
+        described["columns"], described["meta"] = dict(self.columns), dict(self.meta)
+        described["drift"] = self.drift.as_dict() if self.drift != DriftPolicy() else None
+        described["expectations"] = [dict(each) for each in self.expectations]
         if self.idempotency is not None:
-            app_id, version = self.idempotency
-            described["idempotency"] = {"app_id": app_id, "version": version}
-        return described
+            described["idempotency"] = dict(
+                zip(("app_id", "version"), self.idempotency, strict=True)
+            )
+        if self.on_bad_rows == "fail":
+            del described["on_bad_rows"]
+        return {name: value for name, value in described.items() if value not in _UNSAID}
 
     def to_arguments(self) -> list[str]:
         """Arguments for `jobs/ingest.py` that state this order and nothing else."""

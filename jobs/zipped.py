@@ -104,9 +104,8 @@ class _Dialect:
             ),
             convert_options=pc.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),
-                null_values=[""],  # as Spark: nothing between separators is null, "" is empty
+                null_values=[""],  # as Spark, for which an empty text is null, quoted or not
                 strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
             ),
         )
         whole = table.append_column(MALFORMED, pa.nulls(table.num_rows, pa.string()))
