@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import ParseException
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -35,7 +35,8 @@ from pyspark.sql.types import (
 from jobs.orders import DriftPolicy, Source
 from jobs.zipped import MALFORMED
 from storage_engine.errors import ConfigurationError, ValidationError
-from storage_engine.spark.quality import REASONS, quoted
+from storage_engine.spark.quality import quoted
+from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -101,41 +102,41 @@ def settle(
         )
     reasons = [_added(f) for f in drifts["added"] if policy.added == "quarantine"]
     if policy.missing == "quarantine":
-        reasons += [sf.lit(f"source column {f.name} is missing") for f in drifts["missing"]]
+        reasons += [F.lit(f"source column {f.name} is missing") for f in drifts["missing"]]
     taken: list[Column] = []
     for name, field in wanted.items():
         if name not in columns:
-            taken.append(sf.lit(None).cast(field.dataType).alias(name))
+            taken.append(F.lit(None).cast(field.dataType).alias(name))
             continue
-        source = sf.col(quoted(name))
+        source = F.col(quoted(name))
         value = _converted(source, columns[name].dataType, field.dataType, options, textual)
         taken.append(value.alias(name))
         if value is not source and policy.retyped != "ignore":
             misfit = source.isNotNull() & value.isNull()
             said = f"source column {name} is not {field.dataType.simpleString()}"
-            reasons.append(sf.when(misfit, sf.lit(said)))
+            reasons.append(F.when(misfit, F.lit(said)))
     return Settled(frame.select(*taken, *_reasons(frame, reasons)), tuple(found))
 
 
 def as_found(frame: DataFrame) -> Settled:
     """A source of which nothing was declared."""
-    kept = [sf.col(quoted(name)) for name in frame.columns if name != MALFORMED]
+    kept = [F.col(quoted(name)) for name in frame.columns if name != MALFORMED]
     return Settled(frame.select(*kept, *_reasons(frame, [])))
 
 
 def _reasons(frame: DataFrame, reasons: list[Column]) -> list[Column]:
     if MALFORMED in frame.columns:
-        broken = sf.col(MALFORMED).isNotNull()
+        broken = F.col(MALFORMED).isNotNull()
         reasons = [
             *reasons,
-            sf.when(broken, sf.lit("line has more or fewer values than the header")),
+            F.when(broken, F.lit("line has more or fewer values than the header")),
         ]
-    return [sf.array_compact(sf.array(*reasons)).alias(REASONS)] if reasons else []
+    return [F.array_compact(F.array(*reasons)).alias(REASONS)] if reasons else []
 
 
 def _added(field: StructField) -> Column:
-    present = sf.col(quoted(field.name)).isNotNull()
-    return sf.when(present, sf.lit(f"source column {field.name} is not declared"))
+    present = F.col(quoted(field.name)).isNotNull()
+    return F.when(present, F.lit(f"source column {field.name} is not declared"))
 
 
 def _say(case: str, field: StructField, columns: Mapping[str, StructField]) -> str:
@@ -169,13 +170,13 @@ def _converted(
         return source.try_cast(declared)
     match declared:
         case DateType() if "dateFormat" in options:
-            return sf.try_to_date(source, options["dateFormat"])
+            return F.try_to_date(source, options["dateFormat"])
         case TimestampType() if "timestampFormat" in options:
-            return sf.try_to_timestamp(source, sf.lit(options["timestampFormat"]))
+            return F.try_to_timestamp(source, F.lit(options["timestampFormat"]))
         case BinaryType():
-            return sf.encode(source, "UTF-8")
+            return F.encode(source, "UTF-8")
         case ArrayType() | StructType() | MapType():
-            return sf.from_json(source, declared.simpleString())
+            return F.from_json(source, declared.simpleString())
         case _:
             return source.try_cast(declared)
 

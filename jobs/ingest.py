@@ -57,9 +57,7 @@ def ingest(
     spec = type_of(order)
     prepared = prepare(spark, order, spec)
     with opened(order.storage_uri, session) as using:
-        result = write_type(
-            prepared.frame, spec.python_class, using, progress=progress, **write_options(order)
-        )
+        result = write_type(prepared.frame, spec, using, progress=progress, **write_options(order))
     return replace(result, drift=prepared.drift)
 
 
@@ -110,16 +108,10 @@ def opened(uri: str, session: Session | None) -> Iterator[Session]:
 
 def start_spark(name: str, run: RunOptions) -> SparkSession:
     """As the command line asks: a Connect server, a master, or what spark-submit says."""
-    if run.remote is not None:
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.remote(run.remote)
-        for key, value in {"spark.sql.session.timeZone": "UTC", **run.conf}.items():
-            builder = builder.config(key, value)
-        return builder.getOrCreate()
     from storage_engine.spark.context import spark_session
 
-    return spark_session(name, master=run.master, config=run.conf)
+    config = run.conf if run.remote is None else {**run.conf, "spark.remote": run.remote}
+    return spark_session(name, master=run.master, config=config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
@@ -157,13 +157,13 @@ class SparkBuild:
             folder_of(run, attempt.id),
             order,
         )
-        identity = [sf.col(name) for name in IDENTITY[run.kind]]
+        identity = [F.col(name) for name in IDENTITY[run.kind]]
         ranges = max(1, -(-run.expected_bytes // self._settings.part_bytes))
         # Rows of one identity fall into one range, so parts never share one.
         merged = (
             inputs.drop(IS_CURRENT)
             .repartitionByRange(ranges, *identity)
-            .sortWithinPartitions(*identity, sf.col("commit_id"))
+            .sortWithinPartitions(*identity, F.col("commit_id"))
             .mapInArrow(task, REPORT_DDL)
         )
         return [Written.parse(row["report"]) for row in merged.collect()]
@@ -172,24 +172,24 @@ class SparkBuild:
 def prove(kind: str, names: Sequence[str], inputs: DataFrame, outputs: DataFrame) -> None:
     """As `maintenance.compaction.proof`, on frames: as many rows, the same multiset of rows, and
     in the current files exactly the newest row of each identity. Raises IntegrityError."""
-    identity = [sf.col(name) for name in IDENTITY[kind]]
+    identity = [F.col(name) for name in IDENTITY[kind]]
     by_identity = inputs.groupBy(*identity).agg(
-        sf.count(sf.lit(1)).alias("rows"),
-        _total(_hash([sf.col(quoted(name)) for name in names])).alias("content"),
-        sf.max("commit_id").alias("newest"),
+        F.count(F.lit(1)).alias("rows"),
+        _total(_hash([F.col(quoted(name)) for name in names])).alias("content"),
+        F.max("commit_id").alias("newest"),
     )
     before = by_identity.agg(
-        sf.sum("rows"),
-        sf.sum("content"),
-        sf.count(sf.lit(1)),
-        _total(_hash([*identity, sf.col("newest")])),
+        F.sum("rows"),
+        F.sum("content"),
+        F.count(F.lit(1)),
+        _total(_hash([*identity, F.col("newest")])),
     ).first()
-    current = sf.col(IS_CURRENT)
+    current = F.col(IS_CURRENT)
     after = outputs.agg(
-        sf.count(sf.lit(1)),
-        _total(_hash([sf.col(quoted(name)) for name in names])),
-        sf.count(sf.when(current, 1)),
-        _total(sf.when(current, _hash([*identity, sf.col("commit_id")]))),
+        F.count(F.lit(1)),
+        _total(_hash([F.col(quoted(name)) for name in names])),
+        F.count(F.when(current, 1)),
+        _total(F.when(current, _hash([*identity, F.col("commit_id")]))),
     ).first()
     assert before is not None
     assert after is not None
@@ -202,12 +202,12 @@ def prove(kind: str, names: Sequence[str], inputs: DataFrame, outputs: DataFrame
 
 def _hash(columns: Sequence[Column]) -> Column:
     """Of a row. Hashing passes over nulls as if they were not there: say where they are."""
-    return sf.xxhash64(*columns, *(column.isNull() for column in columns))
+    return F.xxhash64(*columns, *(column.isNull() for column in columns))
 
 
 def _total(hashes: Column) -> Column:
     """A sum does not depend on order; as a decimal it does not run over."""
-    return sf.sum(hashes.cast("decimal(20,0)"))
+    return F.sum(hashes.cast("decimal(20,0)"))
 
 
 def _files(run: RunPlan, written: Sequence[Written]) -> tuple[CommitFile, ...]:
