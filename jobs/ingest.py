@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs import boundary
 from jobs.arguments import IngestCall, RunOptions, parse_ingest
-from jobs.orders import DriftPolicy, IngestOrder, Source
+from jobs.orders import DRIFTED, DriftPolicy, IngestOrder, Source
 from jobs.progress import progress as shown
 from jobs.reporting import Reporter, reporting
 from storage_engine.cli.models import declared_types
@@ -58,7 +58,16 @@ def ingest(
     prepared = prepare(spark, order, spec)
     with opened(order.storage_uri, session) as using:
         result = write_type(prepared.frame, spec, using, progress=progress, **write_options(order))
-    return replace(result, drift=prepared.drift)
+    return replace(result, drift=(*prepared.drift, *drifted(result)))
+
+
+def drifted(result: WriteResult) -> list[str]:
+    """What the writer found drifted while it read values, and has set aside."""
+    return [
+        f"{reason} in {count} rows"
+        for reason, count in result.reasons.items()
+        if reason.startswith(DRIFTED)
+    ]
 
 
 def preview(

@@ -52,6 +52,7 @@ def mapped(opened: Opened, order: IngestOrder, spec: TypeSpec) -> Prepared:
             order.drift,
             options=order.source.options,
             textual=opened.textual,
+            carry_on=order.on_bad_rows == "quarantine",
         )
     frame = settled.frame
     if order.where is not None:

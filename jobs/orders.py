@@ -22,6 +22,7 @@ OnBadRows = Literal["fail", "quarantine"]
 FORMATS: tuple[str, ...] = get_args(Format)
 POLICIES: tuple[str, ...] = get_args(Policy)
 DRIFTS = ("added", "missing", "retyped")
+DRIFTED = "source column "  # how the reasons of rows begin that drift has spoiled
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -183,6 +184,8 @@ class IngestOrder:
             raise ConfigurationError(
                 "drift needs source.schema: without it nothing is known to drift from"
             )
+        if "quarantine" in self.drift.as_dict().values() and self.on_bad_rows != "quarantine":
+            raise ConfigurationError("drift to quarantine needs on_bad_rows: quarantine as well")
         parsed = parse_expectations(self.expectations)
         _set(self, "expectations", tuple(expectation.as_dict() for expectation in parsed))
         _set(self, "idempotency", _idempotency(self.idempotency))
