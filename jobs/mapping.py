@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
@@ -25,6 +26,8 @@ from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def _projected(frame: DataFrame, order: IngestOrder, spec: TypeSpec) -> DataFram
         )
     taken |= order.columns
     selected = [
-        _stated(f"columns.{name}", sql, lambda sql=sql: _valid(frame, sql)).alias(name)
+        _stated(f"columns.{name}", sql, partial(_valid, frame, sql)).alias(name)
         for name, sql in taken.items()
     ]
     kept = [F.col(REASONS)] if REASONS in present else []
@@ -130,7 +133,7 @@ def _analysed(frame: DataFrame) -> DataFrame:
     return frame
 
 
-def _stated(member: str, sql: str, work: Callable[[], Any]) -> Any:
+def _stated(member: str, sql: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except AnalysisException as error:

@@ -197,7 +197,8 @@ def prove(kind: str, names: Sequence[str], inputs: DataFrame, outputs: DataFrame
         (0, "the rows of the inputs and of the snapshot"),
         (2, "the newest rows by identity"),
     ):
-        demand(*(Digest(int(r[at] or 0), int(r[at + 1] or 0)) for r in (before, after)), what)
+        was, became = (Digest(int(r[at] or 0), int(r[at + 1] or 0)) for r in (before, after))
+        demand(was, became, what)
 
 
 def _hash(columns: Sequence[Column]) -> Column:
