@@ -26,6 +26,7 @@ from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
 from storage_engine.spark.jobs import Jobs, is_connect
+from storage_engine.spark.outcome import previewed
 from storage_engine.spark.publishing import (
     WriteOptions,
     check_options,
@@ -77,6 +78,7 @@ def write_type(
     expectations: conditions that rows must meet
     target_part_bytes: size of a part, counted as Arrow data
     progress:     called with a WriteProgress now and then
+    dry_run:      count what would be written; nothing is published or set aside
     """
     return _write(df, type, session, options, kind=None)
 
@@ -152,12 +154,16 @@ class _Write:
         target = target_of(attempt, self._options)
         try:
             if found.frame is not None:
-                task = StageTask(target, conformed=source.conformed)
+                rehearsal = self._options.dry_run
+                task = StageTask(target, conformed=source.conformed, rehearsal=rehearsal)
                 with jobs.running("stage", f"{spec.name}: stage parts"):
                     rows = found.frame.mapInArrow(task, REPORT_DDL).toArrow()
                 reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
         finally:
             found.free()
+        if self._options.dry_run:
+            top = self._repository.type_head(spec)
+            return previewed(spec, top, found.counts, reports)
         attempt.check_alive()
         check_rows(target, reports)
         staged = sum(report.rows for report in reports)
