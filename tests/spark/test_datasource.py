@@ -93,15 +93,15 @@ def test_the_same_rows_as_a_session(spark: SparkSession, place: Place) -> None:
         world.compact(session)
         commit(session, *(sample(n, 900 + n) for n in range(5, 8)))
         world.stage(session, range(6, 9), 950)
-        frames = {
+        windows = {
             "latest": load(spark, place, "Sample", with_commit_id=True),
             "before": load(spark, place, "Sample", with_commit_id=True, as_of=3),
             "history": load(spark, place, "Sample", since=2),
         }
-        found = world.by_window(frames)
-        assert found["latest"] == expected(session, Sample, commit_id=True)
-        assert found["before"] == expected(session, Sample, commit_id=True, as_of=3)
-        assert found["history"] == expected(session, Sample, commit_id=True, history=True, since=2)
+        seen = world.by_window(windows)
+        assert seen["latest"] == expected(session, Sample, commit_id=True)
+        assert seen["before"] == expected(session, Sample, commit_id=True, as_of=3)
+        assert seen["history"] == expected(session, Sample, commit_id=True, history=True, since=2)
         # The feed after compaction: what was an insert is looked up in older files.
         feed = load(spark, place, "Sample", changes=True, since=1, columns="id")
         assert rows(feed) == world.in_order(
@@ -229,7 +229,7 @@ def test_the_rules_of_write_type(spark: SparkSession, directory: Place, tmp_path
                 try:
                     write()
                     said.append("")
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - it crosses a process, as text
                     lines = [line for line in str(error).splitlines() if "Sample: " in line]
                     said.append(lines[-1].partition("Sample: ")[2])
             assert said[0] == said[1]
