@@ -108,7 +108,7 @@ def test_a_query_killed_by_sigkill_goes_on_from_its_checkpoint(
         [*program, place.uri, source, str(tmp_path / "checkpoint"), point],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
-        timeout=150,
+        timeout=170,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
