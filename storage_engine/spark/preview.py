@@ -1,11 +1,10 @@
-"""What is said of a write's rows: that some cannot be written, or what would become of them."""
+"""What a dry run says: what would become of the rows."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from storage_engine.errors import ValidationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.reconcile import Counts
 from storage_engine.spark.results import WriteResult
@@ -33,20 +32,4 @@ def previewed(
         duplicates=counts.duplicates,
         stale=counts.stale,
         reasons=dict(reasons),
-    )
-
-
-def bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> ValidationError:
-    """Lists each reason with its count, and three rows."""
-    reasons: Counter[str] = Counter()
-    examples: list[str] = []
-    for report in reports:
-        reasons.update(report.reasons)
-        examples += report.examples
-    listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
-    shown = " | ".join(examples[:3])
-    return ValidationError(
-        f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
-        f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
-        type=spec.name,
     )
