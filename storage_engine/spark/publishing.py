@@ -5,7 +5,6 @@ Shared by `write_type` and the data source, so that both keep the same rules.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,6 +24,7 @@ from storage_engine.repository.object.stale import disjoint
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
+from storage_engine.spark.outcome import bad_rows
 from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.results import WriteProgress
 from storage_engine.spark.staging import Target, TaskReport
@@ -48,6 +48,11 @@ class WriteOptions:
     target_part_bytes: int | None = None
     progress: Callable[[WriteProgress], None] | None = None
     dry_run: bool = False
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether bad rows go to a side table."""
+        return self.on_bad_rows == "quarantine" and not self.dry_run
 
 
 def check_options(spec: TypeSpec, options: WriteOptions) -> None:
@@ -74,7 +79,6 @@ def check_options(spec: TypeSpec, options: WriteOptions) -> None:
 
 def target_of(attempt: StagedAttempt, options: WriteOptions) -> Target:
     """Where the parts of a write go."""
-    sets_aside = options.on_bad_rows == "quarantine" and not options.dry_run
     return Target(
         uri=attempt.uri,
         config=attempt.config,
@@ -82,7 +86,7 @@ def target_of(attempt: StagedAttempt, options: WriteOptions) -> Target:
         spec=replace(attempt.spec, python_class=None),
         schema_version_id=attempt.schema_version_id,
         part_bytes=options.target_part_bytes or attempt.config.target_part_bytes,
-        quarantine=_quarantine(attempt, options) if sets_aside else None,
+        quarantine=_quarantine(attempt, options) if options.sets_aside else None,
     )
 
 
@@ -148,19 +152,4 @@ def check_rows(target: Target, reports: Sequence[TaskReport]) -> None:
     """Bad rows stop a write that has no side table for them."""
     bad = sum(report.bad for report in reports)
     if bad and target.quarantine is None:
-        raise _bad_rows(target.spec, bad, reports)
-
-
-def _bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> ValidationError:
-    reasons: Counter[str] = Counter()
-    examples: list[str] = []
-    for report in reports:
-        reasons.update(report.reasons)
-        examples += report.examples
-    listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
-    shown = " | ".join(examples[:3])
-    return ValidationError(
-        f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
-        f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
-        type=spec.name,
-    )
+        raise bad_rows(target.spec, bad, reports)

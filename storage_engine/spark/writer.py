@@ -26,7 +26,7 @@ from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
 from storage_engine.spark.jobs import Jobs, is_connect
-from storage_engine.spark.preview import previewed
+from storage_engine.spark.outcome import previewed
 from storage_engine.spark.publishing import (
     WriteOptions,
     check_options,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -222,9 +221,9 @@ def test_an_older_extract_does_not_overwrite_newer_rows(
 
 
 @pytest.fixture
-def arguments(tmp_path: Path) -> Iterator[list[str]]:
+def arguments(tmp_path: Path) -> list[str]:
     source = _csv(tmp_path)
-    yield order_for(
+    return order_for(
         new_storage(tmp_path), source, expectations=({"not_null": "id"},)
     ).to_arguments()
 
