@@ -142,7 +142,7 @@ def _rows(
         if not plan.rows:
             schema = spark_schema(spec, with_commit_id=with_commit_id)
             return spark.createDataFrame([], schema).select(*lead, *shown)
-        scan = scan_of(spark, repository, spec, plan.files)
+        scan = scan_of(spark, repository.store, repository.config, spec, plan.files)
         rows = visible(scan, plan, stored, with_commit_id=with_commit_id)
     else:
         rows = _by_engine(spark, repository, spec, when, [*lead, *stored])

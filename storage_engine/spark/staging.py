@@ -65,7 +65,6 @@ class TaskReport:
     quarantined: list[str] = field(default_factory=list)
 
     def to_batch(self) -> pa.RecordBatch:
-        # Field by field: asdict() makes counters of counters' items.
         text = json.dumps({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
         return pa.RecordBatch.from_arrays([pa.array([text])], schema=REPORT)
 
