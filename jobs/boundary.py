@@ -25,7 +25,7 @@ from storage_engine.cli.boundary import GENERAL, INTERRUPTED, MISMATCH, OK, USAG
 from storage_engine.cli.output import one_line, printable
 
 _REFUSED = (errors.ValidationError, errors.SchemaOutdatedError, errors.TypeDeclarationError)
-__all__ = ["OK", "describe", "run"]
+__all__ = ["OK", "describe", "run", "spark_said"]
 
 _LONGEST = 1000
 # By the class of the SQL state: 42 is a mistake in names or syntax, 22 a value in the data, KD a
@@ -62,17 +62,16 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException | Py4JJavaError):
-        text = str(error)
-        found = _STATE.search(text)
+        found = _STATE.search(str(error))
         state = (found.group(1) if found else "")[:2]
-        return _OF_STATE.get(state, GENERAL), _spark_said(text), {}
+        return _OF_STATE.get(state, GENERAL), spark_said(error), {}
     said = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
     return GENERAL, f"{said}ontologia, please report it with the traceback that -v shows", {}
 
 
-def _spark_said(text: str) -> str:
+def spark_said(error: Exception) -> str:
     """The first sentence and the deepest cause, without the stack traces and plans around them."""
-    first, *causes = re.split(r"^Caused by: ", text, flags=re.M)
+    first, *causes = re.split(r"^Caused by: ", str(error), flags=re.M)
     said = [_sentence(first)]
     if causes and (cause := _sentence(causes[-1])) not in said[0]:
         said.append(cause)

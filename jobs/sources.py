@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -23,6 +24,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from jobs.boundary import spark_said
 from jobs.orders import Source
 from jobs.zipped import MALFORMED, read_zipped
 from storage_engine.errors import ConfigurationError
@@ -55,8 +57,8 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
                 return Opened(spark.read.options(**options).parquet(*source.paths))
             case _:
                 return Opened(_jdbc(spark, source, options))
-    except AnalysisException as error:
-        raise ConfigurationError(f"source {_shown(source)}: {_why(error)}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise ConfigurationError(f"source {_shown(source)}: {spark_said(error)}") from error
 
 
 def stream_source(spark: SparkSession, source: Source, max_files: int | None) -> DataFrame:
@@ -150,7 +152,3 @@ def _value(name: str, text: str) -> str:
 def _shown(source: Source) -> str:
     more = f" and {len(source.paths) - 1} more" if len(source.paths) > 1 else ""
     return f"{source.paths[0]}{more}"
-
-
-def _why(error: AnalysisException) -> str:
-    return " ".join(str(error).split())

@@ -103,13 +103,18 @@ def test_a_database_through_jdbc(
     source = Source("jdbc", (url,), {**driver, "dbtable": "people"})
     order = order_for(uri, source, columns={"id": "ID", "name": "N", "seats": "S"})
     assert ingest(spark, order).inserted == 2
-    query = Source("jdbc", (url,), {**driver, "query": "select id, n from people where s = 3"})
+    query = Source(
+        "jdbc", (url,), {**driver, "query": 'select "id", "n" from people where "s" = 3'}
+    )
     mapped = {"id": "id", "name": "concat(N, '!')", "seats": "3L"}
     assert ingest(spark, order_for(uri, query, columns=mapped)).updated == 1
     assert rows(uri, "select id, name, seats from Customer order by id") == [
         ("1", "Ann!", 3),
         ("2", None, None),
     ]
+    broken = replace(query, options={**query.options, "query": "select nothing"})
+    with pytest.raises(ConfigurationError, match="JDBC_EXTERNAL_ENGINE_SYNTAX_ERROR"):
+        ingest(spark, order_for(uri, broken, columns=mapped))
     monkeypatch.delenv("DERBY_USER")
     with pytest.raises(ConfigurationError, match="environment variable DERBY_USER"):
         ingest(spark, order)
@@ -147,7 +152,7 @@ def test_mapping_keys_condition_and_distinct(
     assert head(uri) == 0
     result = ingest(spark, replace(order, distinct=True, meta={"from": "test"}))
     assert (result.rows, result.inserted) == (2, 2)
-    assert rows(uri, "select left_key, right_key, day, minutes from Visit order by 2") == [
+    assert rows(uri, "select left_key, right_key, instance_key, minutes from Visit order by 2") == [
         ("1", "a-x", "01", 5),
         ("1", "a-y", "01", 6),
     ]
@@ -259,7 +264,11 @@ def test_the_program_previews_ingests_and_reports(
         (["--column=name=lower(nme)"], 2, "columns.name: 'lower(nme)' cannot be evaluated"),
         (["--column=nme=name"], 2, "columns: Customer has no column nme; it has id, name"),
         (["--schema=id NONSENSE"], 2, "is not a schema such as"),
-        (["--source=/nowhere/*.csv"], 2, "source /nowhere/*.csv: [PATH_NOT_FOUND]"),
+        (
+            ["--source=/nowhere/*.csv"],
+            2,
+            "[PATH_NOT_FOUND] Path does not exist: file:/nowhere/*.csv",
+        ),
         (["--order-by=age"], 2, "order_by 'age' is no field of Customer"),
         (["--schema=id STRING, name STRING"], 3, "column seats (string) is added"),
         (["--column=seats=cast(name as int)"], 3, "CAST_INVALID_INPUT"),

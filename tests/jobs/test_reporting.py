@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from dagster_pipes import encode_param
+from dagster_pipes import PipesContext, encode_param
 
 from jobs import ingest as program
 from jobs.ingest import Source
@@ -35,6 +35,7 @@ def messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "extras": {},
     }
     path = tmp_path / "messages"
+    monkeypatch.setattr(PipesContext, "_instance", None)  # there is one for each process
     monkeypatch.setenv("DAGSTER_PIPES_CONTEXT", encode_param({"data": context}))
     monkeypatch.setenv("DAGSTER_PIPES_MESSAGES", encode_param({"path": str(path)}))
     return path
