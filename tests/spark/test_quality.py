@@ -12,6 +12,7 @@ import pytest
 from storage_engine import Entity, Field, Relation, Session, ValidationError
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.expectations import (
+    Expectation,
     InRange,
     Matches,
     NotNull,
@@ -118,7 +119,7 @@ ROWS = [
     ("e", None, None, None, "e"),
 ]
 # Which rows break each, by id.
-BROKEN = {
+BROKEN: dict[Expectation, set[str]] = {
     NotNull("name"): {"e"},
     Unique(("name",)): {"b", "d"},
     Unique(("name", "age")): set(),
@@ -150,7 +151,12 @@ def test_each_row_learns_what_it_breaks(spark: SparkSession, session: Session) -
         extra = ["name is not null"] if row["id"] == "e" else []
         assert row["__reasons"] == [*collected[row["id"]], *extra]
 
-    wrong = [NotNull("nme"), InRange("age", "1"), Matches("age", "1"), InRange("name", 1)]
+    wrong: list[Expectation] = [
+        NotNull("nme"),
+        InRange("age", "1"),
+        Matches("age", "1"),
+        InRange("name", 1),
+    ]
     with pytest.raises(ValidationError) as caught:
         evaluate(frame, wrong, spec_of(Person), session)
     for said in ("no column nme", "age is bigint", "not a text", "name is string"):
