@@ -128,6 +128,8 @@ class NativeScan:
         reader = self.spark.read.schema(schema).option("recursiveFileLookup", "true")
         # Whatever the session says of Spark's own old files: ours are in the one true calendar.
         reader = reader.option("datetimeRebaseMode", "CORRECTED")
+        # And a file that is missing or damaged is an error, never a smaller answer.
+        reader = reader.options(ignoreMissingFiles="false", ignoreCorruptFiles="false")
         return reader.parquet(*(self.urls[item.file.path] for item in files))
 
     def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 EAGER = CompactionPolicy(min_entries=2)
-# Parts of some hundred rows each.
-SMALL = OntologiaConfig(snapshot_part_bytes=20_000, snapshot_row_group_rows=100)
+# The smallest parts there can be: three or so, of rows that do not compress.
+SMALL = OntologiaConfig(snapshot_part_bytes=65_536, snapshot_row_group_rows=1_000)
+NOISE = random.Random(1)
 
 
 @pytest.fixture
@@ -53,7 +55,10 @@ def repository(tmp_path: Path) -> Iterator[ObjectRepository]:
         assert isinstance(opened, ObjectRepository)
         commit(
             opened,
-            stream_of(CUSTOMER, [customer(f"k{n:04d}", f"name {n}" * 20, n) for n in range(2000)]),
+            stream_of(
+                CUSTOMER,
+                [customer(f"k{n:04d}", NOISE.randbytes(100).hex(), n) for n in range(2000)],
+            ),
         )
         commit(opened, rows_of(PRODUCT, product("b"), product("c")))
         for n in range(3):

@@ -252,7 +252,7 @@ def test_what_a_session_changes_meanwhile_stays(spark: SparkSession, directory: 
             from storage_engine import Session
             from tests.spark.read_world import commit, sample
 
-            made = super().writer(schema, overwrite)
+            made: Any = super().writer(schema, overwrite)
             with Session(uri) as session:
                 commit(session, sample(1, 111))
             return made
@@ -283,7 +283,7 @@ def test_failures(spark: SparkSession, directory: Place, tmp_path: Path) -> None
             return "answerless"
 
         def writer(self, schema: Any, overwrite: bool) -> Any:
-            made = super().writer(schema, overwrite)
+            made: Any = super().writer(schema, overwrite)
             publish = made.commit
 
             def commit(messages: Any) -> None:

@@ -25,7 +25,7 @@ from tests.spark.streams import stream
 
 pytestmark = pytest.mark.spark
 
-FILES = 3
+FILES = 2
 ROOT = Path(__file__).parents[2]
 
 
@@ -125,7 +125,7 @@ def failing_sink(spark: SparkSession, point: str) -> Iterator[str]:
             return f"failing_{point}"
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-            made = super().streamWriter(schema, overwrite)
+            made: Any = super().streamWriter(schema, overwrite)
             publish = made.commit
 
             def commit(messages: Any, batch_id: int) -> None:
@@ -135,7 +135,7 @@ def failing_sink(spark: SparkSession, point: str) -> Iterator[str]:
                 if batch_id == 1:
                     raise ConnectionError("planted")
 
-            made.commit = commit  # type: ignore[method-assign]
+            made.commit = commit
             return made
 
     spark.dataSource.register(Failing)
