@@ -12,6 +12,8 @@ import pytest
 
 from storage_engine import (
     ConfigurationError,
+    Entity,
+    Field,
     Session,
     UnsupportedEngineError,
     ValidationError,
@@ -194,7 +196,6 @@ def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) 
     again = write_entities(df.limit(1), Customer, session, idempotency=("crm", 1))
     assert (again.already_applied, again.commit_id, again.type_commit_id) == (True, 1, 1)
 
-    # A null moved from one column to another, and values that only look alike.
     stated[5] = ("c005", "changed", None)
     stated.append(("c100", "new", 7))
     changed = write_entities(spark.createDataFrame(stated, CUSTOMERS), Customer, session)
@@ -205,6 +206,19 @@ def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) 
     assert (third.updated, third.commit_id) == (1, 3)
     latest = write_entities(df, Customer, session)
     assert (latest.commit_id, latest.unchanged) == (None, 100)
+
+
+class Pair(Entity):
+    id: Field[str] = Field(primary_key=True)
+    one: Field[str | None] = None
+    other: Field[str | None] = None
+
+
+def test_a_null_that_moves_is_a_change(spark: SparkSession, session: Session) -> None:
+    columns = "id string, one string, other string"
+    write_entities(spark.createDataFrame([("a", "v", None), ("b", "", "")], columns), Pair, session)
+    moved = spark.createDataFrame([("a", None, "v"), ("b", "", None)], columns)
+    assert write_entities(moved, Pair, session).updated == 2
 
 
 def test_repeated_identities_and_the_order_column(spark: SparkSession, session: Session) -> None:
