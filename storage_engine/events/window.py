@@ -264,12 +264,11 @@ class Window:
 
     def _go_on(self, walk: _Walk) -> bool:
         """List from where the walk has come to; whether it reached the end."""
-        prefix, listed = layout.events(self.namespace), 0
-        for info in self.store.list(prefix, start_after=walk.at):
+        prefix = layout.events(self.namespace)
+        for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
             if info.key.startswith("_", len(prefix)):
                 break  # our own objects: no events after them
             walk.at = info.key
-            listed += 1
             if info.key not in self.entries:
                 self._add(info.key)
             room = len(self._unread) < _BACKLOG

@@ -24,7 +24,6 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from botocore.loaders import Loader
-from botocore.utils import parse_timestamp
 
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.errors import ConfigurationError, StorageBackendError
@@ -41,6 +40,7 @@ from storage_engine.objectstore.port import (
 )
 from storage_engine.objectstore.s3_bulk import S3Bulk
 from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
+from storage_engine.objectstore.s3_listing import take_contents
 from storage_engine.objectstore.s3_settings import S3Settings
 
 if TYPE_CHECKING:
@@ -332,6 +332,7 @@ class S3Store:
         # Last, as botocore adds that header in the same event.
         client.meta.events.register_last("before-call.s3", sent)
         client.meta.events.register("after-call.s3", answered)
+        client.meta.events.register("before-parse.s3.ListObjectsV2", take_contents)
         return client
 
     def _note_date(self, date: str | None, sent: float | None) -> None:
@@ -346,17 +347,8 @@ class S3Store:
 
 def _new_session(region: str | None) -> boto3.session.Session:
     core = botocore.session.get_session()
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_moment)
     if _loaders:
         core.register_component("data_loader", _loaders[0])
     else:
         _loaders.append(core.get_component("data_loader"))
     return boto3.session.Session(botocore_session=core, region_name=region)
-
-
-def _moment(text: Any) -> datetime:
-    """Listings are full of ISO times: botocore's own parser takes 60 microseconds for each."""
-    try:
-        return datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return parse_timestamp(text)
