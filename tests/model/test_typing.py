@@ -74,7 +74,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    return mypy_errors(tmp_path_factory.mktemp("typing"), "model", GOOD, BAD)
+    return mypy_errors(tmp_path_factory.mktemp("typing"), GOOD, BAD)
 
 
 def test_declarations_and_uses_type_check(errors: Errors):

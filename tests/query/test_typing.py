@@ -93,7 +93,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    return mypy_errors(tmp_path_factory.mktemp("typing"), "query", GOOD, BAD)
+    return mypy_errors(tmp_path_factory.mktemp("typing"), GOOD, BAD)
 
 
 def test_queries_type_check(errors: Errors):
