@@ -4,6 +4,8 @@ import pytest
 
 from tests.typing_check import Errors, check_mistakes, mypy_errors
 
+pytestmark = pytest.mark.timeout(600)  # may wait for another run of mypy
+
 GOOD = """
 from collections.abc import Iterator
 from datetime import datetime
