@@ -195,8 +195,11 @@ class ObjectConsumer:
         outcomes = self._store.parallel.gather_outcomes(together)
         claimed, read = len(look), len(look) + len(steps)
         self._offer(self._window.end_read(reading, outcomes[read:]))
-        # What was claimed is not lost to a failure beside it: looking fails again, or does not.
-        self._must_look = any(isinstance(found, BaseException) for found in outcomes[:claimed])
+        for found in outcomes[:claimed]:
+            if isinstance(found, BaseException) and not isinstance(found, Exception):
+                raise found
+            # What was claimed is not lost to a failure beside it: looking fails again, or not.
+            self._must_look = isinstance(found, Exception)
         return outcomes[claimed:read]
 
     def _take(self, candidate: Candidate, head: int) -> Claim | None:

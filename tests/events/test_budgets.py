@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import to_json
+from storage_engine.errors import StorageBackendError
 from storage_engine.events.open import open_event_store
 from storage_engine.events.protocol import Claim, Consumer, EventStore
+from storage_engine.objectstore.faults import FaultKind
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository.protocol import CommitRequest
 from tests.commitlog.support import World, Writer, new_world
@@ -180,3 +184,24 @@ def test_an_idle_poll_after_a_burst_is_one_request_and_late_arrivals_are_found()
     arrived = [claim.event_id for _ in range(20) for claim in poll()]
     assert sorted(arrived) == ["order-hidden", "order-late", "order-new"]
     assert [cost["LIST"] for cost, _ in polls].count(1) >= len(polls) - 4
+
+
+def test_a_look_beside_claims_costs_no_hop_and_its_failure_no_claim() -> None:
+    world = new_world()
+    _, store = opened(world)
+    store.enqueue([order(n) for n in range(90)])
+    writer, worker = worker_of(world)
+    worker.claim(20)
+    world.backend.clock.sleep(2)
+    claims: list[Claim] = []
+
+    cost = spent(writer, lambda: claims.extend(worker.claim(20, ahead=True)))
+    assert cost == ({"GET": 40, "LIST": 1, "PUT_IF": 20}, 2)
+    world.backend.clock.sleep(2)
+    writer.fail(FaultKind.UNAVAILABLE, "LIST", "events/*", times=None)
+    claims += worker.claim(20, ahead=True)
+    assert len(claims) == 40
+    with pytest.raises(StorageBackendError):  # now it is seen to
+        worker.claim(20)
+    writer.heal()
+    assert len(take_all(worker)) == 30
