@@ -38,7 +38,7 @@ OUTBOX_INTERVAL = timedelta(seconds=30)
 SWEEP_INTERVAL = timedelta(seconds=10)
 _ONE_PAGE = 900  # names taken from one listing: fewer than a store gives at once
 _SWEPT = 10_000  # and less often when there are more than so many
-_BACKLOG = 2_000  # names of events at hand, not yet read; then listing waits
+_BACKLOG = 2_000  # names of events at hand, not yet read: enough, listing waits
 _NAMED = 50_000  # finished events that a position names at most
 
 
@@ -271,9 +271,8 @@ class Window:
             walk.at = info.key
             if info.key not in self.entries:
                 self._add(info.key)
-            room = len(self._unread) < _BACKLOG
-            if not room or (listed == _ONE_PAGE and not walk.at_once):
-                return False
+            if listed % _ONE_PAGE == 0 and not (walk.at_once and len(self._unread) < _BACKLOG):
+                return False  # what the request has brought is used up
         # A producer whose clock is ahead must not hide what others send now.
         seen = min(walk.at, self._place(walk.started))
         self._listing.tail = max(self._listing.tail, seen)
