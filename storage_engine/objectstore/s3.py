@@ -40,6 +40,7 @@ from storage_engine.objectstore.port import (
 )
 from storage_engine.objectstore.s3_bulk import S3Bulk
 from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
+from storage_engine.objectstore.s3_listing import take_contents
 from storage_engine.objectstore.s3_settings import S3Settings
 
 if TYPE_CHECKING:
@@ -331,6 +332,7 @@ class S3Store:
         # Last, as botocore adds that header in the same event.
         client.meta.events.register_last("before-call.s3", sent)
         client.meta.events.register("after-call.s3", answered)
+        client.meta.events.register("before-parse.s3.ListObjectsV2", take_contents)
         return client
 
     def _note_date(self, date: str | None, sent: float | None) -> None:
