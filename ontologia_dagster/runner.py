@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def carry_out(
         return _submitted(context, order, ontology, spark)
     from jobs.ingest import ingest
 
-    with ontology.session(holder=holder) as session:
+    with _spark_failures(), ontology.session(holder=holder) as session:
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
@@ -54,8 +55,26 @@ def look_ahead(
         return _submitted(context, order, ontology, spark, "--dry-run")
     from jobs.ingest import preview
 
-    with ontology.session() as session:
+    with _spark_failures(), ontology.session() as session:
         return preview(spark.session(), order, session=session)
+
+
+@contextmanager
+def _spark_failures() -> Iterator[None]:
+    """Spark's own errors: a mistake in an expression or a value is not tried again."""
+    from pyspark.errors import PySparkException
+
+    from jobs.boundary import describe
+
+    try:
+        yield
+    except PySparkException as error:
+        code, said, facts = describe(error)
+        raise dg.Failure(
+            said,
+            metadata={"error": type(error).__name__, "condition": str(facts.get("condition"))},
+            allow_retries=code not in {REFUSED, USAGE},
+        ) from error
 
 
 def _teller(context: dg.AssetExecutionContext) -> Any:
