@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_deep_verification_has_a_result_for_each_type(ontology: OntologyResource
     assert (finding["type"], finding["reason"]) == ("Placed", "missing_endpoint")
 
     with ontology.session() as session:
-        session.ensure(Order(id="o1", day="2013-01-01", total=3))
+        session.ensure(Order(id="o1", day=date(2013, 1, 1), total=3))
     assert all(e.passed for e in deep(ontology).values())
 
     part = next(Path(ontology.storage_uri).glob("commits/1-*/**/*.parquet"))
