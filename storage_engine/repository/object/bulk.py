@@ -247,7 +247,7 @@ class BulkInput:
 
 
 def _ascends(keys: pa.ChunkedArray) -> bool:
-    whole = keys.combinechunks()
+    whole = keys.combine_chunks()
     return pc.all(pc.less(whole[:-1], whole[1:])).as_py() is not False
 
 
