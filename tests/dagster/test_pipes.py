@@ -71,7 +71,9 @@ def test_a_run_killed_after_its_commit_is_retried_without_writing_again(
         instance.report_run_failed(run)  # as run monitoring does
         again = dg.ReexecutionOptions(parent_run_id=run.run_id)
         made = worker.reconstructable(str(folder), spark_master, slow=False)
-        with dg.execute_job(made, instance, reexecution_options=again) as retried:
+        with dg.execute_job(
+            made, instance, tags=worker.RANGE, reexecution_options=again
+        ) as retried:
             result = retried
         events = [event for event in result.all_events if event.is_step_materialization]
 
