@@ -17,9 +17,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
 from jobs.boundary import spark_said
-from jobs.drift import as_found, declared_schema, settle
+from jobs.drift import as_found, settle
 from jobs.orders import IngestOrder
-from jobs.sources import Opened, open_source
+from jobs.sources import Opened, declared_schema, open_source
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.quality import quoted

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_START_S = 90.0
+_START_S = 180.0
 _REGISTERED = re.compile(r"Registering worker", re.I)
 
 
@@ -36,7 +36,7 @@ class Cluster:
         *arguments: str,
         conf: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
-        timeout: float = 170,
+        timeout: float = 480,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of this repository through spark-submit, to its end."""
         settings = {

@@ -18,6 +18,8 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.task.maxFailures": "3",
+    # On a machine that is busy with other tests a Python worker may take its time to come up.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 
 

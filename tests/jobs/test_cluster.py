@@ -14,7 +14,7 @@ from tests.spark_cluster import spark_cluster
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_ingest_on_two_workers(tmp_path: Path) -> None:
     uri = new_storage(tmp_path)
     for part in range(4):

@@ -182,7 +182,7 @@ def test_transform_sees_whole_rows_and_spoiled_ones_go_around_it(
     aside = spark.read.parquet(result.quarantine).select("row", "reasons").collect()
     reasons = sorted(reason for row in aside for reason in row["reasons"])
     assert reasons == [
-        "line has more or fewer values than the header",
+        "line is malformed",
         "source column seats is not int",
     ]
     for name, said in (

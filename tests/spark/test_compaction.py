@@ -66,7 +66,9 @@ def repository(tmp_path: Path) -> Iterator[ObjectRepository]:
             commit(
                 opened,
                 rows_of(
-                    EMPLOYMENT, edge("a", "b", f"{n}", role="x"), edge("a", "c", "1", role=f"{n}")
+                    EMPLOYMENT,
+                    edge("k0001", "b", f"{n}", role="x"),
+                    edge("k0001", "c", "1", role=f"{n}"),
                 ),
             )
         yield opened

@@ -74,7 +74,7 @@ EVERY_COLUMN = (
     " mixed string, anything string"
 )
 MOMENT = datetime(2026, 11, 16, 1, 2, 3, 456789, tzinfo=UTC)
-EVERY_ROW = [
+EVERY_ROW: list[tuple[Any, ...]] = [
     ("a", "ä€😀", 2**62, 0.1, True, MOMENT, date(1, 1, 1), b"\x00\xff", None, None, ["x", "y"],
      {"k": 1}, "text", '{"b": [1, null]}'),
     ("b", "", -1, -0.0, False, datetime(1969, 12, 31, tzinfo=UTC), date(9999, 12, 31), b"", "",
