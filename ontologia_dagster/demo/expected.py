@@ -18,6 +18,8 @@ import pyarrow.csv as pcsv
 from ontologia_dagster.demo.rules import HOUR_LATE, SEVERE_MINUTES, disrupted
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, NULL, SAME_MAKER, TIMES, text_of
 
+_FLIGHT = ("year", "month", "day", "carrier", "flight", "origin", "dest")
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -63,13 +65,8 @@ def expected(source: Path | None = None) -> Expected:
         planes_first=_distinct(planes, "tailnum"),
         planes_then=_distinct(planes, "tailnum") + len(unknown),
         weather=_distinct(weather, "origin", "time_hour"),
-        flights=_distinct(flights, *"year month day carrier flight origin dest".split()),
-        flights_by_month={
-            f"{row['year']}-{row['month']:02}-01": row["year_count"]
-            for row in flights.group_by(["year", "month"])
-            .aggregate([("year", "count")])
-            .to_pylist()
-        },
+        flights=_distinct(flights, *_FLIGHT),
+        flights_by_month=_by_month(flights),
         operates=_distinct(flown, "carrier", "tailnum"),
         observed_at=_distinct(weather, "origin", "time_hour"),
         flights_to_unknown_airports=to_unknown.num_rows,
@@ -97,6 +94,11 @@ def _distinct(table: pa.Table, *columns: str) -> int:
 def _counts(table: pa.Table, column: str) -> dict[str, int]:
     counted = table.group_by(column).aggregate([(column, "count")]).to_pylist()
     return {row[column]: row[f"{column}_count"] for row in counted}
+
+
+def _by_month(flights: pa.Table) -> dict[str, int]:
+    months = flights.group_by(["year", "month"]).aggregate([("year", "count")]).to_pylist()
+    return {f"{row['year']}-{row['month']:02}-01": row["year_count"] for row in months}
 
 
 def _not_in(values: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
