@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.servers import aws_environment, moto_s3, seaweedfs_s3
+from tests.spark_support import spark
 
-__all__ = ["aws_environment", "moto_s3", "seaweedfs_s3"]
+__all__ = ["aws_environment", "moto_s3", "seaweedfs_s3", "spark"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage_engine.commitlog import layout
@@ -38,8 +38,15 @@ class Heartbeat:
     """Of one attempt. Beats in the background from `start` to `stop`."""
 
     def __init__(
-        self, store: ObjectStore, attempt: str, *, holder: Mapping[str, Any], beat_s: float
+        self,
+        store: ObjectStore,
+        attempt: str,
+        *,
+        holder: Mapping[str, Any],
+        beat_s: float,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
+        """`on_lost` is called, in the background, when a beat finds that we were given up."""
         self.key = layout.attempt_heartbeat(attempt)
         self._store = store
         self._facts = {
@@ -48,6 +55,7 @@ class Heartbeat:
             "started_at": timestamp(store.now()),
         }
         self._beat_s = beat_s
+        self._on_lost = on_lost
         self._etag: str | None = None
         self._given_up = False
         self._mutex = threading.Lock()
@@ -87,7 +95,9 @@ class Heartbeat:
         while not self._stop.wait(self._beat_s):
             try:
                 self.beat()
-            except GivenUp:
-                return  # the publish finds out
+            except GivenUp:  # the publish finds out, if not who waits for it before
+                if self._on_lost is not None:
+                    self._on_lost()
+                return
             except (ObjectStoreError, StorageBackendError) as error:
                 log.warning("heartbeat %s failed: %s", self.key, error)

@@ -73,6 +73,11 @@ def staged_prefix(attempt: str) -> str:
     return f"staged/{attempt}"
 
 
+def staged_part(attempt: str, kind: str, name: str, version: int, label: str) -> str:
+    """A part that somebody other than the driver stages: `label` is unique in the attempt."""
+    return f"{staged_prefix(attempt)}/{FOLDERS[kind]}/{name}/v{version}/part-{label}.parquet"
+
+
 def snapshot(kind: str, name: str, low: int, high: int) -> str:
     """What the keys of a snapshot of commits `low` to `high` begin with."""
     return f"snapshots/{FOLDERS[kind]}/{name}-{low}-{high}"

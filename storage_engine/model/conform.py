@@ -7,7 +7,8 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -65,6 +66,24 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
     return Conformer(spec, source_schema, columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one row: `what` is the same for all rows of its kind."""
+
+    what: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sifted:
+    """A batch in two: the rows that fit, in the row schema, and by row number the ones that do
+    not. `fits` tells them apart; None when all do."""
+
+    rows: pa.RecordBatch
+    fits: pa.Array | None
+    faults: Mapping[int, Sequence[Fault]]
+
+
 class Conformer:
     """Turns the batches of one source into row-schema batches. Use one per source: it counts
     rows, so that errors name the row of the whole source, from 0."""
@@ -93,6 +112,32 @@ class Conformer:
             _refuse(self.spec, wrong)
         self._rows += batch.num_rows
         return pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
+
+    def sift(self, batch: pa.RecordBatch) -> Sifted:
+        """Like `batch`, but rows that do not fit are told instead of refused."""
+        made, faults = self._attempt(batch)
+        if not faults:
+            rows = pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
+            return Sifted(rows, None, {})
+        fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
+        # What remains is looked at again: values that did not convert hid what they would be.
+        rest = self.sift(batch.filter(fits))
+        if rest.fits is not None:
+            numbers = pc.indices_nonzero(fits).to_pylist()
+            faults = {**faults, **{numbers[row]: list(found) for row, found in rest.faults.items()}}
+            fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
+        return Sifted(rest.rows, fits, faults)
+
+    def _attempt(self, batch: pa.RecordBatch) -> tuple[dict[str, pa.Array], dict[int, list[Fault]]]:
+        made: dict[str, pa.Array] = {}
+        faults: dict[int, list[Fault]] = {}
+        for name, make in self._columns.items():
+            made[name], problems = make(batch)
+            for problem in problems:
+                what = f"column {name!r} {problem.kind}"
+                for row in problem.rows():
+                    faults.setdefault(row, []).append(Fault(what, problem.details.get(row, "")))
+        return made, faults
 
     def _in_row_order(self, made: dict[str, pa.Array], batch: pa.RecordBatch) -> list[pa.Array]:
         sources = {"entity_key": self.spec.primary_key, "instance_key": self.spec.instance_key}

@@ -50,7 +50,14 @@ class JsonCast:
         if not faults:
             return pa.array(made, pa.string()), []
         row, message = faults[0]
-        problem = Problem(f"does not fit its type, {message},", len(faults), row)
+        details = dict(faults)
+        problem = Problem(
+            f"does not fit its type, {message},",
+            len(faults),
+            row,
+            pa.array([number in details for number in range(len(column))], pa.bool_()),
+            details,
+        )
         return pa.nulls(len(column), pa.string()), [problem]
 
 

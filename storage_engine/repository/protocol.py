@@ -6,17 +6,20 @@ columns, then one column per field. Python objects stay on the other side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from storage_engine.errors import LeaseExpiredError
+from storage_engine.errors import LeaseExpiredError, UnsupportedEngineError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.spec import Reference
+
+if TYPE_CHECKING:
+    from storage_engine.repository.object.attempt import StagedAttempt
 
 Operation = Literal["insert", "update"]
 
@@ -25,13 +28,15 @@ Operation = Literal["insert", "update"]
 class TypeInput:
     """One type's share of a commit: what the user states its rows should be.
 
-    Either `table` (at hand, one row per identity) or `stream` (bulk: read once, in the order of
-    intent, identities may repeat and the last one counts).
+    One of `table` (at hand, one row per identity), `stream` (bulk: read once, in the order of
+    intent, identities may repeat and the last one counts) and `staged` (parts that were written
+    to the store beforehand, of rows that were reconciled beforehand).
     """
 
     spec: TypeSpec
     table: pa.Table | None = None
     stream: Iterator[pa.RecordBatch] | None = None
+    staged: StagedAttempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,19 @@ class CommitRecord:
         }
 
 
+def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEngineError:
+    """What engines say that cannot publish parts which others have staged."""
+    what = "SQLite" if backend == "sqlite" else f"engine {engine_version}"
+    return UnsupportedEngineError(
+        f"{uri} is kept by {what}, which cannot publish files that Spark has staged: use "
+        "session.ingest(), or an object storage with engine v2 "
+        "(`onto init --engine-version v2`)",
+        backend=backend,
+        engine_version=engine_version,
+        format=0,
+    )
+
+
 class Repository(Protocol):
     """An opened storage. Safe for use from several threads; one commit runs at a time."""
 
@@ -165,6 +183,20 @@ class Repository(Protocol):
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
         """Reconcile and publish; None when nothing would change and there is no event."""
+
+    def begin_staged(
+        self,
+        spec: TypeSpec,
+        *,
+        idempotency: Idempotency | None = None,
+        order_by: str | None = None,
+        holder: Mapping[str, Any] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> StagedAttempt:
+        """Begin a write whose parts others put into the store before they are published.
+
+        Only engine v2 on an object store can; others raise UnsupportedEngineError.
+        """
 
     def read(
         self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None

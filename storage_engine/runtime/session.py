@@ -21,6 +21,7 @@ from storage_engine.maintenance.counters import CommitCounters
 from storage_engine.model.entity import Entity
 from storage_engine.model.event import Event
 from storage_engine.model.relation import Relation
+from storage_engine.model.spec import TypeSpec
 from storage_engine.query.builder import Query, checked_reference
 from storage_engine.query.executor import Parameters
 from storage_engine.query.spec import Reference
@@ -31,6 +32,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     Repository,
+    TypeInput,
 )
 from storage_engine.runtime import history, options
 from storage_engine.runtime.intents import Intents
@@ -253,6 +255,42 @@ class Session(Working):
             self._committing = False
         self._counters.succeeded(result)
         return result
+
+    # --- for writers that stage rows themselves ---------------------------------------------
+
+    def bind(self, type: StoredClass) -> TypeSpec:
+        """The spec of a class, which becomes one of this session's types."""
+        with self._use("bind"):
+            return self._types.bind(type)
+
+    def commit_staged(
+        self,
+        staged: TypeInput,
+        event: Event | Iterable[Event] | None = None,
+        *,
+        meta: Mapping[str, str] | None = None,
+        expect: Mapping[StoredClass | str, int] | None = None,
+        idempotency: tuple[str, int | str] | None = None,
+        holder: Mapping[str, str] | None = None,
+    ) -> CommitResult | None:
+        """Publish parts that were staged for `repository.begin_staged`, on the terms of `commit`.
+
+        The intents of this session have no part in it.
+        """
+        with self._use("commit"):
+            result = self._publish(
+                CommitRequest(
+                    inputs=[staged],
+                    metadata=options.texts("meta", meta),
+                    expect=options.expectations(expect, self._types),
+                    idempotency=options.unit_of_work(idempotency),
+                    events=options.events(event, self._namespace),
+                    holder={**self._instance_metadata, **options.texts("holder", holder)},
+                )
+            )
+            if result is not None:
+                self._last_commit = result
+            return result
 
     # --- as an event handler's session ----------------------------------------------------------
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,10 +53,19 @@ class BulkParts:
 
     @property
     def rows(self) -> int:
+        if self.staged is not None:
+            return sum(file.row_count for file in self.staged)
         return sum(part.encoded.rows for part in self.parts)
 
 
 Stage = Callable[[TypeSpec, BulkPart], CommitFile]
+
+
+class PartsSource(Protocol):
+    """Where a commit gets the parts of a type that is too large to hold."""
+
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+        """What is to be published of the type as of `head`; asked again when head moved."""
 
 
 class BulkInput:

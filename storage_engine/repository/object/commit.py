@@ -27,7 +27,7 @@ from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.object.bulk import BulkInput, BulkParts
+from storage_engine.repository.object.bulk import BulkInput, BulkParts, PartsSource
 from storage_engine.repository.object.evaluate import (
     FIRST_VERSION,
     Evaluation,
@@ -81,7 +81,9 @@ class CommitRun:
         self._config = parts.config
         self._engine_version = parts.engine_version
         self._request = request
-        self._bulk: dict[TypeRef, BulkInput] = {}
+        self._attempts = {i.spec.ref: i.staged for i in request.inputs if i.staged is not None}
+        self._bulk: dict[TypeRef, PartsSource] = {**self._attempts}
+        self._spooled: list[BulkInput] = []
         self._staging: Staging | None = None
         self._evaluator = Evaluator(
             parts.chain, parts.versions, request, self._bulk, parts.check_log
@@ -145,6 +147,7 @@ class CommitRun:
                 stage=self._staging.stage if self._staging is not None else None,
             )
             self._bulk[item.spec.ref] = bulk
+            self._spooled.append(bulk)
             assert item.stream is not None
             bulk.spool(item.stream, stage_at_once=item.spec.ref not in heads)
 
@@ -195,12 +198,15 @@ class CommitRun:
         for ref, (spec, bulk) in evaluation.bulk.items():
             if bulk.staged is not None:
                 staged += bulk.staged
+                if ref in self._attempts:
+                    self._attempts[ref].check(bulk.staged)
             else:
                 for file, upload in self._rewritten(base, spec, _version(heads.get(ref)), bulk):
                     files.append(file)
                     uploads.append(upload)
-        if staged and self._staging is not None:
-            self._staging.check(staged)
+        spooled = [file for file in staged if file.ref not in self._attempts]
+        if spooled and self._staging is not None:
+            self._staging.check(spooled)
         files = [replace(f, previous=_previous(heads.get(f.ref))) for f in [*files, *staged]]
         return Draft(
             files=files,
@@ -346,13 +352,15 @@ class CommitRun:
         )
 
     def _clean_up(self, published: Published | None, *, outcome_known: bool) -> None:
-        for bulk in self._bulk.values():
+        for bulk in self._spooled:
             bulk.close()
+        files: Sequence[CommitFile] = published.manifest.files if published else ()
+        for attempt in self._attempts.values():
+            attempt.settle(files if outcome_known else None)
         if self._scratch is not None:
             self._scratch.cleanup()
         if self._staging is not None:
             if outcome_known:
-                files: Sequence[CommitFile] = published.manifest.files if published else ()
                 self._staging.end(files)
             else:
                 self._staging.leave()

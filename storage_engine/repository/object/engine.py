@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -39,6 +39,7 @@ from storage_engine.query.spec import Reference
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.object import inspection
+from storage_engine.repository.object.attempt import StagedAttempt
 from storage_engine.repository.object.commit import CommitRun, Parts
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.query import ObjectExecutor
@@ -52,7 +53,9 @@ from storage_engine.repository.protocol import (
     CommitRecord,
     CommitRequest,
     CommitResult,
+    Idempotency,
     Window,
+    no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types
 from storage_engine.schema.documents import Documents
@@ -203,6 +206,29 @@ class ObjectRepository(ABC):
                 ),
                 request,
             ).run()
+
+    def begin_staged(
+        self,
+        spec: TypeSpec,
+        *,
+        idempotency: Idempotency | None = None,
+        order_by: str | None = None,
+        holder: Mapping[str, Any] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> StagedAttempt:
+        if self.engine_version != "v2":
+            raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
+        attempt = StagedAttempt(
+            self.chain,
+            self._versions,
+            self._config,
+            spec,
+            idempotency=idempotency,
+            order_by=order_by,
+        )
+        if attempt.applied_by is None:
+            attempt.begin({**self._holder, **(holder or {})}, on_lost)
+        return attempt
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""

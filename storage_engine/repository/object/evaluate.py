@@ -23,7 +23,7 @@ from storage_engine.errors import (
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec, schema_differences
-from storage_engine.repository.object.bulk import BulkInput, BulkParts
+from storage_engine.repository.object.bulk import BulkParts, PartsSource
 from storage_engine.repository.object.reconcile import (
     Delta,
     all_new,
@@ -61,7 +61,7 @@ class Evaluator:
         chain: Chain,
         versions: Versions,
         request: CommitRequest,
-        bulk: Mapping[TypeRef, BulkInput],
+        bulk: Mapping[TypeRef, PartsSource],
         check_log: Callable[[Head], None],
     ) -> None:
         """`check_log` refuses a head that this engine may not write after."""

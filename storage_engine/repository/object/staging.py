@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ class Staging:
         self._sizes: dict[str, int] = {}
         self._heartbeat: Heartbeat | None = None
 
-    def begin(self, holder: Mapping[str, Any]) -> None:
+    def begin(self, holder: Mapping[str, Any], on_lost: Callable[[], None] | None = None) -> None:
         """Announce the attempt and keep it announced until `end`."""
-        self._heartbeat = Heartbeat(self._store, self.attempt, holder=holder, beat_s=self._beat_s)
+        self._heartbeat = Heartbeat(
+            self._store, self.attempt, holder=holder, beat_s=self._beat_s, on_lost=on_lost
+        )
         self._heartbeat.start()
 
     def stage(self, spec: TypeSpec, part: BulkPart) -> CommitFile:
@@ -79,12 +81,16 @@ class Staging:
     def _present(self) -> dict[str, int]:
         return {info.key: info.size for info in self._store.list(f"staged/{self.attempt}/")}
 
-    def end(self, published: Iterable[CommitFile]) -> None:
-        """Withdraw the announcement and whatever was staged but not published."""
+    def end(self, published: Iterable[CommitFile], *, listed: bool = False) -> None:
+        """Withdraw the announcement and whatever was staged but not published.
+
+        `listed`: others staged under this attempt too, so look what is there.
+        """
         self.leave()
         kept = {file.path for file in published}
-        doomed = [key for key in self._sizes if key not in kept]
         try:
+            staged = self._present() if listed else self._sizes
+            doomed = [key for key in staged if key not in kept]
             self._store.delete_many([*doomed, layout.attempt_heartbeat(self.attempt)])
         except (ObjectStoreError, StorageBackendError) as error:
             log.info("staged leftovers stay for garbage collection: %s", error)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa
 
@@ -36,6 +36,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     TypeChange,
     Window,
+    no_staging,
 )
 from storage_engine.repository.sqlite import control, layout, outbox, records, tags
 from storage_engine.repository.sqlite.asking import ask, batches
@@ -129,6 +130,9 @@ class SqliteRepository(ABC):
                     rollback(connection)
                     raise
         return result
+
+    def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
+        raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
 
     def _publish(
         self,

@@ -1,0 +1,218 @@
+"""A write whose parts others stage (Spark's executors): begun before the job, published after it.
+
+From `begin` to `close` a heartbeat says that the writer lives. Whoever stages writes objects under
+the attempt's prefix; only those whose descriptions are handed to `add` can be published. Promise:
+`close` deletes what was certainly not published and, after an unknown outcome, nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.heartbeat import GivenUp
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import SchemaOutdatedError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.object.bulk import BulkParts
+from storage_engine.repository.object.evaluate import (
+    FIRST_VERSION,
+    aligned,
+    check_schema,
+    raise_on_conflict,
+)
+from storage_engine.repository.object.staging import Staging
+from storage_engine.repository.object.stale import Overtaken, overtaken, repeated, without
+from storage_engine.repository.object.versions import Versions, newest
+from storage_engine.repository.protocol import Idempotency, TypeInput
+
+
+class StagedAttempt:
+    """One type's staged write. Use as a context manager, once."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        versions: Versions,
+        config: OntologiaConfig,
+        spec: TypeSpec,
+        *,
+        idempotency: Idempotency | None,
+        order_by: str | None,
+    ) -> None:
+        head = chain.read_head().head
+        heads = state.type_heads(chain, head)
+        top = heads.get(spec.ref)
+        self._chain = chain
+        self._versions = versions
+        self.config = config
+        self.base = head
+        self.top = top
+        self.order_by = order_by
+        self.schema_version_id = top.schema_version_id if top is not None else FIRST_VERSION
+        self.applied_by: int | None = None
+        if idempotency is not None:
+            applied = state.last_applied(chain, head, idempotency.app_id)
+            if applied is not None and applied.covers(idempotency.version):
+                self.applied_by = applied.commit_id
+        check_schema(chain, head, spec, top)
+        self.spec = aligned(chain, head, spec, top)
+        self._staging = Staging(
+            chain.store,
+            schema_versions={spec.ref: self.schema_version_id},
+            beat_s=config.s3_lease_ttl_ms / 3000,
+        )
+        self._files: tuple[CommitFile, ...] = ()
+        self._upto = head.commit_id  # our rows take account of what was written until then
+        self._published: Sequence[CommitFile] = ()
+        self._unknown = False
+        self._lost = False
+        self.kept = 0  # rows that another commit had changed: left as it made them
+
+    # -- while others stage -------------------------------------------------------------------
+
+    def begin(self, holder: Mapping[str, Any], on_lost: Callable[[], None] | None) -> None:
+        """Announce the attempt; `on_lost` is called once nothing of it can be published."""
+
+        def lost() -> None:
+            self._lost = True
+            if on_lost is not None:
+                on_lost()
+
+        self._staging.begin(holder, lost)
+
+    @property
+    def uri(self) -> str:
+        return self._chain.store.uri
+
+    def now(self) -> datetime:
+        """The store's clock."""
+        return self._chain.store.now()
+
+    @property
+    def attempt(self) -> str:
+        return self._staging.attempt
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def check_alive(self) -> None:
+        """GivenUp when what was staged can no longer be published."""
+        if self._lost:
+            raise GivenUp(layout.attempt_heartbeat(self.attempt))
+
+    def entries(self) -> list[Entry]:
+        """The files that hold the type's latest rows as of the base."""
+        found = self._versions.resolve(self.spec, self.base)
+        return newest(found.entries, self.base.commit_id)
+
+    def add(self, files: Iterable[CommitFile]) -> None:
+        """Take parts into the write: they are in the store, and each row differs from the base."""
+        first = len(self._files)
+        numbered = [replace(f, part=n) for n, f in enumerate(files, start=first)]
+        self._files = (*self._files, *numbered)
+
+    @property
+    def files(self) -> tuple[CommitFile, ...]:
+        return self._files
+
+    def repeated(self) -> list[object]:
+        """Identities that are in the parts more than once (three at most)."""
+        return repeated(self._versions, self.spec, self._files)
+
+    def as_input(self) -> TypeInput:
+        return TypeInput(self.spec, staged=self)
+
+    # -- under the lock -----------------------------------------------------------------------
+
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+        """The parts without rows that other commits have overtaken since.
+
+        Called without the lock first, so that under it only what came after is looked at.
+        """
+        self._check_same_schema(head, top)
+        since = min(self._upto, snapshot) if snapshot is not None else self._upto
+        if self._files and top is not None and top.commit_id > since:
+            fresh = state.entries(self._chain, head, self.spec.ref, top=top, above=since)
+            found = overtaken(
+                self._versions, self.spec, self._files, fresh, since=since, order_by=self.order_by
+            )
+            if snapshot is not None:
+                raise_on_conflict(self.spec, found.identities(), snapshot)
+            self._give_way(head, found, since)
+        self._upto = head.commit_id
+        return BulkParts((), self._files)
+
+    def _check_same_schema(self, head: Head, top: TypeHead | None) -> None:
+        now = top.schema_version_id if top is not None else FIRST_VERSION
+        if head.log_id != self.base.log_id or now != self.schema_version_id:
+            raise SchemaOutdatedError(
+                f"{self.spec.name} got another schema version while its rows were staged "
+                f"(now {now}, staged for {self.schema_version_id}); nothing was published, "
+                "write the data again",
+                type=self.spec.name,
+                stored_version=now,
+            )
+
+    def _give_way(self, head: Head, found: Overtaken, since: int) -> None:
+        if not found:
+            return
+        known = found.known_before(
+            self._versions,
+            head,
+            since if self.top is not None or since > self.base.commit_id else 0,
+        )
+        files = list(self._files)
+        for number in found.parts():
+            lost, lost_new, won_new = found.counts(number, known)
+            file = files[number]
+            inserted = (file.inserted or 0) - lost_new - won_new
+            if not lost:
+                files[number] = replace(file, inserted=inserted, updated=file.row_count - inserted)
+                continue
+            left = file.row_count - lost
+            self.kept += lost
+            if left == 0:
+                files[number] = replace(file, row_count=0)
+                continue
+            with without(self._versions, self.spec, file, found.losing(number)) as part:
+                staged = self._staging.stage(self.spec, replace(part, inserted=inserted))
+            files[number] = replace(staged, part=file.part)
+        self._files = tuple(file for file in files if file.row_count)
+
+    def check(self, files: Iterable[CommitFile]) -> None:
+        """Before the CAS: all parts are still ours, and there, whole."""
+        self._staging.check(files)
+
+    def settle(self, published: Sequence[CommitFile] | None) -> None:
+        """What became of a publish: the published files, or None when it cannot be told."""
+        if published is None:
+            self._unknown = True
+        else:
+            self._published = published
+
+    # -- lifetime -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self._unknown:
+            self._staging.leave()
+        else:
+            self._staging.end(self._published, listed=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

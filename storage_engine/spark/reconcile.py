@@ -1,0 +1,209 @@
+"""Which rows of a source are new, changed, older than what is stored, or nothing new.
+
+Rows are compared by 128 bits of identity and 128 bits of content, so that only hashes are
+shuffled, on both sides; whole rows follow in a second reading of the source, and only those that
+differ. That is right because a hash of 128 bits does not repeat by accident; NULL and absent
+columns are told apart by a bit each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from storage_engine.model.spec import TypeSpec
+from storage_engine.spark.rows import SourceRows
+from storage_engine.spark.staging import FAULTS, INSERT, REASONS
+from storage_engine.spark.stored import COMMIT
+
+_BROADCAST_ROWS = 2_000_000  # identities: some 100 MB in an executor
+_KEYS = ["__k1", "__k2"]
+_CONTENT = ["__r1", "__r2"]
+_ORDER = "__order"
+_BAD = "__bad"
+_BITS = 62
+_WRITTEN = ("inserted", "updated", "bad")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What comparing has found, in rows of the source."""
+
+    rows: int = 0
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    stale: int = 0
+    duplicates: int = 0
+    bad: int = 0
+
+    @property
+    def written(self) -> int:
+        return self.inserted + self.updated + self.bad
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """The rows to stage, with a column that tells inserts; `cached` until `free`."""
+
+    frame: DataFrame | None  # None: nothing differs
+    counts: Counts
+    cached: DataFrame | None = None
+
+    def free(self) -> None:
+        if self.cached is not None:
+            self.cached.unpersist()
+
+
+def reconcile(
+    source: SourceRows,
+    stored: DataFrame | None,
+    spec: TypeSpec,
+    *,
+    unique: bool,
+    order_by: str | None,
+) -> Reconciled:
+    """Compare with `stored` (None: there is nothing). `unique`: no identity is in it twice."""
+    compared = _compared(_narrow(source, spec, order_by), order_by)
+    if stored is not None:
+        known = _latest(stored, spec, unique=unique, order_by=order_by)
+        compared = compared.join(known, _KEYS, "left")
+        status = _status(order_by)
+    else:
+        compared = compared.withColumn("__known", F.lit(None).cast("boolean"))
+        status = _first_status()
+    # What is not to be written is only counted: one group each, where the others have one row per
+    # identity. So one pass gives both the figures and the identities.
+    wanted = [*_KEYS, *([_ORDER] if order_by is not None else [])]
+    differs = F.col("__status").isin(*_WRITTEN)
+    judged = (
+        compared.select(*wanted, F.col("__known").isNull().alias(INSERT), status.alias("__status"))
+        .groupBy(*(F.when(differs, F.col(n)).alias(n) for n in [*wanted, INSERT]), "__status")
+        .agg(F.count(F.lit(1)).alias("__n"))
+        .persist(StorageLevel.MEMORY_AND_DISK)
+    )
+    figures = judged.groupBy("__status").agg(F.sum("__n"), F.count(F.lit(1))).collect()
+    found = {row[0]: int(row[1]) for row in figures}
+    counts = Counts(rows=sum(found.values()), **found)
+    identities = sum(int(row[2]) for row in figures if row[0] in _WRITTEN)
+    changed = judged.filter(differs).select(*wanted, INSERT).dropDuplicates(wanted)
+    if counts.written == 0:
+        return Reconciled(None, counts, judged)
+    if counts.inserted == counts.rows and (order_by is None or identities == counts.rows):
+        return Reconciled(source.frame, counts, judged)  # all are new: no need to look them up
+    return Reconciled(_chosen(source, spec, changed, identities, order_by), counts, judged)
+
+
+def _narrow(source: SourceRows, spec: TypeSpec, order_by: str | None) -> DataFrame:
+    columns = [*_hashes(spec, source.columns)]
+    if order_by is not None:
+        columns.append(source.columns[order_by].alias(_ORDER))
+    columns.append(_bad(source.frame).alias(_BAD))
+    return source.frame.select(*columns)
+
+
+def _compared(narrow: DataFrame, order_by: str | None) -> DataFrame:
+    if order_by is None:
+        return narrow
+    # Of the rows of one identity those with the greatest value stay; nulls are the least.
+    newest = F.max(F.when(~F.col(_BAD), F.col(_ORDER))).over(Window.partitionBy(*_KEYS))
+    return narrow.withColumn("__newest", newest)
+
+
+def _latest(stored: DataFrame, spec: TypeSpec, *, unique: bool, order_by: str | None) -> DataFrame:
+    columns = {name: F.col(f"`{name}`") for name in [*spec.identity, *_names(spec)]}
+    own = [F.col(f"`{order_by}`").alias(_ORDER)] if order_by is not None else []
+    hashed = stored.select(COMMIT, *_hashes(spec, columns), *own)
+    content = [*_CONTENT, *([_ORDER] if order_by is not None else [])]
+    if not unique:
+        newest = F.max_by(F.struct(*content), COMMIT).alias("__latest")
+        hashed = hashed.groupBy(*_KEYS).agg(newest).select(*_KEYS, "__latest.*")
+    renamed = [F.col(name).alias(f"{name}s") for name in content]
+    return hashed.select(*_KEYS, *renamed, F.lit(True).alias("__known"))
+
+
+def _status(order_by: str | None) -> Column:
+    status = F.when(F.col(_BAD), "bad")
+    if order_by is not None:
+        status = status.when(~F.col(_ORDER).eqNullSafe(F.col("__newest")), "duplicates")
+    status = status.when(F.col("__known").isNull(), "inserted")
+    if order_by is not None:
+        ours, theirs = F.col(_ORDER), F.col(f"{_ORDER}s")
+        status = status.when(theirs.isNotNull() & (ours.isNull() | (ours < theirs)), "stale")
+    same = F.lit(True)
+    for name in _CONTENT:
+        same = same & (F.col(name) == F.col(f"{name}s"))
+    return status.when(same, "unchanged").otherwise("updated")
+
+
+def _first_status() -> Column:
+    status = F.when(F.col(_BAD), "bad")
+    status = status.when(~F.col(_ORDER).eqNullSafe(F.col("__newest")), "duplicates")
+    return status.otherwise("inserted")
+
+
+def _chosen(
+    source: SourceRows, spec: TypeSpec, changed: DataFrame, identities: int, order_by: str | None
+) -> DataFrame:
+    """The whole rows of what differs."""
+    if identities <= _BROADCAST_ROWS:
+        changed = F.broadcast(changed)
+    names = source.frame.columns
+    keyed = source.frame.select("*", *_hashes(spec, source.columns))
+    if order_by is None:
+        return keyed.join(changed, _KEYS).select(*_quoted(names), INSERT)
+    mine = keyed.withColumn(_ORDER, source.columns[order_by]).alias("mine")
+    match = F.col(f"mine.{_ORDER}").eqNullSafe(F.col(f"changed.{_ORDER}"))
+    for name in _KEYS:
+        match = match & (F.col(f"mine.{name}") == F.col(f"changed.{name}"))
+    joined = mine.join(changed.alias("changed"), match)
+    kept = joined.select(*(f"mine.{n}" for n in _quoted([*names, *_KEYS, *_CONTENT])), INSERT)
+    # One row said twice is one row, except that each faulty one is to be seen.
+    each = F.when(_bad(source.frame), F.monotonically_increasing_id())
+    once = kept.withColumn("__each", each).dropDuplicates([*_KEYS, *_CONTENT, "__each"])
+    return once.select(*_quoted(names), INSERT)
+
+
+def _hashes(spec: TypeSpec, columns: Mapping[str, Column]) -> list[Column]:
+    identity = [columns[name] for name in spec.identity]
+    fields = [columns[name] for name in _names(spec)]
+    nulls = _null_bits(fields)
+    return [
+        F.xxhash64(*identity).alias("__k1"),
+        F.xxhash64(F.lit(1), *identity).alias("__k2"),
+        F.xxhash64(*nulls, *fields).alias("__r1"),
+        F.xxhash64(F.lit(1), *nulls, *fields).alias("__r2"),
+    ]
+
+
+def _null_bits(columns: Sequence[Column]) -> list[Column]:
+    """Hashing passes over nulls as if they were not there: say where they are."""
+    made = []
+    for start in range(0, len(columns), _BITS):
+        bits = F.lit(0).cast("bigint")
+        for place, column in enumerate(columns[start : start + _BITS]):
+            bits = bits + F.when(column.isNull(), 1 << place).otherwise(0)
+        made.append(bits)
+    return made or [F.lit(0)]
+
+
+def _bad(frame: DataFrame) -> Column:
+    bad = F.lit(False)
+    if REASONS in frame.columns:
+        bad = bad | F.coalesce(F.size(REASONS) > 0, F.lit(False))
+    if FAULTS in frame.columns:
+        bad = bad | F.col(FAULTS).isNotNull()
+    return bad
+
+
+def _names(spec: TypeSpec) -> list[str]:
+    """Fields to compare: an entity's key is compared as its identity."""
+    return [f.name for f in spec.fields if f.name != spec.primary_key]
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return [f"`{name.replace('`', '``')}`" for name in names]

@@ -1,0 +1,53 @@
+"""What a Spark write reports, while it runs and when it is done. Knows no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+Stage = Literal["reconcile", "stage", "publish"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteProgress:
+    """How far a write has come: tasks done of those that Spark knows of so far."""
+
+    stage: Stage
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What became of the rows of one write."""
+
+    type_name: str
+    commit_id: int | None  # None: nothing differed, nothing published
+    type_commit_id: int  # the commit that last changed the type; 0: never written
+    already_applied: bool = False  # the idempotency key had been applied by commit_id
+    rows: int = 0  # of the input
+    inserted: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    quarantined: int = 0
+    duplicates: int = 0  # left out for a greater order value of the same identity
+    stale: int = 0  # left out for a greater order value in the storage
+    kept: int = 0  # changed by another commit while this job ran: left as that commit made them
+    files: int = 0
+    bytes: int = 0
+    attempts: int = 0
+    lock_wait_ms: float = 0.0
+    requests: Mapping[str, int] = field(default_factory=dict)  # of the driver
+    quarantine: str | None = None
+    reasons: Mapping[str, int] = field(default_factory=dict)  # of quarantined rows
+    drift: Sequence[str] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        made = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            **made,
+            "requests": dict(self.requests),
+            "reasons": dict(self.reasons),
+            "drift": list(self.drift),
+        }

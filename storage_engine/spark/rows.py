@@ -1,0 +1,184 @@
+"""A DataFrame as rows of a declared type, in Spark's own columns wherever that keeps every value.
+
+A source whose columns have the declared types (or narrower ones) is compared with what is stored
+by Catalyst alone. Others (nested values, JSON text, floats for ints) go through the same
+conversion as all bulk input, in Python, a column at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from storage_engine.errors import ValidationError
+from storage_engine.model.canonical import decode, dumps
+from storage_engine.model.columns import row_schema
+from storage_engine.model.conform import Conformer, conform
+from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
+from storage_engine.spark.staging import FAULTS, ORIGINAL, REASONS, as_json, sift_with_reasons
+
+SPARK_TYPES: dict[Storage, str] = {
+    "str": "string",
+    "int": "bigint",
+    "float": "double",
+    "bool": "boolean",
+    "datetime": "timestamp",
+    "date": "date",
+    "bytes": "binary",
+    "json": "string",
+}
+# What Catalyst widens without loss. Everything else that can be converted is, by `conform`.
+_EXACT: dict[Storage, frozenset[str]] = {
+    "str": frozenset({"string"}),
+    "int": frozenset({"tinyint", "smallint", "int", "bigint"}),
+    "float": frozenset({"float", "double"}),
+    "bool": frozenset({"boolean"}),
+    "datetime": frozenset({"timestamp"}),
+    "date": frozenset({"date"}),
+    "bytes": frozenset({"binary"}),
+    "json": frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Rows to be written. `frame` has either the source's columns or, when `conformed`, those of
+    the row schema with faulty rows marked; `columns` are the row schema's columns over it."""
+
+    frame: DataFrame
+    columns: dict[str, Column]
+    conformed: bool
+
+
+def check_columns(spec: TypeSpec, schema: StructType) -> None:
+    """ValidationError that lists every column of a DataFrame that does not fit the type."""
+    names = [name for name in schema.names if name != REASONS]
+    wanted = StructType([schema[name] for name in dict.fromkeys(names)])
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValidationError(
+            f"{spec.name}: column {repeated[0]!r} is there {names.count(repeated[0])} times",
+            type=spec.name,
+            field=", ".join(repeated),
+        )
+    conform(spec, to_arrow_schema(wanted, timezone="UTC"))
+
+
+def source_rows(df: DataFrame, spec: TypeSpec, *, compared: bool) -> SourceRows:
+    """`df` (checked before) for writing; `compared`: its values are to be compared with others."""
+    native = _native(df, spec)
+    if native is not None or not compared:
+        return SourceRows(df, native or {}, conformed=False)
+    stripped = _plain_spec(spec)
+    made = df.mapInArrow(ConformTask(stripped), _conformed_ddl(spec))
+    return SourceRows(made, {name: F.col(_q(name)) for name in row_schema(spec).names}, True)
+
+
+def _native(df: DataFrame, spec: TypeSpec) -> dict[str, Column] | None:
+    """The row schema's columns as expressions; None when Catalyst alone cannot make them."""
+    given = {f.name: f.dataType.simpleString() for f in df.schema.fields}
+    sources = {"entity_key": spec.primary_key, "instance_key": spec.instance_key}
+    columns: dict[str, Column] = {}
+    for name in spec.identity:
+        source = sources.get(name, name)
+        if source is None:
+            columns[name] = F.lit("")
+        elif given.get(source) == "string":
+            columns[name] = F.col(_q(source))
+        else:
+            return None
+    for field in spec.fields:
+        made = _native_field(field, given.get(field.name))
+        if made is None:
+            return None
+        columns[field.name] = made
+    return columns
+
+
+def _native_field(field: FieldSpec, source: str | None) -> Column | None:
+    target = SPARK_TYPES[field.storage]
+    if source is not None:
+        if source not in _EXACT[field.storage]:
+            return None
+        column = F.col(_q(field.name))
+        return column if source == target else column.cast(target)
+    if field.default is not MISSING:
+        return _literal(field).cast(target)
+    return F.lit(None).cast(target) if field.nullable and field.default_factory is None else None
+
+
+def _literal(field: FieldSpec) -> Column:
+    value = decode(field.type_spec, field.default)
+    if field.storage == "json" and value is not None:
+        value = dumps(value)
+    if isinstance(value, datetime):
+        return F.timestamp_micros(F.lit(int(value.timestamp() * 1_000_000)))
+    if isinstance(value, date | bytes):
+        return F.lit(value)
+    return F.lit(value)
+
+
+def _q(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+# -- in Python workers --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ConformTask:
+    """Turns a source's batches into row-schema batches; rows that do not fit stay, as nulls, with
+    their faults and their original beside them."""
+
+    spec: TypeSpec
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        conformer: Conformer | None = None
+        for batch in batches:
+            own = batch.select([name for name in batch.schema.names if name != REASONS])
+            if conformer is None:
+                conformer = conform(self.spec, own.schema)
+            sifted = sift_with_reasons(conformer, own, batch)
+            yield _marked(sifted.rows, [None] * sifted.rows.num_rows, [None] * sifted.rows.num_rows)
+            if sifted.faults:
+                numbers = sorted(sifted.faults)
+                rows = own.take(pa.array(numbers, pa.int64())).to_pylist()
+                faults = [
+                    json.dumps([[f.what, f.detail] for f in sifted.faults[n]]) for n in numbers
+                ]
+                empty = pa.RecordBatch.from_arrays(
+                    [pa.nulls(len(numbers), f.type) for f in sifted.rows.schema],
+                    names=sifted.rows.schema.names,
+                )
+                yield _marked(empty, faults, [as_json(row) for row in rows])
+
+
+def _marked(
+    rows: pa.RecordBatch, faults: Sequence[str | None], originals: Sequence[str | None]
+) -> pa.RecordBatch:
+    arrays = [*rows.columns, pa.array(faults, pa.string()), pa.array(originals, pa.string())]
+    return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, FAULTS, ORIGINAL])
+
+
+def row_ddl(spec: TypeSpec) -> str:
+    """The row schema's columns, all nullable, as Spark declares them."""
+    columns = [f"{_q(name)} string" for name in spec.identity]
+    columns += [f"{_q(f.name)} {SPARK_TYPES[f.storage]}" for f in spec.fields]
+    return ", ".join(columns)
+
+
+def _conformed_ddl(spec: TypeSpec) -> str:
+    return f"{row_ddl(spec)}, {FAULTS} string, {ORIGINAL} string"
+
+
+def _plain_spec(spec: TypeSpec) -> TypeSpec:
+    """Without the user's class, which executors may not be able to import."""
+    return replace(spec, python_class=None)

@@ -1,0 +1,393 @@
+"""Write a DataFrame into an ontology: executors stage parts, the driver publishes once.
+
+    result = write_entities(df, Customer, session, idempotency=("crm", "2026-11-16"))
+
+Either all rows that differ from what is stored are published, as one commit, or none. The write
+lock is held for the publish only. A failed or killed task leaves files that nobody names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.records import CommitFile, timestamp
+from storage_engine.errors import (
+    ConfigurationError,
+    HeadMismatchError,
+    LockContentionError,
+    ValidationError,
+)
+from storage_engine.model.event import Event
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.object.attempt import StagedAttempt
+from storage_engine.repository.object.stale import disjoint
+from storage_engine.repository.protocol import CommitResult
+from storage_engine.runtime import options as session_options
+from storage_engine.runtime.session import Session
+from storage_engine.runtime.types import StoredClass
+from storage_engine.spark.jobs import Jobs, is_connect
+from storage_engine.spark.quarantine import Quarantine
+from storage_engine.spark.reconcile import Counts, Reconciled, reconcile
+from storage_engine.spark.results import WriteProgress, WriteResult
+from storage_engine.spark.rows import SourceRows, check_columns, source_rows
+from storage_engine.spark.staging import REPORT_DDL, StageTask, Target, TaskReport
+from storage_engine.spark.stored import stored_rows
+
+_PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What a write may be asked for; see `write_type`."""
+
+    idempotency: tuple[str, int | str] | None = None
+    meta: Mapping[str, str] | None = None
+    expect: Mapping[StoredClass | str, int] | None = None
+    event: Event | Iterable[Event] | None = None
+    holder: Mapping[str, str] | None = None
+    order_by: str | None = None
+    on_bad_rows: Literal["fail", "quarantine"] = "fail"
+    quarantine: str | None = None
+    expectations: Sequence[Any] = ()
+    target_part_bytes: int | None = None
+    progress: Callable[[WriteProgress], None] | None = None
+
+
+def write_entities(
+    df: DataFrame, type: StoredClass | TypeSpec, session: Session, **options: Any
+) -> WriteResult:
+    """`write_type` for an entity type; a relation is refused."""
+    return _write(df, type, session, options, kind="entity")
+
+
+def write_relations(
+    df: DataFrame, type: StoredClass | TypeSpec, session: Session, **options: Any
+) -> WriteResult:
+    """`write_type` for a relation type; an entity is refused."""
+    return _write(df, type, session, options, kind="relation")
+
+
+def write_type(
+    df: DataFrame, type: StoredClass | TypeSpec, session: Session, **options: Any
+) -> WriteResult:
+    """Publish the rows of `df` that differ from what is stored.
+
+    `type` is a declared class, or a stored schema's TypeSpec. Columns are the field names; a
+    relation has `left_key`, `right_key` and its instance key under its own name. A column may be
+    missing where the field has a default or can be null; others are refused, all at once.
+
+    idempotency, meta, expect, event:  as in `Session.commit`
+    holder:       texts shown to whoever waits for the lock
+    order_by:     a field: of rows with one identity the greatest value wins, and a row whose value
+                  is less than the stored one's is not written. Without it, an identity that
+                  appears twice is an error
+    on_bad_rows:  "fail": rows with null keys, values that do not fit or broken expectations stop
+                  the write; "quarantine": they go to a side table, and the others are published
+    quarantine:   folder or URI of the side table
+    expectations: conditions that rows must meet
+    target_part_bytes: size of a part, counted as Arrow data
+    progress:     called with a WriteProgress now and then
+    """
+    return _write(df, type, session, options, kind=None)
+
+
+def _write(
+    df: DataFrame,
+    type: StoredClass | TypeSpec,
+    session: Session,
+    options: Mapping[str, Any],
+    *,
+    kind: str | None,
+) -> WriteResult:
+    spec = type if isinstance(type, TypeSpec) else session.bind(type)
+    if kind is not None and spec.kind != kind:
+        other = "write_relations" if kind == "entity" else "write_entities"
+        raise ConfigurationError(f"{spec.name} is a {spec.kind} type: use {other}")
+    try:
+        wanted = WriteOptions(**options)
+    except TypeError as error:
+        raise ConfigurationError(f"write: {error}") from None
+    return _Write(df, spec, session, wanted).run()
+
+
+class _Write:
+    """One write from start to end. Use once."""
+
+    def __init__(
+        self, df: DataFrame, spec: TypeSpec, session: Session, options: WriteOptions
+    ) -> None:
+        self._df = df
+        self._spec = spec
+        self._session = session
+        self._repository = session.repository
+        self._options = options
+        self._cached: list[DataFrame] = []
+        self._check_options()
+
+    def run(self) -> WriteResult:
+        before = self._requests()
+        check_columns(self._spec, self._df.schema)
+        jobs: Jobs | None = None
+
+        def lost() -> None:
+            if jobs is not None:
+                jobs.cancel()
+
+        attempt = self._repository.begin_staged(
+            self._spec,
+            idempotency=session_options.unit_of_work(self._options.idempotency),
+            order_by=self._options.order_by,
+            holder=session_options.texts("holder", self._options.holder),
+            on_lost=lost,
+        )
+        if attempt.applied_by is not None:
+            return self._applied(attempt.applied_by, attempt)
+        with attempt:
+            jobs = Jobs(self._df.sparkSession, attempt.attempt, self._options.progress)
+            try:
+                return self._run(attempt, jobs, before)
+            except Exception:
+                attempt.check_alive()  # the heartbeat's loss is why Spark's job was cancelled
+                raise
+            finally:
+                for frame in self._cached:
+                    frame.unpersist()
+
+    def _run(self, attempt: StagedAttempt, jobs: Jobs, before: Mapping[str, int]) -> WriteResult:
+        spec = attempt.spec
+        df = self._expected(self._df, spec)
+        with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
+            found, source = self._reconcile(df, attempt)
+        reports: list[TaskReport] = []
+        target = self._target(attempt)
+        try:
+            if found.frame is not None:
+                task = StageTask(target, conformed=source.conformed)
+                with jobs.running("stage", f"{spec.name}: stage parts"):
+                    rows = found.frame.mapInArrow(task, REPORT_DDL).toArrow()
+                reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
+        finally:
+            found.free()
+        attempt.check_alive()
+        bad = sum(report.bad for report in reports)
+        if bad and target.quarantine is None:
+            raise _bad_rows(spec, bad, reports)
+        staged = sum(report.rows for report in reports)
+        if found.counts.rows and staged < found.counts.written:
+            raise ValidationError(
+                f"{spec.name}: the source gave other rows when it was read a second time "
+                f"({staged} instead of {found.counts.written}); persist() the DataFrame first",
+                type=spec.name,
+            )
+        parts = [part for report in reports for part in report.parts]
+        attempt.add(CommitFile.parse(part) for part in parts)
+        self._check_unique(attempt, ascending=all(part["ascending"] for part in parts))
+        jobs.tell("publish", 0, 1)
+        result = self._publish(attempt)
+        jobs.tell("publish", 1, 1)
+        if result is not None and result.already_applied:
+            return self._applied(result.commit_id, attempt)
+        return self._result(attempt, result, found.counts, reports, target, before)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _expected(self, df: DataFrame, spec: TypeSpec) -> DataFrame:
+        if not self._options.expectations:
+            return df
+        from importlib import import_module
+
+        quality = import_module("storage_engine.spark.quality")
+        judged: DataFrame = quality.evaluate(df, self._options.expectations, spec, self._session)
+        return judged
+
+    def _reconcile(self, df: DataFrame, attempt: StagedAttempt) -> tuple[Reconciled, SourceRows]:
+        spec, order_by = attempt.spec, self._options.order_by
+        compared = attempt.top is not None or order_by is not None
+        if compared and not _repeats(df):
+            df = df.persist()  # it is read twice, and must be the same
+            self._cached.append(df)
+        source = source_rows(df, spec, compared=compared)
+        if not compared:
+            return Reconciled(source.frame, Counts()), source
+        stored, unique = None, True
+        if attempt.top is not None:
+            entries = attempt.entries()
+            unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)
+            columns = [*spec.identity, *(f.name for f in spec.fields)]
+            stored = stored_rows(
+                df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
+            )
+        return reconcile(source, stored, spec, unique=unique, order_by=order_by), source
+
+    def _target(self, attempt: StagedAttempt) -> Target:
+        options = self._options
+        return Target(
+            uri=attempt.uri,
+            config=attempt.config,
+            attempt=attempt.attempt,
+            spec=replace(attempt.spec, python_class=None),
+            schema_version_id=attempt.schema_version_id,
+            part_bytes=options.target_part_bytes or attempt.config.target_part_bytes,
+            quarantine=self._quarantine(attempt) if options.on_bad_rows == "quarantine" else None,
+        )
+
+    def _quarantine(self, attempt: StagedAttempt) -> Quarantine:
+        uri, prefix = self._options.quarantine, ""
+        if uri is None:
+            uri = attempt.uri
+            folder = layout.FOLDERS[attempt.spec.kind]
+            prefix = f"quarantine/{folder}/{attempt.spec.name}/{attempt.attempt}/"
+        mark = self._options.idempotency
+        facts = {**(self._options.meta or {})}
+        if mark is not None:
+            facts |= {"app_id": mark[0], "version": str(mark[1])}
+        return Quarantine(
+            uri=uri,
+            prefix=prefix,
+            type_name=attempt.spec.name,
+            attempt=attempt.attempt,
+            base_commit_id=attempt.base.commit_id,
+            started_at=timestamp(attempt.now()),
+            job=tuple(sorted(facts.items())),
+        )
+
+    def _check_unique(self, attempt: StagedAttempt, *, ascending: bool) -> None:
+        files = attempt.files
+        if not files or (ascending and disjoint(attempt.spec, files)):
+            return
+        found = attempt.repeated()
+        if found:
+            shown = ", ".join(repr(identity) for identity in found)
+            raise ValidationError(
+                f"{attempt.spec.name}: identities appear more than once in the input, for example "
+                f"{shown}; nothing was published. Make them unique, or name the column that says "
+                "which row is the latest (order_by)",
+                type=attempt.spec.name,
+                identity=found,
+            )
+
+    def _publish(self, attempt: StagedAttempt) -> CommitResult | None:
+        options = self._options
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return self._session.commit_staged(
+                    attempt.as_input(),
+                    options.event,
+                    meta=options.meta,
+                    expect=options.expect,
+                    idempotency=options.idempotency,
+                    holder=options.holder,
+                )
+            except (LockContentionError, HeadMismatchError):
+                # The work is staged and stays good; others only had the lock for too long.
+                if tries >= _PUBLISH_TRIES:
+                    raise
+
+    # -- what is said of it -------------------------------------------------------------------
+
+    def _result(
+        self,
+        attempt: StagedAttempt,
+        result: CommitResult | None,
+        counts: Counts,
+        reports: Sequence[TaskReport],
+        target: Target,
+        before: Mapping[str, int],
+    ) -> WriteResult:
+        reasons: Counter[str] = Counter()
+        for report in reports:
+            reasons.update(report.reasons)
+        published = attempt.files if result is not None else ()
+        quarantined = sum(report.bad for report in reports)
+        commit_id = result.commit_id if result is not None else None
+        place = None
+        if target.quarantine is not None and quarantined:
+            place = f"{target.quarantine.uri.rstrip('/')}/{target.quarantine.prefix}".rstrip("/")
+        return WriteResult(
+            type_name=attempt.spec.name,
+            commit_id=commit_id,
+            type_commit_id=self._repository.type_head(attempt.spec),
+            rows=counts.rows or sum(report.rows for report in reports),
+            inserted=sum(file.inserted or 0 for file in published),
+            updated=sum(file.updated or 0 for file in published),
+            unchanged=counts.unchanged,
+            quarantined=quarantined,
+            duplicates=counts.duplicates,
+            stale=counts.stale,
+            kept=attempt.kept,
+            files=len(published),
+            bytes=sum(file.bytes for file in published),
+            attempts=result.attempts if result is not None else 0,
+            lock_wait_ms=result.lock_wait_ms if result is not None else 0.0,
+            requests=self._since(before),
+            quarantine=place,
+            reasons=dict(reasons) if quarantined else {},
+        )
+
+    def _applied(self, commit_id: int, attempt: StagedAttempt) -> WriteResult:
+        return WriteResult(
+            type_name=attempt.spec.name,
+            commit_id=commit_id,
+            type_commit_id=self._repository.type_head(attempt.spec),
+            already_applied=True,
+        )
+
+    def _requests(self) -> dict[str, int]:
+        store = getattr(self._repository, "store", None)
+        return dict(store.meter.snapshot()) if store is not None else {}
+
+    def _since(self, before: Mapping[str, int]) -> dict[str, int]:
+        now = self._requests()
+        return {k: n - before.get(k, 0) for k, n in now.items() if n != before.get(k, 0)}
+
+    def _check_options(self) -> None:
+        options, spec = self._options, self._spec
+        if options.on_bad_rows not in ("fail", "quarantine"):
+            raise ConfigurationError(
+                f"on_bad_rows {options.on_bad_rows!r} is unknown: give 'fail' or 'quarantine'"
+            )
+        if options.quarantine is not None and options.on_bad_rows != "quarantine":
+            raise ConfigurationError("quarantine is given, but on_bad_rows is not 'quarantine'")
+        names = [f.name for f in spec.fields]
+        if options.order_by is not None:
+            if options.order_by not in names:
+                raise ConfigurationError(
+                    f"order_by {options.order_by!r} is no field of {spec.name} "
+                    f"(it has {', '.join(names)})"
+                )
+            if spec.field(options.order_by).storage in ("json", "bytes"):
+                raise ConfigurationError(
+                    f"order_by {options.order_by!r} has no order: name a field of text, numbers, "
+                    "dates or times"
+                )
+
+
+def _repeats(df: DataFrame) -> bool:
+    """Whether reading the frame again gives the same rows, as far as its plan tells."""
+    if is_connect(df.sparkSession):
+        return True
+    plan: Any = df._jdf
+    return bool(plan.queryExecution().analyzed().deterministic())
+
+
+def _bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> ValidationError:
+    reasons: Counter[str] = Counter()
+    examples: list[str] = []
+    for report in reports:
+        reasons.update(report.reasons)
+        examples += report.examples
+    listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
+    shown = " | ".join(examples[:3])
+    return ValidationError(
+        f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
+        f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
+        type=spec.name,
+    )
