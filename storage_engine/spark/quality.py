@@ -1,0 +1,151 @@
+"""Evaluates expectations on a DataFrame: each row learns which of them it breaks.
+
+Conditions on single rows and uniqueness need one pass; each referential expectation adds a join
+with the keys of its target type, as they are stored when the frame is evaluated. Nothing is
+decided here: who writes stops at broken rows or sets them aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import DataType, NumericType, StringType
+from pyspark.sql.window import Window
+
+from storage_engine.errors import ValidationError
+from storage_engine.model.expectations import (
+    Expectation,
+    InRange,
+    Matches,
+    NotNull,
+    RefersTo,
+    Unique,
+)
+from storage_engine.model.spec import TypeSpec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from storage_engine.runtime.session import Session
+
+REASONS = "__reasons"
+
+
+def evaluate(
+    df: DataFrame, expectations: Sequence[Expectation], spec: TypeSpec, session: Session
+) -> DataFrame:
+    """The frame with an array of texts, REASONS: the expectations that the row breaks, after any
+    reasons that it came with. Raises ValidationError when an expectation does not fit the
+    columns.
+    """
+    _check(df, expectations, spec)
+    frame = df
+    broken: list[Column] = []
+    for number, expectation in enumerate(expectations):
+        if isinstance(expectation, RefersTo):
+            frame, fails = _refers(frame, expectation, f"__found_{number}", spec, session)
+        else:
+            fails = _breaks(expectation, frame)
+        broken.append(sf.when(fails, sf.lit(expectation.describe())))
+    given = sf.col(REASONS) if REASONS in df.columns else sf.array().cast("array<string>")
+    found = sf.array_compact(sf.array(*broken)) if broken else sf.array().cast("array<string>")
+    kept = [sf.col(quoted(name)) for name in df.columns if name != REASONS]
+    return frame.select(*kept, sf.concat(given, found).alias(REASONS))
+
+
+def _check(df: DataFrame, expectations: Sequence[Expectation], spec: TypeSpec) -> None:
+    """All that does not fit, at once."""
+    types = {field.name: field.dataType for field in df.schema.fields if field.name != REASONS}
+    wrong: list[str] = []
+    for expectation in expectations:
+        missing = [name for name in expectation.columns if name not in types]
+        if missing:
+            wrong.append(f"{expectation.describe()}: there is no column {', '.join(missing)}")
+        elif (why := _unfit(expectation, types)) is not None:
+            wrong.append(f"{expectation.describe()}: {why}")
+    if wrong:
+        raise ValidationError(
+            f"{spec.name}: expectations do not fit: {'; '.join(wrong)} (columns: "
+            f"{', '.join(types)})",
+            type=spec.name,
+        )
+
+
+def _unfit(expectation: Expectation, types: dict[str, DataType]) -> str | None:
+    match expectation:
+        case InRange(column, low, high):
+            kind = types[column]
+            bounds = [bound for bound in (low, high) if bound is not None]
+            if isinstance(kind, NumericType) == any(isinstance(b, str) for b in bounds):
+                return f"{column} is {kind.simpleString()}"
+        case Matches(column) | RefersTo(column) if not isinstance(types[column], StringType):
+            return f"{column} is {types[column].simpleString()}, not a text"
+        case _:
+            pass
+    return None
+
+
+def _breaks(expectation: Expectation, frame: DataFrame) -> Column:
+    match expectation:
+        case NotNull(column):
+            return sf.col(quoted(column)).isNull()
+        case Unique(columns):
+            keys = [sf.col(quoted(column)) for column in columns]
+            alike = sf.count(sf.lit(1)).over(Window.partitionBy(*keys))
+            whole = reduce(and_, (key.isNotNull() for key in keys))
+            return whole & (alike > 1)
+        case InRange(column, low, high):
+            value = sf.col(quoted(column))
+            kind = frame.schema[column].dataType
+            outside = sf.lit(False)
+            if low is not None:
+                outside |= value < _bound(low, kind)
+            if high is not None:
+                outside |= value > _bound(high, kind)
+            return value.isNotNull() & outside
+        case Matches(column, pattern):
+            return ~sf.rlike(sf.col(quoted(column)), sf.lit(rf"\A(?:{pattern})\z"))
+        case _:
+            raise AssertionError(expectation)
+
+
+def _bound(value: Any, kind: DataType) -> Column:
+    """Texts are dates, times or texts, as the column is; numbers are compared as numbers."""
+    return sf.lit(value).cast(kind) if isinstance(value, str) else sf.lit(value)
+
+
+def _refers(
+    frame: DataFrame, expectation: RefersTo, mark: str, spec: TypeSpec, session: Session
+) -> tuple[DataFrame, Column]:
+    """A row of an entity type that refers to its own type may refer to another row of the input."""
+    column = sf.col(quoted(expectation.column))
+    keys = _stored_keys(frame, expectation, session)
+    if spec.ref == ("entity", expectation.type_name) and spec.primary_key in frame.columns:
+        own = frame.select(sf.col(quoted(str(spec.primary_key))).alias("key"))
+        keys = own if keys is None else keys.unionByName(own)
+    if keys is None:
+        return frame, column.isNotNull()
+    known = keys.distinct().select(sf.col("key").alias(f"{mark}_key"), sf.lit(True).alias(mark))
+    joined = frame.join(known, column == sf.col(f"{mark}_key"), "left")
+    return joined, column.isNotNull() & sf.col(mark).isNull()
+
+
+def _stored_keys(frame: DataFrame, expectation: RefersTo, session: Session) -> DataFrame | None:
+    """The keys of the latest rows, as column `key`; None when the type was never written."""
+    from storage_engine.spark.reader import read_type
+
+    known = {spec.name: spec for spec in session.repository.known_types() if spec.kind == "entity"}
+    target = known.get(expectation.type_name)
+    if target is None or target.primary_key is None:
+        return None
+    rows = read_type(frame.sparkSession, target, session, columns=[target.primary_key])
+    return rows.select(sf.col(quoted(target.primary_key)).alias("key"))
+
+
+def quoted(name: str) -> str:
+    """A column's name as SQL takes it literally."""
+    return f"`{name.replace('`', '``')}`"
