@@ -1,8 +1,6 @@
 """The demo's own assets around the ingested types: the delivery before them, alarms and reports
 after them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
+from ontologia_dagster.declaration import (
+    OntologyAsset,
+    PartitionSpec,
+    SourceSpec,
+    on_new_data,
+)
 from ontologia_dagster.demo.places import DELIVERY, GROUP, landing_folder
 from ontologia_dagster.demo.source import NULL
 
@@ -124,7 +129,7 @@ def _declared(type_name: str, source: SourceSpec, **members: object) -> Ontology
             "source": source,
             "deps": [DELIVERY],
             "group": GROUP,
-            "automation": "on_new_data",
+            "automation": on_new_data(),
             **members,
         }
     )
