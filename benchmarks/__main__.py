@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, compaction, events, gc, ingest, queries
+from benchmarks import commits, compaction, events, gc, ingest, queries, spark
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
@@ -15,6 +15,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "gc": gc.run,
     "ingest": ingest.run,
     "queries": queries.run,
+    "spark": spark.run,
 }
 
 

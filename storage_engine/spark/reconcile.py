@@ -1,9 +1,9 @@
 """Which rows of a source are new, changed, older than what is stored, or nothing new.
 
-Rows are compared by 128 bits of identity and 128 bits of content, so that only hashes are
-shuffled, on both sides; whole rows follow in a second reading of the source, and only those that
-differ. That is right because a hash of 128 bits does not repeat by accident; NULL and absent
-columns are told apart by a bit each.
+Only hashes are shuffled, on both sides; whole rows follow in a second reading of the source, and
+only those that differ. Identities are matched by 128 bits, because each meets all others; the
+content of a row meets only the stored one of its identity, for which 64 bits will do (one change
+in 10**19 would be missed). Hashing passes over nulls, so a bit for each column tells them apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from storage_engine.spark.stored import COMMIT
 
 _BROADCAST_ROWS = 2_000_000  # identities: some 100 MB in an executor
 _KEYS = ["__k1", "__k2"]
-_CONTENT = ["__r1", "__r2"]
+_CONTENT = "__content"
 _ORDER = "__order"
 _BAD = "__bad"
 _BITS = 62
@@ -118,7 +118,7 @@ def _latest(stored: DataFrame, spec: TypeSpec, *, unique: bool, order_by: str | 
     columns = {name: F.col(f"`{name}`") for name in [*spec.identity, *_names(spec)]}
     own = [F.col(f"`{order_by}`").alias(_ORDER)] if order_by is not None else []
     hashed = stored.select(COMMIT, *_hashes(spec, columns), *own)
-    content = [*_CONTENT, *([_ORDER] if order_by is not None else [])]
+    content = [_CONTENT, *([_ORDER] if order_by is not None else [])]
     if not unique:
         newest = F.max_by(F.struct(*content), COMMIT).alias("__latest")
         hashed = hashed.groupBy(*_KEYS).agg(newest).select(*_KEYS, "__latest.*")
@@ -134,9 +134,7 @@ def _status(order_by: str | None) -> Column:
     if order_by is not None:
         ours, theirs = F.col(_ORDER), F.col(f"{_ORDER}s")
         status = status.when(theirs.isNotNull() & (ours.isNull() | (ours < theirs)), "stale")
-    same = F.lit(True)
-    for name in _CONTENT:
-        same = same & (F.col(name) == F.col(f"{name}s"))
+    same = F.col(_CONTENT) == F.col(f"{_CONTENT}s")
     return status.when(same, "unchanged").otherwise("updated")
 
 
@@ -161,10 +159,10 @@ def _chosen(
     for name in _KEYS:
         match = match & (F.col(f"mine.{name}") == F.col(f"changed.{name}"))
     joined = mine.join(changed.alias("changed"), match)
-    kept = joined.select(*(f"mine.{n}" for n in _quoted([*names, *_KEYS, *_CONTENT])), INSERT)
+    kept = joined.select(*(f"mine.{n}" for n in _quoted([*names, *_KEYS, _CONTENT])), INSERT)
     # One row said twice is one row, except that each faulty one is to be seen.
     each = F.when(_bad(source.frame), F.monotonically_increasing_id())
-    once = kept.withColumn("__each", each).dropDuplicates([*_KEYS, *_CONTENT, "__each"])
+    once = kept.withColumn("__each", each).dropDuplicates([*_KEYS, _CONTENT, "__each"])
     return once.select(*_quoted(names), INSERT)
 
 
@@ -175,8 +173,7 @@ def _hashes(spec: TypeSpec, columns: Mapping[str, Column]) -> list[Column]:
     return [
         F.xxhash64(*identity).alias("__k1"),
         F.xxhash64(F.lit(1), *identity).alias("__k2"),
-        F.xxhash64(*nulls, *fields).alias("__r1"),
-        F.xxhash64(F.lit(1), *nulls, *fields).alias("__r2"),
+        F.xxhash64(*nulls, *fields).alias(_CONTENT),
     ]
 
 
