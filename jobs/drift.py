@@ -8,12 +8,12 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.errors import ParseException
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,10 +32,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jobs.orders import DriftPolicy, Source
+from jobs.orders import DRIFTED, DriftPolicy, Source
 from jobs.zipped import MALFORMED
 from storage_engine.errors import ConfigurationError, ValidationError
-from storage_engine.spark.quality import REASONS, quoted
+from storage_engine.spark.quality import quoted
+from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -72,9 +73,14 @@ def settle(
     *,
     options: Mapping[str, str],
     textual: bool,
+    carry_on: bool,
 ) -> Settled:
-    """The frame as declared. Raises ValidationError when the policy is to fail and the columns
-    themselves have drifted; values of text sources are looked at row by row, when they are read.
+    """The frame as declared. Raises ValidationError when something has drifted for which the
+    policy is to fail.
+
+    `carry_on`: bad rows will be set aside, not stop the write. Values of text sources are looked
+    at in a pass of their own where they would be ignored (to be counted), or would stop what
+    carries on; otherwise by the writer, as it reads them.
     """
     columns = {field.name: field for field in frame.schema.fields if field.name != MALFORMED}
     wanted = {field.name: field for field in declared.fields}
@@ -95,47 +101,67 @@ def settle(
         if getattr(policy, case) == "fail"
     ]
     if failing:
-        raise ValidationError(
-            f"the source is not as declared: {'; '.join(failing)}. Nothing was written: correct "
-            "the source or its schema, or declare drift as ignore or quarantine"
-        )
+        raise _refused(failing)
     reasons = [_added(f) for f in drifts["added"] if policy.added == "quarantine"]
     if policy.missing == "quarantine":
-        reasons += [sf.lit(f"source column {f.name} is missing") for f in drifts["missing"]]
+        reasons += [F.lit(f"{DRIFTED}{f.name} is missing") for f in drifts["missing"]]
     taken: list[Column] = []
+    misfits: dict[str, Column] = {}
     for name, field in wanted.items():
         if name not in columns:
-            taken.append(sf.lit(None).cast(field.dataType).alias(name))
+            taken.append(F.lit(None).cast(field.dataType).alias(name))
             continue
-        source = sf.col(quoted(name))
+        source = F.col(quoted(name))
         value = _converted(source, columns[name].dataType, field.dataType, options, textual)
         taken.append(value.alias(name))
-        if value is not source and policy.retyped != "ignore":
-            misfit = source.isNotNull() & value.isNull()
-            said = f"source column {name} is not {field.dataType.simpleString()}"
-            reasons.append(sf.when(misfit, sf.lit(said)))
+        if value is not source:
+            said = f"{DRIFTED}{name} is not {field.dataType.simpleString()}"
+            misfits[said] = source.isNotNull() & value.isNull()
+    if policy.retyped == "ignore" or (policy.retyped == "fail" and carry_on):
+        counted = _counted(frame, misfits)
+        found += counted
+        if counted and policy.retyped == "fail":
+            raise _refused(counted)
+    else:
+        reasons += [F.when(misfit, F.lit(said)) for said, misfit in misfits.items()]
     return Settled(frame.select(*taken, *_reasons(frame, reasons)), tuple(found))
 
 
 def as_found(frame: DataFrame) -> Settled:
     """A source of which nothing was declared."""
-    kept = [sf.col(quoted(name)) for name in frame.columns if name != MALFORMED]
+    kept = [F.col(quoted(name)) for name in frame.columns if name != MALFORMED]
     return Settled(frame.select(*kept, *_reasons(frame, [])))
+
+
+def _counted(frame: DataFrame, misfits: Mapping[str, Column]) -> list[str]:
+    """How many values are not of their declared type, in one pass."""
+    if not misfits:
+        return []
+    counts = frame.agg(*(F.count(F.when(misfit, 1)) for misfit in misfits.values())).first()
+    assert counts is not None
+    return [f"{said} in {n} rows" for said, n in zip(misfits, counts, strict=True) if n]
+
+
+def _refused(drifts: Sequence[str]) -> ValidationError:
+    return ValidationError(
+        f"the source is not as declared: {'; '.join(drifts)}. Nothing was written: correct the "
+        "source or its schema, or declare drift as ignore or quarantine"
+    )
 
 
 def _reasons(frame: DataFrame, reasons: list[Column]) -> list[Column]:
     if MALFORMED in frame.columns:
-        broken = sf.col(MALFORMED).isNotNull()
+        broken = F.col(MALFORMED).isNotNull()
         reasons = [
             *reasons,
-            sf.when(broken, sf.lit("line has more or fewer values than the header")),
+            F.when(broken, F.lit("line has more or fewer values than the header")),
         ]
-    return [sf.array_compact(sf.array(*reasons)).alias(REASONS)] if reasons else []
+    return [F.array_compact(F.array(*reasons)).alias(REASONS)] if reasons else []
 
 
 def _added(field: StructField) -> Column:
-    present = sf.col(quoted(field.name)).isNotNull()
-    return sf.when(present, sf.lit(f"source column {field.name} is not declared"))
+    present = F.col(quoted(field.name)).isNotNull()
+    return F.when(present, F.lit(f"{DRIFTED}{field.name} is not declared"))
 
 
 def _say(case: str, field: StructField, columns: Mapping[str, StructField]) -> str:
@@ -169,13 +195,13 @@ def _converted(
         return source.try_cast(declared)
     match declared:
         case DateType() if "dateFormat" in options:
-            return sf.try_to_date(source, options["dateFormat"])
+            return F.try_to_date(source, options["dateFormat"])
         case TimestampType() if "timestampFormat" in options:
-            return sf.try_to_timestamp(source, sf.lit(options["timestampFormat"]))
+            return F.try_to_timestamp(source, F.lit(options["timestampFormat"]))
         case BinaryType():
-            return sf.encode(source, "UTF-8")
+            return F.encode(source, "UTF-8")
         case ArrayType() | StructType() | MapType():
-            return sf.from_json(source, declared.simpleString())
+            return F.from_json(source, declared.simpleString())
         case _:
             return source.try_cast(declared)
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from jobs import boundary
 from jobs.arguments import IngestCall, RunOptions, parse_ingest
-from jobs.orders import DriftPolicy, IngestOrder, Source
+from jobs.orders import DRIFTED, DriftPolicy, IngestOrder, Source
 from jobs.progress import progress as shown
 from jobs.reporting import Reporter, reporting
-from storage_engine.cli.models import declared_types
 from storage_engine.cli.output import printable
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.expectations import parse_expectations
+from storage_engine.runtime.models import declared_types
 from storage_engine.spark.results import WriteProgress, WriteResult
 
 if TYPE_CHECKING:
@@ -49,8 +49,12 @@ def ingest(
     *,
     session: Session | None = None,
     progress: Progress | None = None,
+    dry_run: bool = False,
 ) -> WriteResult:
-    """Carry out an order. A given session is used and stays open; else one is opened for it."""
+    """Carry out an order. A given session is used and stays open; else one is opened for it.
+
+    `dry_run` counts what would be written, and publishes and sets aside nothing.
+    """
     from jobs.mapping import prepare
     from storage_engine.spark.writer import write_type
 
@@ -58,16 +62,23 @@ def ingest(
     prepared = prepare(spark, order, spec)
     with opened(order.storage_uri, session) as using:
         result = write_type(
-            prepared.frame, spec.python_class, using, progress=progress, **write_options(order)
+            prepared.frame,
+            spec,
+            using,
+            progress=progress,
+            dry_run=dry_run,
+            **write_options(order),
         )
-    return replace(result, drift=prepared.drift)
+    return replace(result, drift=(*prepared.drift, *drifted(result)))
 
 
-def preview(
-    spark: SparkSession, order: IngestOrder, *, session: Session | None = None
-) -> WriteResult:
-    """What `ingest` would do: the same counts, nothing published and nothing set aside."""
-    raise NotImplementedError
+def drifted(result: WriteResult) -> list[str]:
+    """What the writer found drifted while it read values, and has set aside."""
+    return [
+        f"{reason} in {count} rows"
+        for reason, count in result.reasons.items()
+        if reason.startswith(DRIFTED)
+    ]
 
 
 def write_options(order: IngestOrder) -> dict[str, Any]:
@@ -85,7 +96,7 @@ def write_options(order: IngestOrder) -> dict[str, Any]:
 
 def type_of(order: IngestOrder) -> TypeSpec:
     """The declared type that an order is about."""
-    declared = declared_types(order.models)
+    declared = declared_types(order.models, option="models")
     found = [spec for (_, name), spec in declared.items() if name == order.type]
     if not found:
         names = ", ".join(sorted({name for _, name in declared}))
@@ -110,16 +121,10 @@ def opened(uri: str, session: Session | None) -> Iterator[Session]:
 
 def start_spark(name: str, run: RunOptions) -> SparkSession:
     """As the command line asks: a Connect server, a master, or what spark-submit says."""
-    if run.remote is not None:
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.remote(run.remote)
-        for key, value in {"spark.sql.session.timeZone": "UTC", **run.conf}.items():
-            builder = builder.config(key, value)
-        return builder.getOrCreate()
     from storage_engine.spark.context import spark_session
 
-    return spark_session(name, master=run.master, config=run.conf)
+    config = run.conf if run.remote is None else {**run.conf, "spark.remote": run.remote}
+    return spark_session(name, master=run.master, config=config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -146,10 +151,8 @@ def _run(call: IngestCall) -> int:
 
         tell("start", 0, None)
         spark = start_spark(f"ontologia {what}", call.run)
-        if call.run.dry_run:
-            result = preview(spark, order)
-        else:
-            result = ingest(spark, order, progress=advance)
+        result = ingest(spark, order, progress=advance, dry_run=call.run.dry_run)
+        if not call.run.dry_run:
             _report(reporter, order, result)
     _print(result, call)
     return boundary.OK
@@ -197,9 +200,9 @@ def _print(result: WriteResult, call: IngestCall) -> None:
         sys.stdout.write(json.dumps({**result.as_dict(), **extra}, default=str) + "\n")
     else:
         lines = [summary(result), *(f"drift: {said}" for said in result.drift)]
+        lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
         if result.quarantine is not None:
             lines.append(f"quarantined rows are in {result.quarantine}")
-            lines += [f"  {count} x {reason}" for reason, count in result.reasons.items()]
         if call.run.dry_run:
             lines.append("Nothing was published: this was a dry run.")
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))

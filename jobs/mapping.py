@@ -10,20 +10,24 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 
 from jobs.drift import as_found, declared_schema, settle
 from jobs.orders import IngestOrder
 from jobs.sources import Opened, open_source
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.quality import REASONS, quoted
+from storage_engine.spark.quality import quoted
+from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ def mapped(opened: Opened, order: IngestOrder, spec: TypeSpec) -> Prepared:
             order.drift,
             options=order.source.options,
             textual=opened.textual,
+            carry_on=order.on_bad_rows == "quarantine",
         )
     frame = settled.frame
     if order.where is not None:
@@ -63,7 +68,7 @@ def mapped(opened: Opened, order: IngestOrder, spec: TypeSpec) -> Prepared:
 
 def _where(frame: DataFrame, condition: str) -> DataFrame:
     def filtered() -> DataFrame:
-        holds = sf.expr(condition)
+        holds = F.expr(condition)
         found = frame.filter(holds | _spoiled() if REASONS in frame.columns else holds)
         return _analysed(found)
 
@@ -78,12 +83,12 @@ def _transformed(frame: DataFrame, name: str) -> DataFrame:
     made = _result(name, function(frame.filter(~_spoiled()).drop(REASONS)))
     types = {field.name: field.dataType for field in frame.schema.fields}
     around = [
-        (sf.col(quoted(f.name)) if types.get(f.name) == f.dataType else sf.lit(None))
+        (F.col(quoted(f.name)) if types.get(f.name) == f.dataType else F.lit(None))
         .cast(f.dataType)
         .alias(f.name)
         for f in made.schema.fields
     ]
-    whole = made.withColumn(REASONS, sf.array().cast("array<string>"))
+    whole = made.withColumn(REASONS, F.array().cast("array<string>"))
     return whole.unionByName(frame.filter(_spoiled()).select(*around, REASONS))
 
 
@@ -102,10 +107,10 @@ def _projected(frame: DataFrame, order: IngestOrder, spec: TypeSpec) -> DataFram
         )
     taken |= order.columns
     selected = [
-        _stated(f"columns.{name}", sql, lambda sql=sql: _valid(frame, sql)).alias(name)
+        _stated(f"columns.{name}", sql, partial(_valid, frame, sql)).alias(name)
         for name, sql in taken.items()
     ]
-    kept = [sf.col(REASONS)] if REASONS in present else []
+    kept = [F.col(REASONS)] if REASONS in present else []
     return frame.select(*selected, *kept)
 
 
@@ -118,7 +123,7 @@ def columns_of(spec: TypeSpec) -> list[str]:
 
 
 def _valid(frame: DataFrame, sql: str) -> Column:
-    expression = sf.expr(sql)
+    expression = F.expr(sql)
     _analysed(frame.select(expression.alias("value")))
     return expression
 
@@ -128,7 +133,7 @@ def _analysed(frame: DataFrame) -> DataFrame:
     return frame
 
 
-def _stated(member: str, sql: str, work: Callable[[], Any]) -> Any:
+def _stated(member: str, sql: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except AnalysisException as error:
@@ -154,4 +159,4 @@ def _result(name: str, made: Any) -> DataFrame:
 
 
 def _spoiled() -> Column:
-    return sf.size(sf.col(REASONS)) > 0
+    return F.size(F.col(REASONS)) > 0

@@ -22,6 +22,7 @@ OnBadRows = Literal["fail", "quarantine"]
 FORMATS: tuple[str, ...] = get_args(Format)
 POLICIES: tuple[str, ...] = get_args(Policy)
 DRIFTS = ("added", "missing", "retyped")
+DRIFTED = "source column "  # how the reasons of rows begin that drift has spoiled
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -58,7 +59,8 @@ class Source:
 
     def __post_init__(self) -> None:
         _one_of("source.format", self.format, FORMATS)
-        paths = (self.paths,) if isinstance(self.paths, str) else self.paths
+        paths: Any = self.paths
+        paths = (paths,) if isinstance(paths, str) else paths
         if not isinstance(paths, Sequence) or not paths:
             raise ConfigurationError("source.paths takes at least one path")
         if not all(isinstance(path, str) and path for path in paths):
@@ -165,8 +167,7 @@ class IngestOrder:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ConfigurationError(f"{name} is needed: a text, not {value!r}")
-        if not isinstance(self.source, Source):
-            _set(self, "source", parse_source(self.source))
+        _set(self, "source", parse_source(self.source))
         for name in ("columns", "meta"):
             _set(self, name, _texts(name, getattr(self, name)))
         for name in ("where", "transform", "order_by", "quarantine"):
@@ -175,7 +176,7 @@ class IngestOrder:
             raise ConfigurationError(
                 f"transform is module:function, such as shop.cleaning:tidy, not {self.transform!r}"
             )
-        if not isinstance(self.distinct, bool):
+        if self.distinct not in (True, False):
             raise ConfigurationError(f"distinct is true or false, not {self.distinct!r}")
         _one_of("on_bad_rows", self.on_bad_rows, get_args(OnBadRows))
         _set(self, "drift", DriftPolicy.parse(self.drift))
@@ -183,10 +184,12 @@ class IngestOrder:
             raise ConfigurationError(
                 "drift needs source.schema: without it nothing is known to drift from"
             )
+        if "quarantine" in self.drift.as_dict().values() and self.on_bad_rows != "quarantine":
+            raise ConfigurationError("drift to quarantine needs on_bad_rows: quarantine as well")
         parsed = parse_expectations(self.expectations)
         _set(self, "expectations", tuple(expectation.as_dict() for expectation in parsed))
         _set(self, "idempotency", _idempotency(self.idempotency))
-        size = self.target_part_bytes
+        size: Any = self.target_part_bytes
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ConfigurationError(f"target_part_bytes is a number of bytes, not {size!r}")
 

@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from jobs.orders import Source
@@ -65,9 +65,9 @@ def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Dat
         raise ConfigurationError(f"source {_shown(source)}: there is no header to name columns")
     if source.null_value is None:
         return frame
-    null = sf.lit(source.null_value)
+    null = F.lit(source.null_value)
     return frame.select(
-        *(sf.nullif(sf.col(quoted(name)), null).alias(name) for name in frame.columns)
+        *(F.nullif(F.col(quoted(name)), null).alias(name) for name in frame.columns)
     )
 
 

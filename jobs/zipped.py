@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.csv as pc
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from storage_engine.errors import ConfigurationError
@@ -41,7 +41,7 @@ def read_zipped(spark: SparkSession, paths: Sequence[str], options: Mapping[str,
     headers = archives.mapInArrow(dialect.headers, "path string, header array<string>").collect()
     names = _common(headers)
     schema = StructType([StructField(name, StringType()) for name in [*names, MALFORMED]])
-    return archives.repartition(max(1, len(headers)), sf.col("path")).mapInArrow(
+    return archives.repartition(max(1, len(headers)), F.col("path")).mapInArrow(
         dialect.rows(names), schema
     )
 

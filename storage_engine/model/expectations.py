@@ -122,7 +122,7 @@ class RefersTo:
 Expectation = NotNull | Unique | InRange | Matches | RefersTo
 
 
-def parse_expectation(raw: Mapping[str, Any]) -> Expectation:
+def parse_expectation(raw: Any) -> Expectation:
     """The expectation that a dict from YAML or JSON states; ConfigurationError says what is
     wrong with it."""
     if not isinstance(raw, Mapping) or len(raw) != 1:
@@ -134,7 +134,7 @@ def parse_expectation(raw: Mapping[str, Any]) -> Expectation:
     return parser(raw, about)
 
 
-def parse_expectations(raw: Iterable[Mapping[str, Any]] | None) -> tuple[Expectation, ...]:
+def parse_expectations(raw: Any) -> tuple[Expectation, ...]:
     if raw is None:
         return ()
     if isinstance(raw, str | Mapping) or not isinstance(raw, Iterable):

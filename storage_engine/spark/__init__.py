@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from storage_engine.spark.context import spark_session
+    from storage_engine.spark.datasource import register
+    from storage_engine.spark.reader import read_entities, read_relations, read_type
     from storage_engine.spark.results import WriteProgress, WriteResult
+    from storage_engine.spark.schema import check_dataframe, spark_schema
+    from storage_engine.spark.streaming import batch_writer
     from storage_engine.spark.writer import write_entities, write_relations, write_type
 
 __all__ = [
     "WriteProgress",
     "WriteResult",
+    "batch_writer",
+    "check_dataframe",
+    "read_entities",
+    "read_relations",
+    "read_type",
+    "register",
+    "spark_schema",
     "spark_session",
     "write_entities",
     "write_relations",
@@ -25,6 +36,13 @@ __all__ = [
 _MODULES = {
     "WriteProgress": "storage_engine.spark.results",
     "WriteResult": "storage_engine.spark.results",
+    "batch_writer": "storage_engine.spark.streaming",
+    "check_dataframe": "storage_engine.spark.schema",
+    "read_entities": "storage_engine.spark.reader",
+    "read_relations": "storage_engine.spark.reader",
+    "read_type": "storage_engine.spark.reader",
+    "register": "storage_engine.spark.datasource",
+    "spark_schema": "storage_engine.spark.schema",
     "spark_session": "storage_engine.spark.context",
     "write_entities": "storage_engine.spark.writer",
     "write_relations": "storage_engine.spark.writer",

@@ -12,7 +12,7 @@ from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as sf
+from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, NumericType, StringType
 from pyspark.sql.window import Window
 
@@ -26,13 +26,12 @@ from storage_engine.model.expectations import (
     Unique,
 )
 from storage_engine.model.spec import TypeSpec
+from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from storage_engine.runtime.session import Session
-
-REASONS = "__reasons"
 
 
 def evaluate(
@@ -50,11 +49,11 @@ def evaluate(
             frame, fails = _refers(frame, expectation, f"__found_{number}", spec, session)
         else:
             fails = _breaks(expectation, frame)
-        broken.append(sf.when(fails, sf.lit(expectation.describe())))
-    given = sf.col(REASONS) if REASONS in df.columns else sf.array().cast("array<string>")
-    found = sf.array_compact(sf.array(*broken)) if broken else sf.array().cast("array<string>")
-    kept = [sf.col(quoted(name)) for name in df.columns if name != REASONS]
-    return frame.select(*kept, sf.concat(given, found).alias(REASONS))
+        broken.append(F.when(fails, F.lit(expectation.describe())))
+    given = F.col(REASONS) if REASONS in df.columns else F.array().cast("array<string>")
+    found = F.array_compact(F.array(*broken)) if broken else F.array().cast("array<string>")
+    kept = [F.col(quoted(name)) for name in df.columns if name != REASONS]
+    return frame.select(*kept, F.concat(given, found).alias(REASONS))
 
 
 def _check(df: DataFrame, expectations: Sequence[Expectation], spec: TypeSpec) -> None:
@@ -92,46 +91,46 @@ def _unfit(expectation: Expectation, types: dict[str, DataType]) -> str | None:
 def _breaks(expectation: Expectation, frame: DataFrame) -> Column:
     match expectation:
         case NotNull(column):
-            return sf.col(quoted(column)).isNull()
+            return F.col(quoted(column)).isNull()
         case Unique(columns):
-            keys = [sf.col(quoted(column)) for column in columns]
-            alike = sf.count(sf.lit(1)).over(Window.partitionBy(*keys))
+            keys = [F.col(quoted(column)) for column in columns]
+            alike = F.count(F.lit(1)).over(Window.partitionBy(*keys))
             whole = reduce(and_, (key.isNotNull() for key in keys))
             return whole & (alike > 1)
         case InRange(column, low, high):
-            value = sf.col(quoted(column))
+            value = F.col(quoted(column))
             kind = frame.schema[column].dataType
-            outside = sf.lit(False)
+            outside = F.lit(False)
             if low is not None:
                 outside |= value < _bound(low, kind)
             if high is not None:
                 outside |= value > _bound(high, kind)
             return value.isNotNull() & outside
         case Matches(column, pattern):
-            return ~sf.rlike(sf.col(quoted(column)), sf.lit(rf"\A(?:{pattern})\z"))
+            return ~F.rlike(F.col(quoted(column)), F.lit(rf"\A(?:{pattern})\z"))
         case _:
             raise AssertionError(expectation)
 
 
 def _bound(value: Any, kind: DataType) -> Column:
     """Texts are dates, times or texts, as the column is; numbers are compared as numbers."""
-    return sf.lit(value).cast(kind) if isinstance(value, str) else sf.lit(value)
+    return F.lit(value).cast(kind) if isinstance(value, str) else F.lit(value)
 
 
 def _refers(
     frame: DataFrame, expectation: RefersTo, mark: str, spec: TypeSpec, session: Session
 ) -> tuple[DataFrame, Column]:
     """A row of an entity type that refers to its own type may refer to another row of the input."""
-    column = sf.col(quoted(expectation.column))
+    column = F.col(quoted(expectation.column))
     keys = _stored_keys(frame, expectation, session)
     if spec.ref == ("entity", expectation.type_name) and spec.primary_key in frame.columns:
-        own = frame.select(sf.col(quoted(str(spec.primary_key))).alias("key"))
+        own = frame.select(F.col(quoted(str(spec.primary_key))).alias("key"))
         keys = own if keys is None else keys.unionByName(own)
     if keys is None:
         return frame, column.isNotNull()
-    known = keys.distinct().select(sf.col("key").alias(f"{mark}_key"), sf.lit(True).alias(mark))
-    joined = frame.join(known, column == sf.col(f"{mark}_key"), "left")
-    return joined, column.isNotNull() & sf.col(mark).isNull()
+    known = keys.distinct().select(F.col("key").alias(f"{mark}_key"), F.lit(True).alias(mark))
+    joined = frame.join(known, column == F.col(f"{mark}_key"), "left")
+    return joined, column.isNotNull() & F.col(mark).isNull()
 
 
 def _stored_keys(frame: DataFrame, expectation: RefersTo, session: Session) -> DataFrame | None:
@@ -143,7 +142,7 @@ def _stored_keys(frame: DataFrame, expectation: RefersTo, session: Session) -> D
     if target is None or target.primary_key is None:
         return None
     rows = read_type(frame.sparkSession, target, session, columns=[target.primary_key])
-    return rows.select(sf.col(quoted(target.primary_key)).alias("key"))
+    return rows.select(F.col(quoted(target.primary_key)).alias("key"))
 
 
 def quoted(name: str) -> str:

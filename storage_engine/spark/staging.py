@@ -76,14 +76,16 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class StageTask:
-    """The function of one task. `conformed`: rows come in the row schema already."""
+    """The function of one task. `conformed`: rows come in the row schema already. `rehearsal`:
+    rows are looked at and counted, none is staged or set aside."""
 
     target: Target
     conformed: bool = False
+    rehearsal: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with tempfile.TemporaryDirectory(prefix="ontologia-stage-") as folder:
-            run = _Run(self.target, Path(folder), conformed=self.conformed)
+            run = _Run(self.target, Path(folder), self)
             try:
                 for batch in batches:
                     run.take(batch)
@@ -97,11 +99,12 @@ class StageTask:
 class _Run:
     """One task at work."""
 
-    def __init__(self, target: Target, folder: Path, *, conformed: bool) -> None:
+    def __init__(self, target: Target, folder: Path, task: StageTask) -> None:
         self._target = target
         self._spec = target.spec
         self._folder = folder
-        self._conformed = conformed
+        self._conformed = task.conformed
+        self._rehearsal = task.rehearsal
         self._label = _task_label()
         self._store: ObjectStore | None = None
         self._conformer: Conformer | None = None
@@ -121,8 +124,12 @@ class _Run:
         if sifted.fits is not None:
             self._set_aside(own, batch, sifted)
             fresh = fresh.filter(sifted.fits) if fresh is not None else None
-            if self._target.quarantine is None:
+            if self._target.quarantine is None and not self._rehearsal:
                 return  # nothing will be published: count on, but stage no more
+        if self._rehearsal:
+            new = rows.num_rows if fresh is None else int(pc.sum(fresh).as_py() or 0)
+            self._report.parts.append({"inserted": new, "updated": rows.num_rows - new})
+            return
         if rows.num_rows and (self._target.quarantine is not None or not self._report.bad):
             self._held.append(rows)
             self._held_bytes += rows.nbytes

@@ -32,6 +32,7 @@ from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
 from storage_engine.spark.jobs import Jobs, is_connect
+from storage_engine.spark.outcome import bad_rows, previewed
 from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Counts, Reconciled, reconcile
 from storage_engine.spark.results import WriteProgress, WriteResult
@@ -57,6 +58,7 @@ class WriteOptions:
     expectations: Sequence[Any] = ()
     target_part_bytes: int | None = None
     progress: Callable[[WriteProgress], None] | None = None
+    dry_run: bool = False
 
 
 def write_entities(
@@ -93,6 +95,7 @@ def write_type(
     expectations: conditions that rows must meet
     target_part_bytes: size of a part, counted as Arrow data
     progress:     called with a WriteProgress now and then
+    dry_run:      count what would be written; nothing is published or set aside
     """
     return _write(df, type, session, options, kind=None)
 
@@ -168,16 +171,20 @@ class _Write:
         target = self._target(attempt)
         try:
             if found.frame is not None:
-                task = StageTask(target, conformed=source.conformed)
+                rehearsal = self._options.dry_run
+                task = StageTask(target, conformed=source.conformed, rehearsal=rehearsal)
                 with jobs.running("stage", f"{spec.name}: stage parts"):
                     rows = found.frame.mapInArrow(task, REPORT_DDL).toArrow()
                 reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
         finally:
             found.free()
+        if self._options.dry_run:
+            top = self._repository.type_head(spec)
+            return previewed(spec, top, found.counts, reports)
         attempt.check_alive()
         bad = sum(report.bad for report in reports)
         if bad and target.quarantine is None:
-            raise _bad_rows(spec, bad, reports)
+            raise bad_rows(spec, bad, reports)
         staged = sum(report.rows for report in reports)
         if found.counts.rows and staged < found.counts.written:
             raise ValidationError(
@@ -234,8 +241,12 @@ class _Write:
             spec=replace(attempt.spec, python_class=None),
             schema_version_id=attempt.schema_version_id,
             part_bytes=options.target_part_bytes or attempt.config.target_part_bytes,
-            quarantine=self._quarantine(attempt) if options.on_bad_rows == "quarantine" else None,
+            quarantine=self._quarantine(attempt) if self._sets_aside else None,
         )
+
+    @property
+    def _sets_aside(self) -> bool:
+        return self._options.on_bad_rows == "quarantine" and not self._options.dry_run
 
     def _quarantine(self, attempt: StagedAttempt) -> Quarantine:
         uri, prefix = self._options.quarantine, ""
@@ -376,18 +387,3 @@ def _repeats(df: DataFrame) -> bool:
         return True
     plan: Any = df._jdf
     return bool(plan.queryExecution().analyzed().deterministic())
-
-
-def _bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> ValidationError:
-    reasons: Counter[str] = Counter()
-    examples: list[str] = []
-    for report in reports:
-        reasons.update(report.reasons)
-        examples += report.examples
-    listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
-    shown = " | ".join(examples[:3])
-    return ValidationError(
-        f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
-        f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
-        type=spec.name,
-    )

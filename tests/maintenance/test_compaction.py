@@ -26,9 +26,9 @@ from storage_engine.maintenance.compaction import (
     CompactionPolicy,
     CompactionProgress,
     compact,
+    local,
     plan_compaction,
     publish,
-    run,
 )
 from storage_engine.model import TypeSpec
 from storage_engine.repository import Repository, Window, initialize_storage
@@ -298,7 +298,7 @@ def test_a_merge_that_does_not_fit_says_what_to_do(
     with opened(objects) as repository:
         for n in range(2):
             put(repository, customer("a", age=n))
-        monkeypatch.setattr(run, "merge", starve)
+        monkeypatch.setattr(local, "merge", starve)
         with pytest.raises(ConfigurationError, match=r"s3_duckdb_memory_limit .* no block$"):
             compact(repository, EAGER)
         assert not list(repository.store.list("meta/attempts/"))

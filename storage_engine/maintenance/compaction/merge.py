@@ -62,18 +62,18 @@ def merge(
     ordered = f"{inputs.sql()} ORDER BY {', '.join(quoted(key) for key in keys)}"
     schema = inputs.schema.with_metadata({"ontologia.attempt": order.mark})
     cursor = workspace.cursor()
-    writers: list[_Writer] = []
+    writers: list[RoleWriter] = []
     try:
         reader = cursor.execute(ordered).to_arrow_reader(_BATCH_ROWS)
         batches = _counted((pa.Table.from_batches([b]).cast(schema) for b in reader), advance)
         if order.engine_version == "v1":
-            whole = _Writer(folder, None, schema, identity, order, rolling=False)
+            whole = RoleWriter(folder, None, schema, identity, order, rolling=False)
             writers.append(whole)
             for batch in batches:
                 whole.add(batch)
             return whole.close()
-        current = _Writer(folder, CURRENT, schema, identity, order)
-        superseded = _Writer(folder, SUPERSEDED, schema, identity, order)
+        current = RoleWriter(folder, CURRENT, schema, identity, order)
+        superseded = RoleWriter(folder, SUPERSEDED, schema, identity, order)
         writers += [current, superseded]
         for newest, older in split(batches, identity):
             current.add(newest)
@@ -121,7 +121,7 @@ def _counted(tables: Iterable[pa.Table], advance: Advance) -> Iterator[pa.Table]
         advance(table.num_rows)
 
 
-class _Writer:
+class RoleWriter:
     """The parts of one role."""
 
     def __init__(

@@ -35,7 +35,7 @@ def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Out
     keys = [*IDENTITY[kind], "commit_id"]
     before = _digest(workspace, inputs.sql(), columns)
     after = _digest(workspace, _files(outputs), columns)
-    _demand(before, after, "the rows of the inputs and of the snapshot")
+    demand(before, after, "the rows of the inputs and of the snapshot")
     current = [output for output in outputs if output.role == CURRENT]
     if current:
         identity = ", ".join(quoted(name) for name in IDENTITY[kind])
@@ -44,7 +44,7 @@ def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Out
             f"GROUP BY {identity}"
         )
         expected = _digest(workspace, newest, keys)
-        _demand(expected, _digest(workspace, _files(current), keys), "the newest rows by identity")
+        demand(expected, _digest(workspace, _files(current), keys), "the newest rows by identity")
     return before
 
 
@@ -65,7 +65,8 @@ def _digest(workspace: Workspace, rows: str, columns: Sequence[str]) -> Digest:
     return Digest(int(found[0]), int(found[1]))
 
 
-def _demand(before: Digest, after: Digest, what: str) -> None:
+def demand(before: Digest, after: Digest, what: str) -> None:
+    """Raises IntegrityError when the digests differ."""
     if before != after:
         raise IntegrityError(
             f"compaction is refused: {what} differ, {before} before and {after} after; "

@@ -131,6 +131,17 @@ class Scanner:
             return True
         return False
 
+    def has(self, files: Iterable[DataFile]) -> bool:
+        """Whether all are there; found out without reading them."""
+
+        def there(path: str) -> bool:
+            local = self._store.local_path(path)
+            if local is not None:
+                return local.exists()
+            return any(info.key == path for info in self._store.list(path))
+
+        return all(self._bulk.parallel.map(there, {item.file.path: None for item in files}))
+
     def bring(self, files: Iterable[tuple[TypeSpec, DataFile]]) -> Brought:
         """By path, what DuckDB can open a file by, or its rows; all fetched together.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from storage_engine.repository.endpoints import endpoint_spec
 from storage_engine.repository.object.evaluate import check_schema
 from storage_engine.repository.object.query.explain import explained
 from storage_engine.repository.object.query.plan import CommitWindow, TypePlan, plan_type
+from storage_engine.repository.object.query.shares import ChangePlan, change_shares, scan_share
 from storage_engine.repository.object.query.visible import Wanted, visible
 from storage_engine.repository.object.scan import (
     Brought,
@@ -163,6 +164,45 @@ class ObjectExecutor:
                 )
 
         return run_sql(engine.duck, statement, parameters, tables_of(engine.known_types()), provide)
+
+    # --- for readers elsewhere ------------------------------------------------------------------
+
+    def plan(self, spec: TypeSpec, when: When | None = None) -> TypePlan:
+        """The files that hold the rows of a type, for whoever scans them elsewhere; none is opened.
+
+        It is good for ever: commits and compactions that come later change nothing about it.
+        """
+        return self._planned(spec, when or When())[1]
+
+    def plan_changes(self, spec: TypeSpec, *, since: int, upto: int) -> list[ChangePlan]:
+        """Shares of what the commits after `since` up to `upto` changed, with operations."""
+        head, span = self._planned(spec, When(as_of=upto, history=True, since=since))
+        (everything,) = self._plan(head, replace(span.window, since=0), [spec], (), None)
+        return change_shares(span, everything)
+
+    def scan(
+        self,
+        plan: TypePlan | ChangePlan,
+        columns: Mapping[str, str],
+        shown: Sequence[str],
+        condition: str | None = None,
+    ) -> Rows:
+        """The rows of a plan, or of a share of one, in no order.
+
+        `columns` are names with the stored columns behind them (of `versioned_schema`, for changes
+        `change_schema`); `condition` is SQL over them, and `shown` are those that are returned.
+        """
+        return scan_share(self._engine, plan, columns, shown, condition)
+
+    def _planned(self, spec: TypeSpec, when: When) -> tuple[Head, TypePlan]:
+        head = self._engine.chain.read_head().head
+        window = self._window(when, head)
+        (plan,) = self._plan(head, window, [spec], (), None)
+        if self._engine.scanner.has(plan.files):
+            return head, plan
+        head = self._engine.chain.read_head().head
+        (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
+        return head, plan
 
     # --- reads by identity ----------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def plan_type(
         spec,
         window,
         tuple(rows),
-        () if window.history else tuple(_may_supersede(reachable, rows, window.upto)),
+        () if window.history else tuple(may_supersede(reachable, rows, window.upto)),
         entries=len(found.entries),
         pruned={reason: count for reason, count in pruned.items() if count},
         fallback=found.fallback,
@@ -121,7 +121,7 @@ def plan_type(
     )
 
 
-def _may_supersede(
+def may_supersede(
     reachable: Sequence[DataFile], rows: Sequence[DataFile], upto: int
 ) -> list[DataFile]:
     """The files with a newer version of some row in `rows`, as far as key ranges tell."""

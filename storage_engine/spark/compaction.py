@@ -1,0 +1,238 @@
+"""Compaction by Spark, for runs of files that have outgrown one machine.
+
+Planning, leases, the attempt's heartbeat and the publish are those of `maintenance.compaction`;
+what differs is who merges. Executors read the inputs, Spark sorts them by ranges of identities,
+and executors write `current` and `superseded` parts straight into the store. The proof reads what
+was written back and compares it with the inputs: without it nothing is published, and a crash
+leaves files that nobody names.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import BooleanType, StructField, StructType
+
+from storage_engine.commitlog.records import CommitFile, Entry
+from storage_engine.config import MIB
+from storage_engine.errors import IntegrityError, StorageBackendError
+from storage_engine.maintenance.compaction import (
+    CompactionPlan,
+    CompactionPolicy,
+    CompactionReport,
+    RunPlan,
+    compact,
+)
+from storage_engine.maintenance.compaction.attempt import Attempt
+from storage_engine.maintenance.compaction.inputs import open_inputs
+from storage_engine.maintenance.compaction.local import Build, Guard, Tell, described, folder_of
+from storage_engine.maintenance.compaction.merge import CURRENT, IDENTITY, SUPERSEDED, MergeOrder
+from storage_engine.maintenance.compaction.proof import Digest, demand
+from storage_engine.maintenance.compaction.run import Progress
+from storage_engine.repository.object.parquet import SnapshotSettings
+from storage_engine.spark.compaction_tasks import (
+    IS_CURRENT,
+    REPORT_DDL,
+    MergeTask,
+    ReadTask,
+    Written,
+)
+from storage_engine.spark.quality import quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.protocol import Repository
+    from storage_engine.runtime.session import Session
+
+SPARK_ABOVE = 1024 * MIB  # of a run; what is less, one machine merges well
+_IN_TASK = re.compile(r"storage_engine\.errors\.(IntegrityError|StorageBackendError): (.*)")
+
+
+def compact_with_spark(
+    spark: SparkSession,
+    session: Session,
+    *,
+    types: Iterable[str] | None = None,
+    policy: CompactionPolicy | CompactionPlan | None = None,
+    above_bytes: int = SPARK_ABOVE,
+    progress: Progress | None = None,
+) -> CompactionReport:
+    """Like `Session.compact`, except that runs of at least `above_bytes` are merged by Spark.
+
+    Engine v1 orders its one file otherwise and is always merged on this machine. Raises what
+    `compact` raises: IntegrityError, with nothing published of that run, when inputs are damaged
+    or a merge cannot be proven.
+    """
+    repository = session.repository
+    choose = spark_builds(lambda: spark, repository, above_bytes)
+    return compact(repository, policy, progress, types=types, build=choose)
+
+
+def spark_builds(
+    spark: Callable[[], SparkSession], repository: Repository, above_bytes: int
+) -> Callable[[RunPlan], Build | None]:
+    """Which runs Spark merges. `spark` is asked for at the first of them."""
+
+    def choose(run: RunPlan) -> Build | None:
+        if repository.engine_version != "v2" or run.bytes < above_bytes:
+            return None
+        return SparkBuild(spark(), repository)  # type: ignore[arg-type]
+
+    return choose
+
+
+class SparkBuild:
+    """Makes the snapshot of a run with Spark; see `Build`."""
+
+    def __init__(self, spark: SparkSession, repository: ObjectRepository) -> None:
+        self._spark = spark
+        self._repository = repository
+        self._config = repository.config
+        self._settings = SnapshotSettings.of(repository.config)
+
+    def __call__(self, run: RunPlan, attempt: Attempt, *, tell: Tell, guard: Guard) -> Entry:
+        try:
+            tell("read", 0)
+            schema = self._schema(run)
+            inputs = self._rows(
+                schema, [(e.max_commit_id, f) for e in run.entries for f in e.files]
+            )
+            tell("merge", 0)
+            written = self._merge(run, attempt, inputs, schema)
+            guard()
+            files = _files(run, written)
+            tell("prove", run.rows)
+            outputs = self._rows(schema, [(run.max_commit_id, file) for file in files])
+            prove(run.kind, schema.names, inputs, outputs)
+        except PySparkException as error:
+            raise _as_known(error) from error
+        return Entry(run.min_commit_id, run.max_commit_id, files)
+
+    def _schema(self, run: RunPlan) -> pa.Schema:
+        """Of the rows with their commit, from the smallest file: all others must have the same."""
+        entry, file = min(
+            ((e, f) for e in run.entries for f in e.files), key=lambda pair: pair[1].bytes
+        )
+        with tempfile.TemporaryDirectory(prefix="ontologia-compact-") as folder:
+            one = Entry(entry.min_commit_id, entry.max_commit_id, (file,))
+            return open_inputs(self._repository.store, [one], Path(folder)).schema
+
+    def _rows(self, schema: pa.Schema, files: Sequence[tuple[int, CommitFile]]) -> DataFrame:
+        task = ReadTask(
+            self._repository.uri, self._config, schema.serialize().to_pybytes(), tuple(files)
+        )
+        columns = [
+            StructField(field.name, field.dataType) for field in from_arrow_schema(schema).fields
+        ]
+        numbers = self._spark.range(0, len(files), 1, max(1, len(files)))
+        return numbers.mapInArrow(
+            task, StructType([*columns, StructField(IS_CURRENT, BooleanType())])
+        )
+
+    def _merge(
+        self, run: RunPlan, attempt: Attempt, inputs: DataFrame, schema: pa.Schema
+    ) -> list[Written]:
+        order = MergeOrder(
+            run.kind,
+            "v2",
+            self._settings,
+            expected_rows=run.rows,
+            expected_bytes=run.expected_bytes,
+            mark=attempt.id,
+        )
+        task = MergeTask(
+            self._repository.uri,
+            self._config,
+            schema.serialize().to_pybytes(),
+            folder_of(run, attempt.id),
+            order,
+        )
+        identity = [F.col(name) for name in IDENTITY[run.kind]]
+        ranges = max(1, -(-run.expected_bytes // self._settings.part_bytes))
+        # Rows of one identity fall into one range, so parts never share one.
+        merged = (
+            inputs.drop(IS_CURRENT)
+            .repartitionByRange(ranges, *identity)
+            .sortWithinPartitions(*identity, F.col("commit_id"))
+            .mapInArrow(task, REPORT_DDL)
+        )
+        return [Written.parse(row["report"]) for row in merged.collect()]
+
+
+def prove(kind: str, names: Sequence[str], inputs: DataFrame, outputs: DataFrame) -> None:
+    """As `maintenance.compaction.proof`, on frames: as many rows, the same multiset of rows, and
+    in the current files exactly the newest row of each identity. Raises IntegrityError."""
+    identity = [F.col(name) for name in IDENTITY[kind]]
+    by_identity = inputs.groupBy(*identity).agg(
+        F.count(F.lit(1)).alias("rows"),
+        _total(_hash([F.col(quoted(name)) for name in names])).alias("content"),
+        F.max("commit_id").alias("newest"),
+    )
+    before = by_identity.agg(
+        F.sum("rows"),
+        F.sum("content"),
+        F.count(F.lit(1)),
+        _total(_hash([*identity, F.col("newest")])),
+    ).first()
+    current = F.col(IS_CURRENT)
+    after = outputs.agg(
+        F.count(F.lit(1)),
+        _total(_hash([F.col(quoted(name)) for name in names])),
+        F.count(F.when(current, 1)),
+        _total(F.when(current, _hash([*identity, F.col("commit_id")]))),
+    ).first()
+    assert before is not None
+    assert after is not None
+    for at, what in (
+        (0, "the rows of the inputs and of the snapshot"),
+        (2, "the newest rows by identity"),
+    ):
+        was, became = (Digest(int(r[at] or 0), int(r[at + 1] or 0)) for r in (before, after))
+        demand(was, became, what)
+
+
+def _hash(columns: Sequence[Column]) -> Column:
+    """Of a row. Hashing passes over nulls as if they were not there: say where they are."""
+    return F.xxhash64(*columns, *(column.isNull() for column in columns))
+
+
+def _total(hashes: Column) -> Column:
+    """A sum does not depend on order; as a decimal it does not run over."""
+    return F.sum(hashes.cast("decimal(20,0)"))
+
+
+def _files(run: RunPlan, written: Sequence[Written]) -> tuple[CommitFile, ...]:
+    """In the order of identities, the current ones first."""
+    files: list[CommitFile] = []
+    for role in (CURRENT, SUPERSEDED):
+        parts = sorted((w for w in written if w.role == role), key=lambda w: w.key)
+        for number, one in enumerate(parts):
+            part = number if len(parts) > 1 else None
+            files.append(described(run, one.key, role, one.part, part))
+    return tuple(files)
+
+
+def _as_known(error: PySparkException) -> Exception:
+    """What a task raised on purpose; types do not survive the way from Python workers."""
+    found = _IN_TASK.search(str(error))
+    if found is None:
+        first = str(error).strip().partition("\n")[0]
+        return StorageBackendError(
+            f"Spark could not merge; nothing was published: {first}",
+            operation="compact",
+            retryable=True,
+        )
+    name, message = found.groups()
+    if name == "IntegrityError":
+        return IntegrityError(message)
+    return StorageBackendError(message, operation="compact", retryable=True)

@@ -1,0 +1,218 @@
+"""The `ontologia` data source: `spark.read.format("ontologia")`, SQL views, `df.write`, streams.
+
+    spark.read.format("ontologia").option("storage_uri", uri).option("type", "Customer").load()
+
+A read is pinned when it is loaded: each time it runs it shows the same commit. Executors scan their
+shares of the files with the storage's own engine and hand Spark Arrow batches. Filters are not
+pushed down by Spark, whose cached read plans then mix up filters (PySpark 4.3); the options
+`columns` and `filter` take their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from storage_engine.errors import ConfigurationError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.query.spec import When
+from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.object.query.plan import TypePlan
+from storage_engine.repository.object.query.shares import OPERATION, ChangePlan, shares
+from storage_engine.repository.protocol import Repository
+from storage_engine.spark.opening import commit_of, find_type, opened
+from storage_engine.spark.options import ReadOptions
+from storage_engine.spark.reader import read_by_engine, repository_at
+from storage_engine.spark.schema import (
+    COMMIT_ID,
+    arrow_schema,
+    chosen_columns,
+    spark_schema,
+    stored_columns,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "ontologia"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a Spark session."""
+    spark.dataSource.register(OntologiaDataSource)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A read that is pinned to a commit, as plain data."""
+
+    options: ReadOptions
+    spec: TypeSpec  # without the user's class
+    commit_id: int
+    shown: tuple[str, ...]
+
+    @classmethod
+    def of(cls, options: ReadOptions) -> Asked:
+        place = options.place
+        with opened(place.uri, place.settings) as repository:
+            found = find_type(repository, place.type, models=place.models)
+            spec = TypeSpec.from_schema_dict(found.schema_dict())
+            made = cls(options, spec, commit_of(repository, options.as_of), _shown(options, spec))
+            made.check(repository)
+        return made
+
+    @property
+    def when(self) -> When:
+        options = self.options
+        return When(self.commit_id, options.history or options.since is not None, options.since)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """All that a filter can name, with the stored columns behind."""
+        lead = [COMMIT_ID, OPERATION] if self.options.changes else [COMMIT_ID]
+        return {name: name for name in lead} | stored_columns(self.spec)
+
+    @property
+    def schema(self) -> StructType:
+        lead = [
+            StructField(COMMIT_ID, LongType(), nullable=False),
+            StructField(OPERATION, StringType(), nullable=False),
+        ]
+        fields = {f.name: f for f in [*lead, *spark_schema(self.spec).fields]}
+        return StructType([fields[name] for name in self.shown])
+
+    def check(self, repository: Repository) -> None:
+        """Before Spark builds on it: the filter can be asked, and the engine can answer."""
+        if isinstance(repository, ObjectRepository):
+            if self.options.filter is not None:
+                plan = repository.executor().plan(self.spec, When(0, history=True))
+                asked = ChangePlan(plan) if self.options.changes else plan
+                for _ in self.scan(repository, asked):
+                    pass
+            return
+        for name, given in (("filter", self.options.filter), ("changes", self.options.changes)):
+            if given:
+                raise ConfigurationError(
+                    f"data source ontologia: the option {name} needs an object storage; "
+                    f"{repository.uri} is a SQLite file: filter the DataFrame, or follow "
+                    "session.changes()"
+                )
+
+    def scan(
+        self, repository: ObjectRepository, plan: TypePlan | ChangePlan
+    ) -> Iterator[pa.RecordBatch]:
+        target = arrow_schema(self.schema)
+        found = repository.executor().scan(plan, self.columns, self.shown, self.options.filter)
+        for batch in found.batches:
+            yield batch.cast(target)
+
+
+def _shown(options: ReadOptions, spec: TypeSpec) -> tuple[str, ...]:
+    if options.changes:
+        named = [name for name in options.columns or () if name not in (COMMIT_ID, OPERATION)]
+        chosen = chosen_columns(spec, named) if options.columns is not None else None
+        return (COMMIT_ID, OPERATION, *(chosen or stored_columns(spec)))
+    chosen = chosen_columns(spec, options.columns)
+    shown = list(chosen if chosen is not None else stored_columns(spec))
+    leads = options.history or options.since is not None or options.with_commit_id
+    return tuple(shown if COMMIT_ID in shown or not leads else [COMMIT_ID, *shown])
+
+
+@dataclass(frozen=True)
+class Share(InputPartition):
+    """What one task reads; no plan: all rows, through an engine without files."""
+
+    plan: TypePlan | ChangePlan | None = None
+
+
+class Nothing(InputPartition):
+    """Spark makes a partition of its own where a list is empty; this one says what it is."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+
+def partitions_of(plans: Sequence[TypePlan | ChangePlan]) -> list[InputPartition]:
+    return [Share(plan) for plan in plans] or [Nothing()]
+
+
+def read_share(asked: Asked, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, Share):
+        return
+    place = asked.options.place
+    repository = repository_at(place.uri, place.config)
+    if partition.plan is not None:
+        assert isinstance(repository, ObjectRepository)
+        yield from asked.scan(repository, partition.plan)
+        return
+    target = arrow_schema(asked.schema)
+    stored = pa.schema([target.field(name).with_name(asked.columns[name]) for name in asked.shown])
+    for batch in read_by_engine(place.uri, place.config, asked.spec, asked.when, stored, ()):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=target)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what was asked, as of the commit it is pinned to."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    def partitions(self) -> list[InputPartition]:
+        asked = self._asked
+        place = asked.options.place
+        with opened(place.uri, place.settings) as repository:
+            if not isinstance(repository, ObjectRepository):
+                return [Share()]
+            if asked.options.changes:
+                since = asked.options.since or 0
+                return partitions_of(
+                    repository.executor().plan_changes(
+                        asked.spec, since=since, upto=asked.commit_id
+                    )
+                )
+            return partitions_of(shares(repository.executor().plan(asked.spec, asked.when)))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_share(self._asked, partition)
+
+
+class OntologiaDataSource(DataSource):
+    """Spark makes one for each load and save, and pickles it after it was asked for its schema."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._asked: Asked | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        self._asked = Asked.of(ReadOptions.parse(self.options))
+        return self._asked.schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(self._pinned())
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
+        from storage_engine.spark.changes import ChangeReader
+
+        return ChangeReader(self._pinned())
+
+    def _pinned(self) -> Asked:
+        if self._asked is None:
+            raise ConfigurationError(
+                "data source ontologia: the schema is that of the type; leave .schema(...) out, "
+                "and name some columns in the option columns"
+            )
+        return self._asked

@@ -1,0 +1,225 @@
+"""Files of a plan as DataFrames: Spark's own Parquet reader where it can open them, else Arrow.
+
+Both give the same columns, `commit_id` included where it is asked for: that of staged parts is in
+their manifest, not in the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from storage_engine.config import MIB, OntologiaConfig
+from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, bulk_of
+from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.object.query.shares import packed
+from storage_engine.repository.object.scan import DataFile, MissingFileError, versioned_schema
+from storage_engine.spark.schema import COMMIT_ID
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from storage_engine.model.spec import TypeSpec
+
+_UNITED = 8  # commits whose staged parts are united with their ids as constants; more are joined
+_TASK_BYTES = 32 * MIB
+_BATCH_ROWS = 64 * 1024
+_ATTEMPT = r".*/staged/([^/]+)/"
+# Hadoop takes these for a pattern, or leaves the file out without a word.
+_ODD = re.compile(r"[*?\[\]{}\\]|/[._][^/]*$")
+_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+
+
+class Scan(Protocol):
+    """Opens files of one type."""
+
+    def read(
+        self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
+    ) -> DataFrame:
+        """Their rows: `columns` of the type's row schema, after `commit_id` where it is asked
+        for."""
+
+
+def scan_of(
+    spark: SparkSession, repository: ObjectRepository, spec: TypeSpec, files: Iterable[DataFile]
+) -> Scan:
+    """The best way to read these files."""
+    store = repository.store
+    urls = {item.file.path: _url(spark, store, item.file.path) for item in files}
+    if all(url is not None for url in urls.values()):
+        return NativeScan(spark, spec, {path: str(url) for path, url in urls.items()})
+    return ArrowScan(spark, spec, store.uri, repository.config)
+
+
+def _url(spark: SparkSession, store: ObjectStore, key: str) -> str | None:
+    """What Spark can open an object by."""
+    path = store.local_path(key)
+    if path is not None:
+        url = f"file://{path}"
+    elif store.kind == "s3" and has_s3a(spark):
+        url = "s3a" + f"{store.uri}/{key}".removeprefix("s3")
+    else:
+        return None
+    return None if _ODD.search(url) else url
+
+
+def has_s3a(spark: SparkSession) -> bool:
+    """Whether hadoop-aws is on the class path, which PySpark does not bring with it.
+
+    A Spark Connect client cannot see the class path of its server.
+    """
+    context = getattr(spark, "_jsc", None)
+    if context is None:
+        return False
+    return context.hadoopConfiguration().getClassByNameOrNull(_S3A) is not None
+
+
+def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:
+    known = versioned_schema(spec)
+    names = [COMMIT_ID, *columns] if with_commit_id else list(columns)
+    return pa.schema([known.field(name) for name in names])
+
+
+@dataclass(frozen=True)
+class NativeScan:
+    """Spark's own reader: it prunes columns and pushes filters down to row groups."""
+
+    spark: SparkSession
+    spec: TypeSpec
+    urls: Mapping[str, str]
+
+    def read(
+        self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
+    ) -> DataFrame:
+        rows = from_arrow_schema(_schema(self.spec, columns, with_commit_id=False))
+        if not with_commit_id:
+            return self._open(files, rows)
+        versioned = from_arrow_schema(_schema(self.spec, columns, with_commit_id=True))
+        own = [item for item in files if item.file.commit_id_source == "column"]
+        given: dict[int, list[DataFile]] = {}
+        for item in files:
+            if item.file.commit_id_source != "column":
+                given.setdefault(item.entry.max_commit_id, []).append(item)
+        parts = [self._open(own, versioned)] if own else []
+        if len(given) <= _UNITED:
+            for commit_id, staged in given.items():
+                found = self._open(staged, rows)
+                parts.append(
+                    found.select(functions.lit(commit_id).cast("long").alias(COMMIT_ID), "*")
+                )
+        else:
+            parts.append(self._joined(given, rows))
+        return reduce(lambda a, b: a.unionByName(b), parts)
+
+    def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
+        # A folder named `tier=Gold` above the files is no column.
+        reader = self.spark.read.schema(schema).option("recursiveFileLookup", "true")
+        # Whatever the session says of Spark's own old files: ours are in the one true calendar.
+        reader = reader.option("datetimeRebaseMode", "CORRECTED")
+        return reader.parquet(*(self.urls[item.file.path] for item in files))
+
+    def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:
+        """One scan of many commits' parts: the attempt in a part's path tells its commit."""
+        attempts = {
+            item.file.path.split("/")[1]: commit_id
+            for commit_id, staged in given.items()
+            for item in staged
+        }
+        commits = self.spark.createDataFrame(
+            list(attempts.items()), f"__attempt string, {COMMIT_ID} long"
+        )
+        found = self._open([item for staged in given.values() for item in staged], schema)
+        attempt = functions.regexp_extract(functions.col("_metadata.file_path"), _ATTEMPT, 1)
+        joined = found.select("*", attempt.alias("__attempt")).join(
+            commits.hint("broadcast"), "__attempt"
+        )
+        return joined.select(COMMIT_ID, *schema.names)
+
+
+@dataclass(frozen=True)
+class ArrowScan:
+    """Executors open the store themselves and hand Spark Arrow batches."""
+
+    spark: SparkSession
+    spec: TypeSpec
+    uri: str
+    config: OntologiaConfig
+
+    def read(
+        self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
+    ) -> DataFrame:
+        schema = _schema(self.spec, columns, with_commit_id=with_commit_id)
+        tasks = [
+            [
+                (item.file.path, item.file.commit_id_source, item.entry.max_commit_id)
+                for item in some
+            ]
+            for some in packed(files, _TASK_BYTES)
+        ]
+        work = partial(_read_tasks, self.uri, self.config.model_dump_json(), schema, tasks)
+        return in_arrow(self.spark, len(tasks), work, schema)
+
+
+def in_arrow(spark: SparkSession, tasks: int, work: Any, schema: pa.Schema) -> DataFrame:
+    """A DataFrame of what `work(numbers)` yields, one Spark task for each number."""
+    numbers = spark.range(0, tasks, 1, tasks)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from work(batch.column(0).to_pylist())
+
+    return numbers.mapInArrow(run, from_arrow_schema(schema))
+
+
+_Task = Sequence[tuple[str, str, int]]
+
+
+def _read_tasks(
+    uri: str, config: str, schema: pa.Schema, tasks: Sequence[_Task], numbers: Iterable[int]
+) -> Iterator[pa.RecordBatch]:
+    store = _store(uri, config)
+    for number in numbers:
+        for path, source, commit_id in tasks[number]:
+            given = commit_id if source != "column" else None
+            yield from _read_file(store, path, schema, given)
+
+
+@lru_cache(maxsize=8)
+def _store(uri: str, config: str) -> ObjectStore:
+    """One for the life of a Python worker, which serves many tasks."""
+    return open_store(uri, OntologiaConfig.model_validate_json(config))
+
+
+def _read_file(
+    store: ObjectStore, path: str, schema: pa.Schema, commit_id: int | None
+) -> Iterator[pa.RecordBatch]:
+    try:
+        content = pa.BufferReader(bulk_of(store).get(path).data)
+    except ObjectNotFound:
+        raise MissingFileError(
+            f"{path} was named by the log when this DataFrame was made, and is now missing from "
+            f"{store.uri}: garbage collection has purged it; make the DataFrame again",
+            key=path,
+        ) from None
+    names = [name for name in schema.names if commit_id is None or name != COMMIT_ID]
+    with pq.ParquetFile(content) as opened:
+        for batch in opened.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            columns = [
+                pa.repeat(pa.scalar(commit_id, pa.int64()), batch.num_rows)
+                if name == COMMIT_ID and commit_id is not None
+                else batch.column(name)
+                for name in schema.names
+            ]
+            yield pa.RecordBatch.from_arrays(
+                [c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
+            )
