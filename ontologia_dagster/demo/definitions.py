@@ -21,8 +21,13 @@ REPORTS = ("airline_punctuality",)
 
 # Two attempts, soon after each other, so that nobody waits long to see a dead letter.
 _ENGINE = {"event_max_attempts": 2, "event_backoff_base_ms": 200}
-# One small machine: few tasks, no web page of Spark's own.
-_SPARK = {"spark.sql.shuffle.partitions": "4", "spark.ui.enabled": "false"}
+# One small machine: few tasks, no web page of Spark's own, nothing that others can connect to.
+_SPARK = {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
 
 
 @dg.definitions

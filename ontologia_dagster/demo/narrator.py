@@ -57,7 +57,7 @@ class Narrator:
 
         @dg.logger
         def narrating(_init: dg.InitLoggerContext) -> logging.Logger:
-            logger = logging.Logger(LOGGER, logging.INFO)  # not shared: one for each run
+            logger = logging.Logger(LOGGER, logging.DEBUG)  # not shared: one for each run
             logger.addHandler(_Handler(narrator))
             return logger
 
@@ -93,7 +93,7 @@ class Narrator:
 
 class _Handler(logging.Handler):
     def __init__(self, narrator: Narrator) -> None:
-        super().__init__(logging.INFO)
+        super().__init__(logging.DEBUG)  # what Dagster logs events at
         self._narrator = narrator
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -69,11 +69,12 @@ def run(console: Console, *, s3: bool) -> int:
     for category in (dg.BetaWarning, dg.PreviewWarning):
         warnings.filterwarnings("ignore", category=category)
     narrator = Narrator(console)
-    ontology = (demo_definitions().resources or {})[STORAGE]
+    resources = demo_definitions().resources or {}
+    ontology, spark = resources[STORAGE], resources["spark"]
     console.print(f"A year of flights from New York, into {ontology.storage_uri}", soft_wrap=True)
     source = expected()
     with open_instance() as instance:
-        outcome = Demo(instance, ontology, narrator).run()
+        outcome = Demo(instance, ontology, spark, narrator).run()
     found = figures(ontology, outcome, source)
     show(console, ontology, outcome, found, narrator.elapsed)
     wrong = [one for one in found if not one.right]

@@ -21,10 +21,12 @@ from ontologia_dagster.demo.definitions import (
     demo_definitions,
 )
 from ontologia_dagster.demo.narrator import LOGGER, Narrator
-from ontologia_dagster.demo.places import DELIVERY
+from ontologia_dagster.demo.places import DELIVERY, home
+from ontologia_dagster.demo.quiet import stderr_in
 from ontologia_dagster.demo.types import Airport
 from ontologia_dagster.platform import STORAGE
 from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.spark import SparkResource
 from storage_engine import initialize_storage
 from storage_engine.errors import UninitializedStorageError
 
@@ -52,10 +54,15 @@ class Demo:
     """One run through all of it."""
 
     def __init__(
-        self, instance: dg.DagsterInstance, ontology: OntologyResource, narrator: Narrator
+        self,
+        instance: dg.DagsterInstance,
+        ontology: OntologyResource,
+        spark: SparkResource,
+        narrator: Narrator,
     ) -> None:
         self._instance = instance
         self._ontology = ontology
+        self._spark = spark
         self._narrator = narrator
         self._definitions = dg.Definitions.merge(
             demo_definitions(), dg.Definitions(loggers={LOGGER: narrator.definition()})
@@ -65,6 +72,9 @@ class Demo:
     def run(self) -> Outcome:
         outcome, chapter = self.outcome, self._narrator.chapter
         before = self._prepare()
+        with chapter("Spark"), stderr_in(home() / "spark.log"):
+            self._spark.session()
+            self._narrator.say("started", f"its log is {home() / 'spark.log'}")
         if not outcome.repeated:
             with chapter("First pass: the files as they are"):
                 self._ingest(corrected=False)
@@ -126,7 +136,7 @@ class Demo:
         failed = {}
         for found in evaluations:
             if not found.passed:
-                findings = found.metadata["finding_list"].value
+                findings: Any = found.metadata["finding_list"].value
                 failed[found.check_name] = "; ".join(
                     str(record.data["what"]) for record in findings.records
                 )
@@ -144,7 +154,7 @@ class Demo:
             facts = event.step_materialization_data.materialization.metadata
             if "events_sent" in facts:
                 name = event.asset_key.to_user_string() if event.asset_key else ""
-                sent = int(facts["events_sent"].value)  # type: ignore[call-overload]
+                sent: Any = facts["events_sent"].value
                 self.outcome.events_sent[name] = self.outcome.events_sent.get(name, 0) + sent
 
     def _drain_until_dead(self) -> None:

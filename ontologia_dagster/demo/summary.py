@@ -23,7 +23,7 @@ from ontologia_dagster.demo.types import (
     Incident,
     Plane,
 )
-from ontologia_dagster.prices import price, request_total
+from ontologia_dagster.prices import PER_REQUEST, price, request_total
 from ontologia_dagster.resources import OntologyResource
 from storage_engine import Session
 
@@ -57,7 +57,7 @@ def figures(ontology: OntologyResource, outcome: Outcome, expected: Expected) ->
             Figure(
                 "Incident of a delay", _incidents(session, SEVERE_DELAY), expected.severe_delays
             ),
-            Figure("Incident of a notice", _incidents(session, NOTICE), 1),
+            Figure("Incident, notices", _incidents(session, NOTICE), 1),
             Figure("Disruption", stored["Disruption"], expected.disrupted_days),
             *_changes(session, expected),
         ]
@@ -115,9 +115,8 @@ def _stubs(session: Session, entity: type[Airport] | type[Plane]) -> int:
 def _first_pass(session: Session, outcome: Outcome, expected: Expected) -> list[Figure]:
     """The storage as the first pass left it, by time travel, and what the checks said of it."""
     then = session.at(outcome.first_commit).query()
-    known = f"select faa from Airport"  # noqa: F541
     to_nowhere = session.at(outcome.first_commit).sql(
-        f"select count(*) as n from Flight where right_key not in ({known})"
+        "select count(*) as n from Flight where right_key not in (select faa from Airport)"
     )
     said = " ".join(outcome.failed_first.values())
     return [
@@ -180,9 +179,10 @@ def show(
 
 
 def _show_figures(console: Console, found: Sequence[Figure]) -> None:
-    table = Table("figure", title="Found, beside what the source says", title_justify="left")
-    table.add_column("found", justify="right")
-    table.add_column("source", justify="right")
+    table = Table(title="Found, beside what the source says", title_justify="left")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("found", justify="right", no_wrap=True)
+    table.add_column("source", justify="right", no_wrap=True)
     table.add_column("")
     for one in found:
         mark = "[green]✓[/green]" if one.right else "[red]✗[/red]"
@@ -193,18 +193,17 @@ def _show_figures(console: Console, found: Sequence[Figure]) -> None:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{len(value)} x {sum(value.values()) // max(1, len(value)):,} on average"
+        return f"{len(value)} months"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _show_question(console: Console, session: Session) -> None:
     _, rows = reports.punctuality(session)
     console.print("\n[bold]A typed question: which airlines left latest?[/bold]")
-    console.print(
-        "  session.query().relations(Flight).where(Flight.departure_delay.is_not_null())\n"
-        "         .group_by(Flight.carrier).agg(departed=count(), late=avg(Flight.departure_delay))",
-        style="dim",
-        highlight=False,
+    _code(
+        console,
+        "session.query().relations(Flight).where(Flight.departure_delay.is_not_null())",
+        "    .group_by(Flight.carrier).agg(departed=count(), late=avg(Flight.departure_delay))",
     )
     table = Table("airline", "flights", "minutes late on average")
     for row in rows[:5]:
@@ -216,10 +215,9 @@ def _show_time_travel(console: Console, session: Session, outcome: Outcome) -> N
     """Makers' names before and after the corrections, from one and the same storage."""
     first = outcome.first_commit or _first_pass_commit(session)
     console.print("\n[bold]Time travel: the makers of planes, then and now[/bold]")
-    console.print(
-        "  session.query().entities(Plane).as_of(commit).where(Plane.manufacturer == name).count()",
-        style="dim",
-        highlight=False,
+    _code(
+        console,
+        "session.query().entities(Plane).as_of(commit).where(Plane.manufacturer == name).count()",
     )
     table = Table("manufacturer", f"as of commit {first}", "now")
     planes = session.query().entities(Plane)
@@ -227,6 +225,11 @@ def _show_time_travel(console: Console, session: Session, outcome: Outcome) -> N
         made = planes.where(Plane.manufacturer == name)
         table.add_row(name, f"{made.as_of(first).count():,}", f"{made.count():,}")
     console.print(table)
+
+
+def _code(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(f"  {line}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _first_pass_commit(session: Session) -> int:
@@ -251,7 +254,7 @@ def _show_commits(console: Console, session: Session) -> None:
 
 def _show_cost(console: Console, outcome: Outcome) -> None:
     requests = outcome.requests
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(requests.items()))
+    kinds = ", ".join(f"{kind} {requests[kind]:,}" for kind in PER_REQUEST if kind in requests)
     console.print("\n[bold]What it took[/bold]")
     console.print(f"  {request_total(requests):,} requests to the store ({kinds})", soft_wrap=True)
     console.print(f"  on S3 they would cost about ${price(requests):.4f}")
