@@ -1,6 +1,8 @@
 """The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it."""
 
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -10,8 +12,8 @@ from ontologia_dagster import partitions, provenance
 from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.failures import reported_failures
 from ontologia_dagster.metadata import FINGERPRINT, PARTITION_BY, STORAGE, TYPE, write_metadata
+from ontologia_dagster.preview import observe_preview
 from ontologia_dagster.runner import carry_out
-from ontologia_dagster.types import declared_type
 
 if TYPE_CHECKING:
     from jobs.orders import IngestOrder
@@ -42,25 +44,6 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
         single = declared.backfill == "single_run"
         backfill = dg.BackfillPolicy.single_run() if single else dg.BackfillPolicy.multi_run(1)
 
-    @dg.asset(
-        key=declared.asset_key,
-        deps=[dg.AssetKey.from_user_string(dep) for dep in declared.deps],
-        description=declared.description,
-        group_name=declared.group,
-        owners=list(declared.owners),
-        tags=declared.tags,
-        kinds={"spark", "parquet"},
-        metadata=_definition_metadata(declared),
-        partitions_def=definition,
-        backfill_policy=backfill,
-        automation_condition=declared.automation,
-        freshness_policy=declared.freshness.policy() if declared.freshness else None,
-        retry_policy=declared.retry.policy(),
-        code_version=declared.code_version,
-        pool=declared.pool,
-        required_resource_keys={declared.storage, SPARK},
-        output_required=False,
-    )
     def ingest_type(
         context: dg.AssetExecutionContext, config: IngestConfig
     ) -> Iterator[dg.MaterializeResult[None]]:
@@ -68,7 +51,29 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
         with reported_failures(context.instance):
             yield from _ingested(context, declared, ontology, dry_run=config.dry_run)
 
-    return ingest_type
+    with warnings.catch_warnings():
+        # Range runs need a backfill policy, which Dagster still calls beta.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            key=declared.asset_key,
+            deps=[dg.AssetKey.from_user_string(dep) for dep in declared.deps],
+            description=declared.description,
+            group_name=declared.group,
+            owners=list(declared.owners),
+            tags=declared.tags,
+            kinds={"spark", "parquet"},
+            metadata=_definition_metadata(declared),
+            partitions_def=definition,
+            backfill_policy=backfill,
+            automation_condition=declared.automation,
+            freshness_policy=declared.freshness.policy() if declared.freshness else None,
+            retry_policy=declared.retry.policy(),
+            code_version=declared.code_version,
+            pool=declared.pool,
+            required_resource_keys={declared.storage, SPARK},
+            output_required=False,
+        )
+        return decorate(ingest_type)
 
 
 def _definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
@@ -90,48 +95,32 @@ def _ingested(
     dry_run: bool,
 ) -> Iterator[dg.MaterializeResult[None]]:
     spark: SparkResource = getattr(context.resources, SPARK)
-    keys = list(context.partition_keys) if context.has_partition_key_range else []
-    spec = declared_type(declared.models, declared.type)
-    paths = partitions.expanded_paths(declared.source.paths, keys)
-    fingerprint = provenance.source_fingerprint(declared.source, paths, ontology)
-    order = ingest_order(
-        declared,
-        ontology.storage_uri,
-        spec,
-        keys,
+    keys = list(context.partition_keys) if declared.partitions is not None else []
+    order, spec = ingest_order(declared, ontology.storage_uri, keys)
+    fingerprint = provenance.source_fingerprint(declared.source, order.source.paths, ontology)
+    order = replace(
+        order,
         idempotency=provenance.unit_of_work(
             context, declared, keys, ontology.location, fingerprint
         ),
         meta=provenance.commit_metadata(context, declared, keys),
     )
     if dry_run:
-        from ontologia_dagster.preview import preview
-
-        preview(context, declared, order, ontology, spark, spec, keys)
+        observe_preview(context, declared.asset_key, order, ontology, spark, keys)
         return
     result = carry_out(context, order, ontology, spark, provenance.holder(context))
     yield _materialised(context, declared, ontology, spec, result, keys, fingerprint)
 
 
 def ingest_order(
-    declared: OntologyAsset,
-    storage_uri: str,
-    spec: "TypeSpec",
-    keys: Sequence[str],
-    *,
-    idempotency: tuple[str, str] | None = None,
-    meta: dict[str, str] | None = None,
-) -> "IngestOrder":
-    """The order for the job, with the bounds of the partitions in its condition."""
-    from jobs.orders import IngestOrder, Source
+    declared: OntologyAsset, storage_uri: str, keys: Sequence[str]
+) -> "tuple[IngestOrder, TypeSpec]":
+    """The order for the job, with the bounds of the partitions in its condition, and its type."""
+    from jobs.ingest import type_of
+    from jobs.orders import DriftPolicy, IngestOrder, Source
 
     source = declared.source
-    conditions = [declared.where] if declared.where else []
-    if declared.partitions is not None and keys:
-        kind = partitions.field_type(spec, declared.partitions.field)
-        bounds = partitions.source_condition(declared, keys, kind)
-        conditions += [bounds] if bounds else []
-    return IngestOrder(
+    order = IngestOrder(
         storage_uri=storage_uri,
         type=declared.type,
         models=declared.models,
@@ -143,17 +132,22 @@ def ingest_order(
             null_value=source.null_value,
         ),
         columns=declared.columns,
-        where=" AND ".join(f"({one})" for one in conditions) or None,
+        where=declared.where,
         transform=declared.transform,
         distinct=declared.distinct,
         order_by=declared.order_by,
         on_bad_rows=declared.on_bad_rows,
-        drift=declared.drift or {},  # type: ignore[arg-type]  # parsed by the order
+        drift=DriftPolicy.parse(declared.drift),
         expectations=tuple(declared.expectations),
-        idempotency=idempotency,
-        meta=meta or {},
         target_part_bytes=declared.target_part_bytes,
     )
+    spec = type_of(order)
+    if declared.partitions is None or not keys:
+        return order, spec
+    kind = partitions.field_type(spec, declared.partitions.field)
+    bounds = partitions.source_condition(declared, keys, kind)
+    where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
+    return replace(order, where=where), spec
 
 
 def _materialised(

@@ -39,7 +39,7 @@ def commit_metadata(
 ) -> dict[str, str]:
     """What the manifest says of the run: commit and run point at each other."""
     found = {
-        RUN_ID: context.run_id,
+        RUN_ID: context.run.run_id,
         STEP: context.op_execution_context.get_step_execution_context().step.key,
         ASSET_KEY: declared.asset_key.to_user_string(),
         CODE_VERSION: declared.code_version,
@@ -51,7 +51,7 @@ def commit_metadata(
 
 def holder(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dict[str, str]:
     """What others read of us while they wait for the write lock."""
-    return {"run_id": context.run_id, "job": context.job_name}
+    return {"run_id": context.run.run_id, "job": context.run.job_name}
 
 
 def unit_of_work(

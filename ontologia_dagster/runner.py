@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -42,6 +43,21 @@ def carry_out(
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
+def look_ahead(
+    context: dg.AssetExecutionContext,
+    order: IngestOrder,
+    ontology: OntologyResource,
+    spark: SparkResource,
+) -> WriteResult:
+    """What the order would do, without doing it."""
+    if spark.mode == PIPES:
+        return _submitted(context, order, ontology, spark, "--dry-run")
+    from jobs.ingest import preview
+
+    with ontology.session() as session:
+        return preview(spark.session(), order, session=session)
+
+
 def _teller(context: dg.AssetExecutionContext) -> Any:
     """Logs a stage once, when it begins."""
     told: set[str] = set()
@@ -59,10 +75,11 @@ def _submitted(
     order: IngestOrder,
     ontology: OntologyResource,
     spark: SparkResource,
+    *options: str,
 ) -> WriteResult:
     from storage_engine.spark.results import WriteResult
 
-    command = spark.command("ingest.py", order.to_arguments())
+    command = spark.command("ingest.py", [*order.to_arguments(), *options])
     env = {**spark.child_environment(), **ontology.child_environment()}
     messages = submit(context, command, env, spark.termination_timeout_s)
     results = [message for message in messages if "type_commit_id" in message]
@@ -71,7 +88,8 @@ def _submitted(
             "the Spark job ended without saying what it wrote; its output says more",
             allow_retries=True,
         )
-    return WriteResult(**results[-1])
+    names = {field.name for field in fields(WriteResult)}
+    return WriteResult(**{name: value for name, value in results[-1].items() if name in names})
 
 
 def submit(

@@ -1,0 +1,71 @@
+"""What the Dagster tests share: storages, sources, declarations, and facts of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
+from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.spark import SparkResource
+from storage_engine import initialize_storage
+
+MODELS = "tests.dagster.shop"
+ORDERS = "id,day,total\n1,2013-01-02,10\n2,2013-01-30,20\n3,2013-02-01,30\n4,2013-03-31,40\n"
+
+
+def storage(folder: Path, **options: Any) -> OntologyResource:
+    uri = str(folder / "store")
+    initialize_storage(uri)
+    return OntologyResource(storage_uri=uri, **options)
+
+
+def customers(folder: Path, text: str = "id,name\nc1,Ada\nc2,Bo\n", **more: Any) -> OntologyAsset:
+    path = folder / "customers.csv"
+    path.write_text(text)
+    source = SourceSpec(format="csv", paths=[str(path)])
+    return OntologyAsset(
+        type="Customer", models=MODELS, source=source, columns={"visits": "0"}, **more
+    )
+
+
+def orders(folder: Path, text: str = ORDERS, **more: Any) -> OntologyAsset:
+    path = folder / "orders.csv"
+    path.write_text(text)
+    return OntologyAsset(
+        type="Order",
+        models=MODELS,
+        source=SourceSpec(format="csv", paths=[str(path)]),
+        columns={"day": "CAST(day AS DATE)", "total": "CAST(total AS BIGINT)"},
+        partitions=PartitionSpec(kind="monthly", field="day", start="2013-01-01", end="2013-04-01"),
+        **more,
+    )
+
+
+def resources(ontology: OntologyResource, **more: Any) -> dict[str, Any]:
+    return {"ontology": ontology, "spark": SparkResource(), **more}
+
+
+def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.value for name, value in metadata.items()}
+
+
+def materialisations(result: Any) -> list[dg.AssetMaterialization]:
+    return [event.step_materialization_data.materialization for event in _events(result)]
+
+
+def _events(result: Any) -> Sequence[Any]:
+    return result.get_asset_materialization_events()
+
+
+def version(materialisation: dg.AssetMaterialization) -> str:
+    assert materialisation.tags is not None
+    return materialisation.tags["dagster/data_version"]
+
+
+def rows(table: Any) -> list[dict[str, Any]]:
+    """Of a table in metadata."""
+    return [dict(record.data) for record in table.records]
