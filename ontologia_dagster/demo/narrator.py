@@ -40,7 +40,7 @@ class Narrator:
     ) -> None:
         line = Text("  ")
         line.append("✓ " if good else "✗ ", "green" if good else "red")
-        line.append(f"{what:<24}")
+        line.append(f"{what:<26} ")
         line.append(outcome)
         if seconds is not None:
             line.append(f"  {seconds:.1f} s", "dim")
@@ -74,10 +74,7 @@ class Narrator:
             case "ASSET_MATERIALIZATION":
                 self._materialised(event, step)
             case "ASSET_CHECK_EVALUATION":
-                found = event.asset_check_evaluation_data
-                if not found.passed:
-                    said = found.description or "failed"
-                    self.say(f"check {found.check_name}", said, good=False)
+                self._checked(event.asset_check_evaluation_data)
             case "STEP_FAILURE" | "STEP_UP_FOR_RETRY":
                 self.say(_readable(step), "failed", good=False)
 
@@ -89,6 +86,15 @@ class Narrator:
         facts = {name: value.value for name, value in done.metadata.items()}
         took = time.monotonic() - self._began.get(step, time.monotonic())
         self.say(done.asset_key.to_user_string(), _outcome(facts), seconds=took)
+
+    def _checked(self, found: dg.AssetCheckEvaluation) -> None:
+        """A check that failed, by its findings where it has a list of them."""
+        if found.passed:
+            return
+        listed: Any = found.metadata.get("finding_list")
+        for record in listed.records if listed is not None else ():
+            self.say(str(record.data["type"]), str(record.data["what"]), good=False)
+        self.say(found.check_name, found.description or "failed", good=False)
 
 
 class _Handler(logging.Handler):

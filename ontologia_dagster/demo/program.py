@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def run(console: Console, *, s3: bool) -> int:
 
     for category in (dg.BetaWarning, dg.PreviewWarning):
         warnings.filterwarnings("ignore", category=category)
+    logging.getLogger("storage_engine").addHandler(logging.NullHandler())  # the summary tells
     narrator = Narrator(console)
     resources = demo_definitions().resources or {}
     ontology, spark = resources[STORAGE], resources["spark"]
