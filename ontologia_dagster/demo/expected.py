@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -48,10 +47,10 @@ class Expected:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-def expected(source: Path | None = None) -> Expected:
-    """Computed from the files in `source`, or of the installed package."""
+def expected() -> Expected:
+    """Computed from the source's files as they are."""
     airlines, airports, planes, weather, flights = (
-        _table(name, source) for name in ("airlines", "airports", "planes", "weather", "flights")
+        _table(name) for name in ("airlines", "airports", "planes", "weather", "flights")
     )
     to_unknown = flights.filter(_not_in(flights["dest"], airports["faa"]))
     unknown_airports = sorted(pc.unique(to_unknown["dest"]).to_pylist())
@@ -80,9 +79,9 @@ def expected(source: Path | None = None) -> Expected:
     )
 
 
-def _table(name: str, source: Path | None) -> pa.Table:
+def _table(name: str) -> pa.Table:
     return pcsv.read_csv(
-        io.BytesIO(text_of(name, source).encode()),
+        io.BytesIO(text_of(name).encode()),
         convert_options=pcsv.ConvertOptions(null_values=[NULL], strings_can_be_null=True),
     )
 

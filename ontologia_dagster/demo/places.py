@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 HOME_VARIABLE = "ONTOLOGIA_HOME"
+SOURCE_VARIABLE = "ONTOLOGIA_DEMO_SOURCE"
 GROUP = "flights"
 DELIVERY = "flight_data"
 

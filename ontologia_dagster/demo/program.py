@@ -64,7 +64,7 @@ def run(console: Console, *, s3: bool) -> int:
     from ontologia_dagster.demo.instance import open_instance
     from ontologia_dagster.demo.narrator import Narrator
     from ontologia_dagster.demo.run import Demo
-    from ontologia_dagster.demo.summary import figures, show
+    from ontologia_dagster.demo.summary import figures, show, verdict
     from ontologia_dagster.platform import STORAGE
 
     for category in (dg.BetaWarning, dg.PreviewWarning):
@@ -79,11 +79,7 @@ def run(console: Console, *, s3: bool) -> int:
         outcome = Demo(instance, ontology, spark, narrator).run()
     found = figures(ontology, outcome, source)
     show(console, ontology, outcome, found, narrator.elapsed)
-    wrong = [one for one in found if not one.right]
-    if wrong:
-        console.print(f"\n[red]{len(wrong)} figures are not what the source says.[/red]")
-        for one in wrong:
-            console.print(f"  {one.name}: found {one.found}, expected {one.expected}")
+    if not verdict(console, found):
         return MISMATCH
     console.print(f"\nSee it in Dagster: [bold]make {'ui-s3' if s3 else 'ui'}[/bold]")
     return 0

