@@ -12,7 +12,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -118,8 +118,11 @@ def _drain(
         timer.daemon = True
         timer.start()
 
+        claimed_at_once = ontology.config().event_claim_limit
+
         def progress(totals: "Totals") -> None:
-            if totals.handled + totals.failed >= config.max_events:
+            # By rounds, as what a round did is settled, and counted, while the next one runs.
+            if totals.iterations * claimed_at_once >= config.max_events:
                 session.stop()
 
         try:

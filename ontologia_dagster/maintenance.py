@@ -18,11 +18,14 @@ from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset
 from ontologia_dagster.durations import duration
 from ontologia_dagster.failures import reported_failures
 from ontologia_dagster.metadata import request_metadata
+from ontologia_dagster.runner import submit
+from ontologia_dagster.spark import PIPES
 from ontologia_dagster.tables import before_and_after, table
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
-    from storage_engine.maintenance.compaction import CompactionPolicy
+    from ontologia_dagster.spark import SparkResource
+    from storage_engine.maintenance.compaction import CompactionPlan, CompactionPolicy
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.protocol import Repository
 
@@ -79,8 +82,10 @@ def _compact(
     config: CompactionConfig,
     own: Mapping[str, Any],
 ) -> None:
-    from ontologia_dagster.spark_compaction import compact_large
     from storage_engine.maintenance.compaction import compact, plan_compaction
+    from storage_engine.spark.compaction import spark_builds
+
+    spark: SparkResource = context.resources.spark
 
     before = figures(repository)
     planned: list[Any] = []
@@ -91,12 +96,12 @@ def _compact(
         planned += [item for item in plan.types if item.work]
         if config.dry_run or plan.empty:
             continue
-        large = compact_large(context, ontology, plan, policy, config.spark_above_bytes)
-        done += list(large.runs)
-        report = compact(
-            repository,
-            plan_compaction(repository, policy, [n for n in types if n not in large.types]),
-        )
+        if spark.mode == PIPES and _is_large(plan, config.spark_above_bytes):
+            _submit(context, ontology, spark, policy, types, config.spark_above_bytes)
+            plan = plan_compaction(repository, policy, types)
+        # Spark is started for the first run that is large enough, if any is.
+        builds = spark_builds(spark.session, repository, config.spark_above_bytes)
+        report = compact(repository, plan, build=builds)
         done += list(report.runs)
         skipped |= report.skipped
     metadata = {
@@ -133,6 +138,28 @@ def _compact(
         "rows_rewritten": sum(run.rows for run in done if run.outcome == "published"),
     }
     _tell(context, ontology, repository, "compact", config.dry_run, before, metadata)
+
+
+def _is_large(plan: "CompactionPlan", above_bytes: int) -> bool:
+    return any(run.bytes >= above_bytes for run in plan.runs)
+
+
+def _submit(
+    context: dg.OpExecutionContext,
+    ontology: "OntologyResource",
+    spark: "SparkResource",
+    policy: "CompactionPolicy",
+    types: Sequence[str],
+    above_bytes: int,
+) -> None:
+    """The whole of it on the cluster: what is small there is merged by its driver."""
+    arguments = ["--storage-uri", ontology.storage_uri, "--apply"]
+    arguments += ["--spark-above", str(above_bytes)]
+    arguments += ["--min-entries", str(policy.min_entries), "--ratio", str(policy.ratio)]
+    for name in types:
+        arguments += ["--type", name]
+    env = {**spark.child_environment(), **ontology.child_environment()}
+    submit(context, spark.command("compact.py", arguments), env, spark.termination_timeout_s)
 
 
 def _policies(

@@ -12,6 +12,7 @@ from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.factory import build_types
 from ontologia_dagster.head import head_asset
 from ontologia_dagster.log_tail import log_tail_sensor
+from ontologia_dagster.metrics import metrics_job
 
 STORAGE = "ontology"
 # Nightly and weekly, each with the night to itself; all are off until somebody turns them on.
@@ -51,7 +52,7 @@ def build_platform(
         log_tail_sensor(storage, status=on),
         alerts.conditions_sensor(storage, handlers=handlers, status=on),
     ]
-    more: list[Any] = []
+    more: list[Any] = [metrics_job(storage, handlers)]
     if handlers:
         drain = bus.drain_job(storage, handlers)
         more += [drain, bus.redrive_job(storage)]

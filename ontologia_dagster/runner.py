@@ -7,10 +7,12 @@ outlives the run.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,7 @@ def carry_out(
         return _submitted(context, order, ontology, spark)
     from jobs.ingest import ingest
 
-    with ontology.session(holder=holder) as session:
+    with _spark_failures(), ontology.session(holder=holder) as session:
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
@@ -52,10 +54,28 @@ def look_ahead(
     """What the order would do, without doing it."""
     if spark.mode == PIPES:
         return _submitted(context, order, ontology, spark, "--dry-run")
-    from jobs.ingest import preview
+    from jobs.ingest import ingest
 
-    with ontology.session() as session:
-        return preview(spark.session(), order, session=session)
+    with _spark_failures(), ontology.session() as session:
+        return ingest(spark.session(), order, session=session, dry_run=True)
+
+
+@contextmanager
+def _spark_failures() -> Iterator[None]:
+    """Spark's own errors: a mistake in an expression or a value is not tried again."""
+    from pyspark.errors import PySparkException
+
+    from jobs.boundary import describe
+
+    try:
+        yield
+    except PySparkException as error:
+        code, said, facts = describe(error)
+        raise dg.Failure(
+            said,
+            metadata={"error": type(error).__name__, "condition": str(facts.get("condition"))},
+            allow_retries=code not in {REFUSED, USAGE},
+        ) from error
 
 
 def _teller(context: dg.AssetExecutionContext) -> Any:
@@ -79,17 +99,12 @@ def _submitted(
 ) -> WriteResult:
     from storage_engine.spark.results import WriteResult
 
-    command = spark.command("ingest.py", [*order.to_arguments(), *options])
+    # The result is a line of JSON; progress and errors go to stderr, which the run's log has.
+    command = spark.command("ingest.py", [*order.to_arguments(), "--json", *options])
     env = {**spark.child_environment(), **ontology.child_environment()}
-    messages = submit(context, command, env, spark.termination_timeout_s)
-    results = [message for message in messages if "type_commit_id" in message]
-    if not results:
-        raise dg.Failure(
-            "the Spark job ended without saying what it wrote; its output says more",
-            allow_retries=True,
-        )
+    said = submit(context, command, env, spark.termination_timeout_s)
     names = {field.name for field in fields(WriteResult)}
-    return WriteResult(**{name: value for name, value in results[-1].items() if name in names})
+    return WriteResult(**{name: value for name, value in said.items() if name in names})
 
 
 def submit(
@@ -97,10 +112,11 @@ def submit(
     command: Sequence[str],
     env: Mapping[str, str],
     termination_timeout_s: float,
-) -> list[Mapping[str, Any]]:
-    """Run a program to its end; what it reported as custom messages.
+) -> dict[str, Any]:
+    """Run a program to its end; what it printed last, as JSON.
 
-    A program that refuses its input is not tried again; other failures may be.
+    What it reports through Pipes appears in the run. A program that refuses its input is not
+    tried again; other failures may be.
     """
     with dg.open_pipes_session(
         context=context,
@@ -111,23 +127,38 @@ def submit(
             list(command),
             env={**os.environ, **env, **pipes.get_bootstrap_env_vars()},
             start_new_session=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
-            code = child.wait()
+            printed, _ = child.communicate()
         except BaseException:
-            context.log.info("ending the Spark driver, process group %d", child.pid)
+            context.log.info(f"ending the Spark driver, process group {child.pid}")
             _end(child, termination_timeout_s)
             raise
-    if code != 0:
-        raise dg.Failure(
-            f"the Spark job ended with exit code {code}",
-            metadata={"exit_code": code},
-            allow_retries=code not in {REFUSED, USAGE},
-        )
-    return [message for message in pipes.get_custom_messages() if isinstance(message, Mapping)]
+    said = _last_json(printed)
+    if child.returncode == 0:
+        return said
+    error = said.get("error", {})
+    raise dg.Failure(
+        error.get("message") or f"the Spark job ended with exit code {child.returncode}",
+        metadata={"exit_code": child.returncode, "error": str(error.get("type", "unknown"))},
+        allow_retries=bool(error.get("retryable", child.returncode not in {REFUSED, USAGE})),
+    )
 
 
-def _end(child: subprocess.Popen[bytes], timeout_s: float) -> None:
+def _last_json(printed: str) -> dict[str, Any]:
+    for line in reversed(printed.splitlines()):
+        if line.startswith("{"):
+            try:
+                found: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            return found
+    return {}
+
+
+def _end(child: subprocess.Popen[str], timeout_s: float) -> None:
     """Ask the whole group to end, then make it."""
     for sent, patience in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
         try:

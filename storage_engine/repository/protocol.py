@@ -192,10 +192,14 @@ class Repository(Protocol):
         order_by: str | None = None,
         holder: Mapping[str, Any] | None = None,
         on_lost: Callable[[], None] | None = None,
+        attempt: str | None = None,
+        announce: bool = True,
     ) -> StagedAttempt:
         """Begin a write whose parts others put into the store before they are published.
 
-        Only engine v2 on an object store can; others raise UnsupportedEngineError.
+        Only engine v2 on an object store can; others raise UnsupportedEngineError. `attempt`:
+        one under which parts were staged already, without anybody's heartbeat; `announce`: begin
+        the heartbeat now.
         """
 
     def read(

@@ -19,6 +19,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -31,7 +33,7 @@ from storage_engine.repository.object.query.plan import TypePlan
 from storage_engine.repository.object.query.shares import OPERATION, ChangePlan, shares
 from storage_engine.repository.protocol import Repository
 from storage_engine.spark.opening import commit_of, find_type, opened
-from storage_engine.spark.options import ReadOptions
+from storage_engine.spark.options import ReadOptions, SinkOptions
 from storage_engine.spark.reader import read_by_engine, repository_at
 from storage_engine.spark.schema import (
     COMMIT_ID,
@@ -208,6 +210,18 @@ class OntologiaDataSource(DataSource):
         from storage_engine.spark.changes import ChangeReader
 
         return ChangeReader(self._pinned())
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from storage_engine.spark.sink import BatchSink, Sink
+
+        options = SinkOptions.parse(self.options, streaming=False)
+        return BatchSink(Sink.plan(options, schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        from storage_engine.spark.sink import Sink, StreamSink
+
+        options = SinkOptions.parse(self.options, streaming=True)
+        return StreamSink(Sink.plan(options, schema, overwrite=overwrite), options.app_id)
 
     def _pinned(self) -> Asked:
         if self._asked is None:

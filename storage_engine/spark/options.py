@@ -117,7 +117,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class WriteOptions:
+class SinkOptions:
     """What `df.write` and `writeStream` ask for."""
 
     place: Place

@@ -9,56 +9,39 @@ lock is held for the publish only. A failed or killed task leaves files that nob
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import CommitFile, timestamp
+from storage_engine.commitlog.records import CommitFile
 from storage_engine.errors import (
     ConfigurationError,
-    HeadMismatchError,
-    LockContentionError,
     ValidationError,
 )
-from storage_engine.model.event import Event
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.attempt import StagedAttempt
-from storage_engine.repository.object.stale import disjoint
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
 from storage_engine.spark.jobs import Jobs, is_connect
-from storage_engine.spark.outcome import bad_rows, previewed
-from storage_engine.spark.quarantine import Quarantine
+from storage_engine.spark.outcome import previewed
+from storage_engine.spark.publishing import (
+    WriteOptions,
+    check_options,
+    check_rows,
+    check_unique,
+    publish,
+    target_of,
+)
 from storage_engine.spark.reconcile import Counts, Reconciled, reconcile
-from storage_engine.spark.results import WriteProgress, WriteResult
+from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
 from storage_engine.spark.staging import REPORT_DDL, StageTask, Target, TaskReport
 from storage_engine.spark.stored import stored_rows
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """What a write may be asked for; see `write_type`."""
-
-    idempotency: tuple[str, int | str] | None = None
-    meta: Mapping[str, str] | None = None
-    expect: Mapping[StoredClass | str, int] | None = None
-    event: Event | Iterable[Event] | None = None
-    holder: Mapping[str, str] | None = None
-    order_by: str | None = None
-    on_bad_rows: Literal["fail", "quarantine"] = "fail"
-    quarantine: str | None = None
-    expectations: Sequence[Any] = ()
-    target_part_bytes: int | None = None
-    progress: Callable[[WriteProgress], None] | None = None
-    dry_run: bool = False
 
 
 def write_entities(
@@ -131,7 +114,7 @@ class _Write:
         self._repository = session.repository
         self._options = options
         self._cached: list[DataFrame] = []
-        self._check_options()
+        check_options(spec, options)
 
     def run(self) -> WriteResult:
         before = self._requests()
@@ -168,7 +151,7 @@ class _Write:
         with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
             found, source = self._reconcile(df, attempt)
         reports: list[TaskReport] = []
-        target = self._target(attempt)
+        target = target_of(attempt, self._options)
         try:
             if found.frame is not None:
                 rehearsal = self._options.dry_run
@@ -182,9 +165,7 @@ class _Write:
             top = self._repository.type_head(spec)
             return previewed(spec, top, found.counts, reports)
         attempt.check_alive()
-        bad = sum(report.bad for report in reports)
-        if bad and target.quarantine is None:
-            raise bad_rows(spec, bad, reports)
+        check_rows(target, reports)
         staged = sum(report.rows for report in reports)
         if found.counts.rows and staged < found.counts.written:
             raise ValidationError(
@@ -194,9 +175,9 @@ class _Write:
             )
         parts = [part for report in reports for part in report.parts]
         attempt.add(CommitFile.parse(part) for part in parts)
-        self._check_unique(attempt, ascending=all(part["ascending"] for part in parts))
+        check_unique(attempt, ascending=all(part["ascending"] for part in parts))
         jobs.tell("publish", 0, 1)
-        result = self._publish(attempt)
+        result = publish(self._session, attempt, self._options)
         jobs.tell("publish", 1, 1)
         if result is not None and result.already_applied:
             return self._applied(result.commit_id, attempt)
@@ -231,76 +212,6 @@ class _Write:
                 df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
             )
         return reconcile(source, stored, spec, unique=unique, order_by=order_by), source
-
-    def _target(self, attempt: StagedAttempt) -> Target:
-        options = self._options
-        return Target(
-            uri=attempt.uri,
-            config=attempt.config,
-            attempt=attempt.attempt,
-            spec=replace(attempt.spec, python_class=None),
-            schema_version_id=attempt.schema_version_id,
-            part_bytes=options.target_part_bytes or attempt.config.target_part_bytes,
-            quarantine=self._quarantine(attempt) if self._sets_aside else None,
-        )
-
-    @property
-    def _sets_aside(self) -> bool:
-        return self._options.on_bad_rows == "quarantine" and not self._options.dry_run
-
-    def _quarantine(self, attempt: StagedAttempt) -> Quarantine:
-        uri, prefix = self._options.quarantine, ""
-        if uri is None:
-            uri = attempt.uri
-            folder = layout.FOLDERS[attempt.spec.kind]
-            prefix = f"quarantine/{folder}/{attempt.spec.name}/{attempt.attempt}/"
-        mark = self._options.idempotency
-        facts = {**(self._options.meta or {})}
-        if mark is not None:
-            facts |= {"app_id": mark[0], "version": str(mark[1])}
-        return Quarantine(
-            uri=uri,
-            prefix=prefix,
-            type_name=attempt.spec.name,
-            attempt=attempt.attempt,
-            base_commit_id=attempt.base.commit_id,
-            started_at=timestamp(attempt.now()),
-            job=tuple(sorted(facts.items())),
-        )
-
-    def _check_unique(self, attempt: StagedAttempt, *, ascending: bool) -> None:
-        files = attempt.files
-        if not files or (ascending and disjoint(attempt.spec, files)):
-            return
-        found = attempt.repeated()
-        if found:
-            shown = ", ".join(repr(identity) for identity in found)
-            raise ValidationError(
-                f"{attempt.spec.name}: identities appear more than once in the input, for example "
-                f"{shown}; nothing was published. Make them unique, or name the column that says "
-                "which row is the latest (order_by)",
-                type=attempt.spec.name,
-                identity=found,
-            )
-
-    def _publish(self, attempt: StagedAttempt) -> CommitResult | None:
-        options = self._options
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return self._session.commit_staged(
-                    attempt.as_input(),
-                    options.event,
-                    meta=options.meta,
-                    expect=options.expect,
-                    idempotency=options.idempotency,
-                    holder=options.holder,
-                )
-            except (LockContentionError, HeadMismatchError):
-                # The work is staged and stays good; others only had the lock for too long.
-                if tries >= _PUBLISH_TRIES:
-                    raise
 
     # -- what is said of it -------------------------------------------------------------------
 
@@ -358,27 +269,6 @@ class _Write:
     def _since(self, before: Mapping[str, int]) -> dict[str, int]:
         now = self._requests()
         return {k: n - before.get(k, 0) for k, n in now.items() if n != before.get(k, 0)}
-
-    def _check_options(self) -> None:
-        options, spec = self._options, self._spec
-        if options.on_bad_rows not in ("fail", "quarantine"):
-            raise ConfigurationError(
-                f"on_bad_rows {options.on_bad_rows!r} is unknown: give 'fail' or 'quarantine'"
-            )
-        if options.quarantine is not None and options.on_bad_rows != "quarantine":
-            raise ConfigurationError("quarantine is given, but on_bad_rows is not 'quarantine'")
-        names = [f.name for f in spec.fields]
-        if options.order_by is not None:
-            if options.order_by not in names:
-                raise ConfigurationError(
-                    f"order_by {options.order_by!r} is no field of {spec.name} "
-                    f"(it has {', '.join(names)})"
-                )
-            if spec.field(options.order_by).storage in ("json", "bytes"):
-                raise ConfigurationError(
-                    f"order_by {options.order_by!r} has no order: name a field of text, numbers, "
-                    "dates or times"
-                )
 
 
 def _repeats(df: DataFrame) -> bool:

@@ -10,7 +10,7 @@ from storage_engine import Entity, Event, Field, HandlerContext, Relation, on_ev
 class Customer(Entity):
     id: Field[str] = Field(primary_key=True)
     name: Field[str]
-    visits: Field[int] = 0
+    visits: Field[int] = Field(default=0)
 
 
 class Order(Entity):
@@ -20,7 +20,7 @@ class Order(Entity):
 
 
 class Placed(Relation[Customer, Order]):
-    channel: Field[str] = "web"
+    channel: Field[str] = Field(default="web")
 
 
 class OrderPlaced(Event):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ontologia_dagster.definitions import defs
-from ontologia_dagster.defs.head import ontology_head
+from ontologia_dagster.head import head_asset
 from ontologia_dagster.resources import OntologyResource, default_storage_uri
 from storage_engine import Entity, Field, Relation, initialize_storage
 
@@ -37,9 +37,10 @@ def ontology(request: pytest.FixtureRequest, tmp_path: Path) -> OntologyResource
 
 
 def observe(ontology: OntologyResource) -> dg.AssetObservation:
+    head = head_asset("ontology")
     definitions = dg.Definitions(
-        assets=[ontology_head],
-        jobs=[dg.define_asset_job("observe_head", selection=[ontology_head])],
+        assets=[head],
+        jobs=[dg.define_asset_job("observe_head", selection=[head])],
         resources={"ontology": ontology},
     )
     result = definitions.resolve_job_def("observe_head").execute_in_process()

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from ontologia_dagster.alerts import Notifier
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
 from ontologia_dagster.resources import OntologyResource
 from ontologia_dagster.spark import SparkResource
@@ -46,7 +47,22 @@ def orders(folder: Path, text: str = ORDERS, **more: Any) -> OntologyAsset:
 
 
 def resources(ontology: OntologyResource, **more: Any) -> dict[str, Any]:
-    return {"ontology": ontology, "spark": SparkResource(), **more}
+    return {"ontology": ontology, "spark": SparkResource(), "notifier": Notifier(), **more}
+
+
+def evaluated(
+    definitions: dg.Definitions,
+    sensor: str,
+    bound: Mapping[str, Any],
+    instance: dg.DagsterInstance,
+    cursor: str | None = None,
+) -> Any:
+    """One tick of a sensor, as the daemon makes it."""
+    whole = dg.Definitions.merge(definitions, dg.Definitions(resources=bound))
+    with dg.build_sensor_context(
+        instance=instance, resources=dict(bound), definitions=whole, cursor=cursor
+    ) as context:
+        return whole.get_sensor_def(sensor).evaluate_tick(context)
 
 
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import SchemaOutdatedError
 from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.object.arrivals import differing
 from storage_engine.repository.object.bulk import BulkParts
 from storage_engine.repository.object.evaluate import (
     FIRST_VERSION,
@@ -45,6 +46,7 @@ class StagedAttempt:
         *,
         idempotency: Idempotency | None,
         order_by: str | None,
+        attempt: str | None = None,
     ) -> None:
         head = chain.read_head().head
         heads = state.type_heads(chain, head)
@@ -67,6 +69,7 @@ class StagedAttempt:
             chain.store,
             schema_versions={spec.ref: self.schema_version_id},
             beat_s=config.s3_lease_ttl_ms / 3000,
+            attempt=attempt,
         )
         self._files: tuple[CommitFile, ...] = ()
         self._upto = head.commit_id  # our rows take account of what was written until then
@@ -118,6 +121,25 @@ class StagedAttempt:
         first = len(self._files)
         numbered = [replace(f, part=n) for n, f in enumerate(files, start=first)]
         self._files = (*self._files, *numbered)
+
+    def add_differing(self, files: Iterable[CommitFile], *, since: int) -> None:
+        """Take in what differs from the base of parts that hold rows as they came.
+
+        `since` is the head when their writer began: what later commits made of an identity stays.
+        """
+        arrived = list(files)
+        if not arrived:
+            return
+        parts = differing(
+            self._versions,
+            self.spec,
+            self.base,
+            arrived,
+            since=since,
+            order_by=self.order_by,
+            part_bytes=self.config.target_part_bytes,
+        )
+        self.add([self._staging.stage(self.spec, part) for part in parts])
 
     @property
     def files(self) -> tuple[CommitFile, ...]:
@@ -216,3 +238,19 @@ class StagedAttempt:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
+    """Delete what was staged under an attempt that nobody will publish.
+
+    Nothing is deleted when the log names it (commits after `since` are looked at), nor while there
+    is a heartbeat: its writer lives, or has ended without knowing whether it published.
+    """
+    prefix = f"{layout.staged_prefix(attempt)}/"
+    head = chain.read_head().head
+    for _, manifest in chain.stretch(head.manifest_path, above=since):
+        if any(file.path.startswith(prefix) for file in manifest.files):
+            return
+    if any(True for _ in chain.store.list(layout.attempt_heartbeat(attempt))):
+        return
+    chain.store.delete_many([info.key for info in chain.store.list(prefix)])

@@ -98,7 +98,7 @@ class BulkInput:
         """Read the stream to its end. `stage_at_once` when the type is new: then what is spooled
         is what will be published, unless identities repeat."""
         stage = self._stage if stage_at_once else None
-        rows = ((chunk, chunk.num_rows) for chunk in _chunks(stream, self._part_bytes))
+        rows = ((chunk, chunk.num_rows) for chunk in chunks(stream, self._part_bytes))
         self._spool = self._encode(rows, stage)
 
     def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
@@ -140,7 +140,7 @@ class BulkInput:
             return self._encode(self._flagged(reader), self._stage)
 
     def _flagged(self, reader: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, int]]:
-        for chunk in _chunks(reader, self._part_bytes):
+        for chunk in chunks(reader, self._part_bytes):
             inserted = pc.sum(chunk.column(INSERT_FLAG)).as_py() or 0
             yield chunk.select(row_schema(self._spec).names), int(inserted)
 
@@ -251,7 +251,7 @@ def _ascends(keys: pa.ChunkedArray) -> bool:
     return pc.all(pc.less(whole[:-1], whole[1:])).as_py() is not False
 
 
-def _chunks(stream: Iterable[pa.RecordBatch], part_bytes: int) -> Iterator[pa.Table]:
+def chunks(stream: Iterable[pa.RecordBatch], part_bytes: int) -> Iterator[pa.Table]:
     """Tables of about a part's size, counted as Arrow data; a few are in memory at once."""
     held: list[pa.RecordBatch] = []
     size = 0

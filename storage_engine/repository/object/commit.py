@@ -154,7 +154,8 @@ class CommitRun:
     def _evaluate_unlocked(self) -> Evaluation:
         """On the head we know; on the real one before a no-op or a refusal is believed."""
         known = self._chain.known_head()
-        if known is not None:
+        # Staged long ago: what came since is best looked at now, not under the lock.
+        if known is not None and not self._attempts:
             try:
                 evaluation = self._evaluate(known)
                 if not evaluation.empty:

@@ -215,20 +215,23 @@ class ObjectRepository(ABC):
         order_by: str | None = None,
         holder: Mapping[str, Any] | None = None,
         on_lost: Callable[[], None] | None = None,
+        attempt: str | None = None,
+        announce: bool = True,
     ) -> StagedAttempt:
         if self.engine_version != "v2":
             raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
-        attempt = StagedAttempt(
+        begun = StagedAttempt(
             self.chain,
             self._versions,
             self._config,
             spec,
             idempotency=idempotency,
             order_by=order_by,
+            attempt=attempt,
         )
-        if attempt.applied_by is None:
-            attempt.begin({**self._holder, **(holder or {})}, on_lost)
-        return attempt
+        if announce and begun.applied_by is None:
+            begun.begin({**self._holder, **(holder or {})}, on_lost)
+        return begun
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""

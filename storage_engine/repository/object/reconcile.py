@@ -38,11 +38,12 @@ class Delta:
         return int(self.rows.num_rows) - self.inserted
 
 
-def delta_sql(spec: TypeSpec, *, unique: bool) -> str:
+def delta_sql(spec: TypeSpec, *, unique: bool, only: str | None = None) -> str:
     """New and changed rows of `intents` against `versions`, with an insert flag.
 
     Only joins and a narrow GROUP BY: these spill, where a window over whole rows would not.
-    `unique`: no identity has two versions, so all of them are the latest.
+    `unique`: no identity has two versions, so all of them are the latest. `only`: a condition on
+    changed rows `i` and the latest ones `l`, under which they replace them.
     """
     names = row_schema(spec).names
     keys = ", ".join(quoted(name) for name in spec.identity)
@@ -50,6 +51,8 @@ def delta_sql(spec: TypeSpec, *, unique: bool) -> str:
     changed = " OR ".join(
         f"i.{quoted(f.name)} IS DISTINCT FROM l.{quoted(f.name)}" for f in spec.fields
     )
+    if changed and only is not None:
+        changed = f"({changed}) AND {only}"
     newest = f"""
         SELECT {keys}, max(commit_id) AS commit_id
         FROM versions SEMI JOIN intents USING ({keys}) GROUP BY {keys}

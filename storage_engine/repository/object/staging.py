@@ -28,12 +28,18 @@ class Staging:
     """The staged parts of one write attempt."""
 
     def __init__(
-        self, store: ObjectStore, *, schema_versions: Mapping[tuple[str, str], int], beat_s: float
+        self,
+        store: ObjectStore,
+        *,
+        schema_versions: Mapping[tuple[str, str], int],
+        beat_s: float,
+        attempt: str | None = None,
     ) -> None:
+        """`attempt`: one under which others have staged already; a new one when left out."""
         self._store = store
         self._schema_versions = schema_versions
         self._beat_s = beat_s
-        self.attempt = layout.new_id()
+        self.attempt = attempt or layout.new_id()
         self._numbers = itertools.count()
         self._sizes: dict[str, int] = {}
         self._heartbeat: Heartbeat | None = None

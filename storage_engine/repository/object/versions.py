@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Entry, Head, TypeHead
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
 from storage_engine.index.objects import IndexObjects
 from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.reconcile import prune_by_keys
 from storage_engine.repository.object.resident import Resident, ResidentType
-from storage_engine.repository.object.scan import MissingFileError, Scanner
+from storage_engine.repository.object.scan import DataFile, MissingFileError, Scanner
 
 if TYPE_CHECKING:
     import duckdb
@@ -109,6 +109,17 @@ class Versions:
         """Where the latest versions of `keys` can be."""
         found = self.resolve(spec, head, trust_index=trust_index)
         return newest(prune_by_keys(found.entries, spec, keys), head.commit_id)
+
+    def add_view(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        name: str,
+        spec: TypeSpec,
+        files: Sequence[CommitFile],
+    ) -> None:
+        """A view of the rows of files that are not (yet) part of any commit."""
+        found = [DataFile(Entry(0, 0, (file,)), file) for file in files]
+        cursor.execute(f"CREATE TEMP VIEW {name} AS {self._scanner.source(cursor, spec, found)}")
 
     @contextmanager
     def scan(

@@ -182,6 +182,8 @@ def test_what_others_wrote_meanwhile_stays(
         ours = [customer(key, age=30) for key in "abcde"]
         stage(writer.store, attempt, ours, inserted=2)
         apart = stage(writer.store, attempt, [customer("x")], inserted=1, label="00001-1")
+        read: list[str] = []
+        at(writer.store, "GET", apart, lambda: read.append(apart))
         if when == "while staging":
             meanwhile(other)
         else:
@@ -190,6 +192,7 @@ def test_what_others_wrote_meanwhile_stays(
         assert attempt.kept == 2
         assert [file.row_count for file in attempt.files] == [3, 1]
         assert attempt.files[1].path == apart, "a part out of reach was written again"
+        assert read == [], "a part out of reach was read"
     assert writer.ages() == {"a": 30, "b": 20, "c": 30, "d": 20, "e": 30, "x": 1}
     assert world.orphans() == []
 
@@ -233,6 +236,9 @@ def test_the_order_column_decides(world: World) -> None:
         theirs = {"newer": 4, "older": 6, "same": 5, "from null": None, "to null": 1}
         other.put(*(customer(k, "theirs", v) for k, v in theirs.items()))
         other.repo.flush()
+        # Looked at again under the lock, and nothing is counted twice.
+        at(writer.store, "PUT_IF", layout.LOCK, lambda: other.put(customer("elsewhere")))
+        at(writer.store, "PUT_IF", layout.LOCK, other.repo.flush)
         assert changes(publish(writer, attempt)) == (0, 3)
         assert attempt.kept == 3
     rows = {row["entity_key"]: row["name"] for row in writer.rows()}

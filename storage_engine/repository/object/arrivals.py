@@ -1,0 +1,93 @@
+"""Parts that were staged as their rows came, compared with what is stored only before the publish.
+
+For writers that see one partition of their input at a time, such as Spark's data sources. The
+rules are those of all bulk writes: rows that differ are written, and nothing else; what a commit
+after the writer's start has made of an identity stays; with an order column its values decide.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_engine.commitlog.records import CommitFile, Head
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.duck import quoted
+from storage_engine.repository.object.bulk import BulkPart, chunks
+from storage_engine.repository.object.parquet import encode_file, stored_table
+from storage_engine.repository.object.reconcile import INSERT_FLAG, delta_sql
+from storage_engine.repository.object.versions import Versions
+
+_BATCH_ROWS = 64 * 1024
+
+
+def differing(
+    versions: Versions,
+    spec: TypeSpec,
+    head: Head,
+    files: Sequence[CommitFile],
+    *,
+    since: int,
+    order_by: str | None,
+    part_bytes: int,
+) -> Iterator[BulkPart]:
+    """What is to be written of the files, as local parts that live until the next is asked for."""
+    schema = row_schema(spec)
+    with versions.open(spec, head, _key_bounds(spec, files)) as stored:
+        versions.add_view(stored.cursor, "arrived", spec, files)
+        stored.cursor.execute(f"CREATE TEMP VIEW intents AS {_chosen(spec, order_by)}")
+        sql = delta_sql(spec, unique=stored.unique, only=_may_replace(since, order_by))
+        reader = stored.cursor.execute(sql).to_arrow_reader(_BATCH_ROWS)
+        with tempfile.TemporaryDirectory(prefix="ontologia-arrivals-") as folder:
+            for number, chunk in enumerate(chunks(reader, part_bytes)):
+                inserted = int(pc.sum(chunk.column(INSERT_FLAG)).as_py() or 0)
+                table = stored_table(
+                    spec,
+                    chunk.select(schema.names).cast(schema),
+                    engine_version="v2",
+                    schema_version_id=files[0].schema_version_id,
+                    commit_id=None,
+                )
+                encoded = encode_file(spec, table, Path(folder) / f"{number}.parquet")
+                yield BulkPart(encoded, inserted, ascending=False)
+                Path(folder, f"{number}.parquet").unlink()
+
+
+def _chosen(spec: TypeSpec, order_by: str | None) -> str:
+    """The rows that count: of one identity those with the greatest order value. A row said twice
+    is one row then; other repetitions are found later."""
+    columns = ", ".join(f"a.{quoted(name)}" for name in row_schema(spec).names)
+    if order_by is None:
+        return f"SELECT {columns} FROM arrived a"
+    keys = ", ".join(quoted(name) for name in spec.identity)
+    order = quoted(order_by)
+    return (
+        f"SELECT DISTINCT {columns} FROM arrived a JOIN "
+        f"(SELECT {keys}, max({order}) AS newest FROM arrived GROUP BY {keys}) m USING ({keys}) "
+        f"WHERE a.{order} IS NOT DISTINCT FROM m.newest"
+    )
+
+
+def _may_replace(since: int, order_by: str | None) -> str:
+    """When a row (i) that differs from the stored one (l) is written."""
+    if order_by is None:
+        return f"l.commit_id <= {since:d}"
+    ours, theirs = f"i.{quoted(order_by)}", f"l.{quoted(order_by)}"
+    newer = f"({ours} IS NOT NULL AND ({theirs} IS NULL OR {ours} > {theirs}))"
+    as_new = f"({theirs} IS NULL OR {ours} >= {theirs})"
+    return f"CASE WHEN l.commit_id <= {since:d} THEN {as_new} ELSE {newer} END"
+
+
+def _key_bounds(spec: TypeSpec, files: Sequence[CommitFile]) -> pa.Table:
+    """The least and greatest key of the files, enough to prune stored ones by."""
+    name = spec.identity[0]
+    bounds: list[str] = []
+    for file in files:
+        low, high = file.key_range.get(name) or (None, None)
+        bounds += [low if low is not None else "", high if high is not None else "\U0010ffff"]
+    return pa.table({name: pa.array(bounds, pa.string())})

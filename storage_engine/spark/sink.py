@@ -1,0 +1,220 @@
+"""Writing by the data source: tasks stage rows as they come, the driver compares and publishes.
+
+Spark calls `commit` with what the tasks report, in a process of its own, and `abort` after a commit
+that raised: so `abort` first looks whether the log has the write. Only then, and only when no
+publish can be under way any more, are the staged parts deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.records import CommitFile, Head
+from storage_engine.errors import ConfigurationError
+from storage_engine.objectstore.open import open_store
+from storage_engine.repository.object.attempt import discard_staged
+from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.runtime import options as session_options
+from storage_engine.runtime.session import Session
+from storage_engine.spark.opening import find_type, opened
+from storage_engine.spark.options import Place, SinkOptions
+from storage_engine.spark.publishing import (
+    WriteOptions,
+    check_options,
+    check_rows,
+    check_unique,
+    publish,
+    target_of,
+)
+from storage_engine.spark.schema import check_dataframe
+from storage_engine.spark.staging import StageTask, Target, TaskReport
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+# What Spark says of a micro-batch to its tasks.
+_QUERY = "sql.streaming.queryId"
+_RUN = "spark.jobGroup.id"
+_BATCH = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What one task tells the driver."""
+
+    attempt: str
+    base: int  # head when the task, or its job, began
+    reports: tuple[str, ...]
+    query_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A write, as plain data: `target` is where parts go, `base` the head when it was planned."""
+
+    place: Place
+    options: WriteOptions
+    target: Target
+    base: int
+    applied: bool  # the unit of work is in the log already: there is nothing to do
+
+    @classmethod
+    def plan(cls, given: SinkOptions, schema: StructType, *, overwrite: bool) -> Sink:
+        if overwrite:
+            raise ConfigurationError(
+                "data source ontologia: nothing is ever overwritten, rows get new versions: "
+                'write with .mode("append")'
+            )
+        place = given.place
+        options = WriteOptions(
+            idempotency=given.idempotency, order_by=given.order_by, **dict(given.rest)
+        )
+        with opened(place.uri, place.settings) as repository:
+            spec = find_type(repository, place.type, models=place.models)
+            check_options(spec, options)
+            check_dataframe(spec, schema)
+            attempt = repository.begin_staged(
+                spec,
+                idempotency=session_options.unit_of_work(options.idempotency),
+                order_by=options.order_by,
+                announce=False,
+            )
+            applied = attempt.applied_by is not None
+            target = target_of(attempt, options)
+            return cls(place, options, target, attempt.base.commit_id, applied)
+
+    def stage(self, batches: Iterator[pa.RecordBatch]) -> tuple[str, ...]:
+        found = [batch.column(0).to_pylist() for batch in StageTask(self.target)(batches)]
+        return tuple(text for texts in found for text in texts)
+
+    def publish(self, messages: Sequence[Staged]) -> None:
+        """What differs, as one commit, or nothing."""
+        reports = [TaskReport.parse(text) for message in messages for text in message.reports]
+        check_rows(self.target, reports)
+        parts = [part for report in reports for part in report.parts]
+        files = [CommitFile.parse(part) for part in parts]
+        options = self.options
+        with Session(self.place.uri, config=self.place.settings) as session:
+            attempt = session.repository.begin_staged(
+                self.target.spec,
+                idempotency=session_options.unit_of_work(options.idempotency),
+                order_by=options.order_by,
+                attempt=self.target.attempt,
+            )
+            if attempt.applied_by is not None:
+                self.discard()
+                return
+            with attempt:
+                if attempt.top is None and options.order_by is None:
+                    attempt.add(files)
+                    check_unique(attempt, ascending=all(part["ascending"] for part in parts))
+                else:
+                    attempt.add_differing(files, since=self.base)
+                    check_unique(attempt, ascending=False)
+                publish(session, attempt, options)
+
+    def discard(self) -> None:
+        """Delete what was staged, unless it is published or may yet be."""
+        with opened(self.place.uri, self.place.settings) as repository:
+            if isinstance(repository, ObjectRepository):
+                discard_staged(repository.chain, self.target.attempt, since=self.base)
+
+
+class BatchSink(DataSourceArrowWriter):
+    """`df.write.format("ontologia")`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        sink = self._sink
+        reports = () if sink.applied else sink.stage(iterator)
+        return Staged(sink.target.attempt, sink.base, reports)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if not self._sink.applied:
+            self._sink.publish(_staged(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        if not self._sink.applied:
+            self._sink.discard()
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """`writeStream.format("ontologia")`: each batch of a query is published once.
+
+    The query's id is in its checkpoint, so it outlives restarts; a new checkpoint is a new query.
+    """
+
+    def __init__(self, sink: Sink, app_id: str | None) -> None:
+        self._sink = sink
+        self._app_id = app_id
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        facts = [
+            context.getLocalProperty(name) if context else None for name in (_QUERY, _RUN, _BATCH)
+        ]
+        if not all(facts):
+            raise ConfigurationError(
+                "data source ontologia: Spark does not tell its tasks which query and batch they "
+                "are of; write the stream with foreachBatch(batch_writer(...))"
+            )
+        # All tasks of a batch stage under one name, and the same batch in another run under
+        # another.
+        attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
+        sink = self._of(attempt)
+        base = _head(sink.place)
+        return Staged(attempt, base, sink.stage(iterator), query_id=facts[0])
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        for sink in self._sinks(messages, batchId):
+            sink.publish(_staged(messages))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        for sink in self._sinks(messages, batchId):
+            sink.discard()
+
+    def _sinks(
+        self, messages: Sequence[WriterCommitMessage | None], batch_id: int
+    ) -> Iterator[Sink]:
+        """The batch's write; none when no task has reported."""
+        staged = _staged(messages)
+        if not staged:
+            return
+        names = [name for name in (self._app_id, staged[0].query_id) if name]
+        sink = self._of(staged[0].attempt)
+        options = replace(sink.options, idempotency=("/".join(names), batch_id))
+        yield replace(sink, options=options, base=min(message.base for message in staged))
+
+    def _of(self, attempt: str) -> Sink:
+        target = self._sink.target
+        aside = target.quarantine
+        if aside is not None:
+            prefix = aside.prefix.replace(aside.attempt, attempt)
+            aside = replace(aside, attempt=attempt, prefix=prefix)
+        return replace(self._sink, target=replace(target, attempt=attempt, quarantine=aside))
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [message for message in messages if isinstance(message, Staged)]
+
+
+def _head(place: Place) -> int:
+    store = open_store(place.uri, place.settings)
+    try:
+        return Head.parse(store.get(layout.HEAD).data, key=layout.HEAD).commit_id
+    finally:
+        store.close()
