@@ -9,11 +9,13 @@ import dagster as dg
 from pydantic import Field
 
 from ontologia_dagster.declaration import EVENTS_POOL, on_new_data
-from ontologia_dagster.demo import alarms, reports
+from ontologia_dagster.demo import alarms
 from ontologia_dagster.demo.places import DELIVERY, GROUP, landing_folder
+from ontologia_dagster.demo.reports import punctuality
 from ontologia_dagster.demo.source import PACKAGE, deliver
 from ontologia_dagster.demo.types import ENTITIES, RELATIONS
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.queries import query_asset
 from ontologia_dagster.resources import OntologyResource
 from ontologia_dagster.tables import table
 from storage_engine import Event, Session
@@ -117,35 +119,14 @@ airport_notices = _alarm(
 )
 
 
-class ReportConfig(dg.Config):
-    as_of: str | None = Field(
-        default=None, description="A commit id, an instant or a tag; the latest if left out"
-    )
-
-
-@dg.asset(
-    group_name=GROUP,
+airline_punctuality = query_asset(
+    "airline_punctuality",
+    punctuality,
     deps=["flight", "airline"],
-    kinds={"duckdb"},
-    automation_condition=on_new_data(),
+    group=GROUP,
     description="How late each airline's flights left, as of any commit.",
+    plot={"worst_average_delay": "average_delay"},
 )
-def airline_punctuality(
-    context: dg.AssetExecutionContext, config: ReportConfig, ontology: OntologyResource
-) -> dg.MaterializeResult[None]:
-    with reported_failures(context.instance), opened(ontology) as session:
-        commit_id, rows = reports.punctuality(session, config.as_of)
-    departed = sum(row.departed for row in rows)
-    late = sum(row.departed * row.average_delay for row in rows)
-    return dg.MaterializeResult(
-        metadata={
-            "as_of_commit": commit_id,
-            "airlines": len(rows),
-            "flights_departed": departed,
-            "average_delay_minutes": round(late / departed, 2) if departed else 0.0,
-            "preview": dg.MetadataValue.md(reports.as_markdown(rows)),
-        }
-    )
 
 
 def opened(ontology: OntologyResource) -> Session:

@@ -69,7 +69,10 @@ def demo_definitions() -> dg.Definitions:
             running=True,
         ),
         dg.Definitions(assets=ASSETS, jobs=jobs),
-        dg.Definitions(resources=location_resources(_environments())),
+        dg.Definitions(
+            resources=location_resources(_environments()),
+            executor=dg.in_process_executor,  # one process, one JVM for all steps of a run
+        ),
     )
 
 

@@ -133,5 +133,5 @@ def _outcome(facts: Mapping[str, Any]) -> str:
         edition = "corrected" if facts["corrected"] else "as the package has it"
         return f"{facts['rows']:,} rows, {edition}, {facts['files_changed']} files changed"
     if "as_of_commit" in facts:
-        return f"{facts['airlines']} airlines as of commit {facts['as_of_commit']}"
+        return f"{facts['dagster/row_count']} rows as of commit {facts['as_of_commit']}"
     return "done"

@@ -75,8 +75,13 @@ def run(console: Console, *, s3: bool) -> int:
     ontology, spark = resources[STORAGE], resources["spark"]
     console.print(f"A year of flights from New York, into {ontology.storage_uri}", soft_wrap=True)
     source = expected()
-    with open_instance() as instance:
-        outcome = Demo(instance, ontology, spark, narrator).run()
+    try:
+        with open_instance() as instance:
+            outcome = Demo(instance, ontology, spark, narrator).run()
+    except (dg.Failure, dg.DagsterError) as error:
+        console.print(f"\n[red]A run failed:[/red] {error}", soft_wrap=True)
+        console.print("[bold]make ui[/bold] shows it with its log, under Runs.")
+        return FAILED
     found = figures(ontology, outcome, source)
     show(console, ontology, outcome, found, narrator.elapsed)
     if not verdict(console, found):

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ontologia_dagster.demo import reports
 from ontologia_dagster.demo.assets import opened
 from ontologia_dagster.demo.expected import Expected
 from ontologia_dagster.demo.handlers import NOTICE, SEVERE_DELAY
+from ontologia_dagster.demo.reports import punctuality
 from ontologia_dagster.demo.run import Outcome
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
 from ontologia_dagster.demo.types import (
@@ -209,7 +209,7 @@ def _shown(value: Any) -> str:
 
 
 def _show_question(console: Console, session: Session) -> None:
-    _, rows = reports.punctuality(session)
+    rows = punctuality(session.at(session.snapshot))
     console.print("\n[bold]A typed question: which airlines left latest?[/bold]")
     _code(
         console,
@@ -218,7 +218,7 @@ def _show_question(console: Console, session: Session) -> None:
     )
     table = Table("airline", "flights", "minutes late on average")
     for row in rows[:5]:
-        table.add_row(row.name, f"{row.departed:,}", f"{row.average_delay:.1f}")
+        table.add_row(row["airline"], f"{row['flights']:,}", f"{row['average_delay']:.1f}")
     console.print(table)
 
 

@@ -1,4 +1,4 @@
-"""The demo from end to end, on a part of its source: as a user starts it, with Spark and Dagster."""
+"""The demo from end to end, on a part of its source, as a user starts it."""
 
 from __future__ import annotations
 
