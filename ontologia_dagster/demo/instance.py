@@ -17,6 +17,7 @@ POOL_LIMITS: Mapping[str, int] = {INGEST_POOL: 1, MAINTENANCE_POOL: 1, EVENTS_PO
 
 SETTINGS: Mapping[str, Any] = {
     "telemetry": {"enabled": False},
+    "nux": {"enabled": False},  # no letter box in front of the first page
     # One run with Spark fills a small machine; others wait their turn instead of failing.
     "concurrency": {
         "runs": {"max_concurrent_runs": 2},

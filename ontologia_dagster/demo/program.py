@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given.s3:
                 running.enter_context(_on_local_s3(console))
             os.environ.setdefault(STORAGE_URI, str(home() / "store"))
-            return run(console, s3=given.s3) if given.command == "run" else ui(given.port)
+            if given.command == "ui":
+                return ui(given.port, s3=given.s3)
+            return run(console, s3=given.s3)
     except OntologiaError as error:
         console.print(f"[red]{type(error).__name__}[/red]: {error}", soft_wrap=True)
         return FAILED
@@ -90,7 +92,7 @@ def run(console: Console, *, s3: bool) -> int:
     return 0
 
 
-def ui(port: int) -> int:
+def ui(port: int, *, s3: bool) -> int:
     """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
     from ontologia_dagster.demo.instance import open_instance
 
@@ -105,11 +107,15 @@ def ui(port: int) -> int:
         "--port",
         str(port),
     ]
+    # Dagster warns of parts of itself that are new or old, in every process, at every start.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    if not s3:
+        os.execv(command[0], command)  # noqa: S606 - so that signals reach it, whoever sends them
     started = subprocess.Popen(command)
     try:
         return started.wait()
     except KeyboardInterrupt:
-        return started.wait()  # it had the signal too, and ends its own processes
+        return started.wait()  # at a terminal it has had the signal too
 
 
 @contextmanager
