@@ -41,6 +41,11 @@ example: setup ## A smaller start: a first ontology, in plain Python without Spa
 test: lint ## Everything that must pass: lint, then all tests (ARGS="-k commit" picks some)
 	CHROMIUM="$$(.ci/chromium)" $(WITH_JAVA) $(BIN)/pytest -n 2 $(ARGS)
 
+.PHONY: test-s3a
+test-s3a: setup ## Spark's own reader on S3: downloads hadoop-aws (600 MB, kept), not part of test
+	$(WITH_JAVA) ONTOLOGIA_S3A_PACKAGES=org.apache.hadoop:hadoop-aws:3.5.0 \
+		$(BIN)/pytest tests/spark/test_s3a.py $(ARGS)
+
 .PHONY: lint
 lint: setup ## Style, formatting, types, and who imports whom
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, compaction, events, gc, ingest, queries, spark
+from benchmarks import commits, compaction, events, gc, ingest, queries, spark, spark_read
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
@@ -16,6 +16,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "ingest": ingest.run,
     "queries": queries.run,
     "spark": spark.run,
+    "spark_read": spark_read.run,
 }
 
 

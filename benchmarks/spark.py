@@ -97,7 +97,7 @@ def ingest(report: Report, folder: Path) -> None:
     try:
         source = spark.read.parquet(str(folder / "source"))
         changed = spark.read.parquet(str(folder / "changed"))
-        warm_up(spark, source, folder)
+        warm_up(source, folder)
         plain: list[float] = []
         first: list[float] = []
         staging: list[float] = []
@@ -140,7 +140,7 @@ def add(report: Report, name: str, seconds: list[float], **facts: Any) -> None:
     report.steps.append(Measured(name, median, [round(s, 3) for s in seconds], _peak_mib(), facts))
 
 
-def warm_up(spark: SparkSession, source: DataFrame, folder: Path) -> None:
+def warm_up(source: DataFrame, folder: Path) -> None:
     """Code generation, Python workers and the file cache, for everybody."""
     uri = str(folder / "warm")
     initialize_storage(uri, "v2")

@@ -12,10 +12,19 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
+from jobs.boundary import spark_said
 from jobs.orders import Source
 from jobs.zipped import MALFORMED, read_zipped
 from storage_engine.errors import ConfigurationError
@@ -48,8 +57,32 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
                 return Opened(spark.read.options(**options).parquet(*source.paths))
             case _:
                 return Opened(_jdbc(spark, source, options))
-    except AnalysisException as error:
-        raise ConfigurationError(f"source {_shown(source)}: {_why(error)}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise ConfigurationError(f"source {_shown(source)}: {spark_said(error)}") from error
+
+
+def stream_source(spark: SparkSession, source: Source, max_files: int | None) -> DataFrame:
+    """A source that is followed. Its schema is declared, with CSV and JSON as text: what arrives
+    is compared with it batch by batch. Columns that are not declared cannot be seen."""
+    declared = DataType.fromDDL(str(source.schema))
+    assert isinstance(declared, StructType)
+    options = {name: _value(name, text) for name, text in source.options.items()}
+    if source.format == "csv":
+        options = {"header": "true", "escape": '"', "enforceSchema": "false", **options}
+    if max_files is not None:
+        options["maxFilesPerTrigger"] = str(max_files)
+    if source.format != "parquet":
+        options["columnNameOfCorruptRecord"] = MALFORMED
+        texts = [StructField(field.name, _as_text(field.dataType)) for field in declared.fields]
+        declared = StructType([*texts, StructField(MALFORMED, StringType())])
+    reader = spark.readStream.format(source.format).options(**options)
+    frame = reader.schema(declared).load(source.paths[0])
+    return _with_nulls(frame, source.null_value)
+
+
+def _as_text(kind: DataType) -> DataType:
+    """Values are text until they get their declared type; nested ones keep their shape."""
+    return kind if isinstance(kind, ArrayType | MapType | StructType) else StringType()
 
 
 def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> DataFrame:
@@ -63,12 +96,14 @@ def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Dat
     frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     if not [name for name in frame.columns if name != MALFORMED]:
         raise ConfigurationError(f"source {_shown(source)}: there is no header to name columns")
-    if source.null_value is None:
+    return _with_nulls(frame, source.null_value)
+
+
+def _with_nulls(frame: DataFrame, null_value: str | None) -> DataFrame:
+    if null_value is None:
         return frame
-    null = F.lit(source.null_value)
-    return frame.select(
-        *(F.nullif(F.col(quoted(name)), null).alias(name) for name in frame.columns)
-    )
+    null = F.lit(null_value)
+    return frame.select(*(F.nullif(F.col(quoted(n)), null).alias(n) for n in frame.columns))
 
 
 def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
@@ -117,7 +152,3 @@ def _value(name: str, text: str) -> str:
 def _shown(source: Source) -> str:
     more = f" and {len(source.paths) - 1} more" if len(source.paths) > 1 else ""
     return f"{source.paths[0]}{more}"
-
-
-def _why(error: AnalysisException) -> str:
-    return " ".join(str(error).split())

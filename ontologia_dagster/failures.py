@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from ontologia_dagster.provenance import RUN_ID
 from storage_engine.errors import LockContentionError, OntologiaError
 
 
@@ -36,7 +37,7 @@ def _holding_run(
 ) -> dict[str, dg.MetadataValue[Any]]:
     if not isinstance(error, LockContentionError):
         return {}
-    run_id = error.holder.get("run_id")
+    run_id = error.holder.get(RUN_ID) or error.holder.get("run_id")
     if not run_id:
         return {}
     if instance is None or not instance.has_run(str(run_id)):

@@ -27,8 +27,8 @@ class ScaffoldParams(BaseModel):
 
     type: str = Field(default="Customer", description="The stored name of the type")
     models: str = Field(default="my_project.models", description="The module that declares it")
-    format: str = Field(default="csv", description="csv, json, parquet or jdbc")
-    path: str = Field(default="data/*.csv", description="Where the files are")
+    source_format: str = Field(default="csv", description="csv, json, parquet or jdbc")
+    source_path: str = Field(default="data/*.csv", description="Where the files are")
 
 
 class OntologyTypeScaffolder(dg.Scaffolder[ScaffoldParams]):
@@ -45,7 +45,7 @@ class OntologyTypeScaffolder(dg.Scaffolder[ScaffoldParams]):
             {
                 "type": params.type,
                 "models": params.models,
-                "source": {"format": params.format, "paths": [params.path]},
+                "source": {"format": params.source_format, "paths": [params.source_path]},
                 "columns": {},
                 "on_bad_rows": "fail",
                 "expectations": [],

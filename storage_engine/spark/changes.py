@@ -20,8 +20,8 @@ from pyspark.sql.streaming.datasource import (
 
 from storage_engine.errors import ConfigurationError, IntegrityError
 from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.open import open_repository
 from storage_engine.spark.datasource import Asked, partitions_of, read_share
-from storage_engine.spark.reader import repository_at
 
 Offset = Mapping[str, Any]  # {"commit_id": 41, "log_id": "..."}
 
@@ -42,6 +42,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "since says where it begins"
             )
         self._asked = asked
+        self._opened: ObjectRepository | None = None
         self._last: int | None = None  # the end of a query that reads what is there now
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
@@ -74,10 +75,18 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_share(self._asked, partition)
 
     def _repository(self) -> ObjectRepository:
-        place = self._asked.options.place
-        found = repository_at(place.uri, place.config)
-        assert isinstance(found, ObjectRepository)
-        return found
+        """One for the life of the query, in the process that plans its batches."""
+        if self._opened is None:
+            place = self._asked.options.place
+            found = open_repository(place.uri, place.settings)
+            assert isinstance(found, ObjectRepository)
+            self._opened = found
+        return self._opened
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def _offset(self, commit_id: int) -> dict[str, Any]:
         return {"commit_id": commit_id, "log_id": self._log_id()}

@@ -34,7 +34,7 @@ from storage_engine.repository.object.query.shares import OPERATION, ChangePlan,
 from storage_engine.repository.protocol import Repository
 from storage_engine.spark.opening import commit_of, find_type, opened
 from storage_engine.spark.options import ReadOptions, SinkOptions
-from storage_engine.spark.reader import read_by_engine, repository_at
+from storage_engine.spark.reader import read_by_engine
 from storage_engine.spark.schema import (
     COMMIT_ID,
     arrow_schema,
@@ -152,10 +152,11 @@ def read_share(asked: Asked, partition: InputPartition) -> Iterator[pa.RecordBat
     if not isinstance(partition, Share):
         return
     place = asked.options.place
-    repository = repository_at(place.uri, place.config)
     if partition.plan is not None:
-        assert isinstance(repository, ObjectRepository)
-        yield from asked.scan(repository, partition.plan)
+        # Closed at the end: Python workers are killed without a chance to remove spill folders.
+        with opened(place.uri, place.settings) as repository:
+            assert isinstance(repository, ObjectRepository)
+            yield from asked.scan(repository, partition.plan)
         return
     target = arrow_schema(asked.schema)
     stored = pa.schema([target.field(name).with_name(asked.columns[name]) for name in asked.shown])

@@ -24,6 +24,10 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+class Cancelled(Exception):
+    """The write was cancelled between two of its jobs; whoever cancelled it says why."""
+
+
 class Jobs:
     """Runs the Spark actions of one write under one tag."""
 
@@ -52,6 +56,8 @@ class Jobs:
     @contextmanager
     def running(self, stage: Stage, description: str) -> Iterator[None]:
         """Spark actions in this block belong to the write; leaving by an error cancels them."""
+        if self.cancelled:
+            raise Cancelled(f"{description}: the write was cancelled")
         self._add_tag()
         self.tell(stage, 0, 0)
         done = threading.Event()
@@ -90,14 +96,17 @@ class Jobs:
             self.tell(stage, finished, total)
 
     def _tasks(self) -> tuple[int, int]:
-        """Tasks done and known of, over the jobs that run now."""
-        tracker: Any = self._spark.sparkContext.statusTracker()
+        """Tasks done and known of, over the write's jobs so far."""
+        context: Any = self._spark.sparkContext
+        tracker = context.statusTracker()
         finished = total = 0
-        for stage_id in tracker.getActiveStageIds():
-            info = tracker.getStageInfo(stage_id)
-            if info is not None:
-                finished += info.numCompletedTasks
-                total += info.numTasks
+        for job_id in context._jsc.sc().statusTracker().getJobIdsForTag(self._tag):
+            job = tracker.getJobInfo(job_id)
+            for stage_id in job.stageIds if job is not None else ():
+                info = tracker.getStageInfo(stage_id)
+                if info is not None:
+                    finished += info.numCompletedTasks
+                    total += info.numTasks
         return finished, total
 
     def _add_tag(self) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import timestamp
+from storage_engine.commitlog.records import CommitFile, timestamp
 from storage_engine.errors import (
     ConfigurationError,
     HeadMismatchError,
@@ -111,12 +113,42 @@ def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
     )
 
 
-def check_unique(attempt: StagedAttempt, *, ascending: bool) -> None:
-    """No identity may be in the parts twice; `ascending`: none is, within one of them."""
+def take_parts(attempt: StagedAttempt, reports: Sequence[TaskReport], part_bytes: int) -> bool:
+    """Take what tasks have staged into the write, and stage what they have returned.
+
+    Whether no identity can be in any one part twice, as far as order tells.
+    """
+    parts = [part for report in reports for part in report.parts]
+    attempt.add(CommitFile.parse(part) for part in parts)
+    held: list[pa.Table] = []
+    inserted = size = 0
+    for report in [*reports, None]:
+        rows = report.loose_rows() if report is not None else None
+        if held and (report is None or size >= part_bytes):
+            attempt.stage(pa.concat_tables(held), inserted=inserted)
+            held, inserted, size = [], 0, 0
+        if report is not None and rows is not None:
+            held.append(rows)
+            inserted += report.loose_inserted
+            size += rows.nbytes
+    whole = not any(report.loose for report in reports)
+    return whole and all(part["ascending"] for part in parts)
+
+
+def check_unique(
+    attempt: StagedAttempt,
+    *,
+    ascending: bool,
+    repeated: Callable[[], list[object]] | None = None,
+) -> None:
+    """No identity may be in the parts twice; `ascending`: none is, within one of them.
+
+    `repeated` finds some that are, where it is not for the driver alone to look.
+    """
     files = attempt.files
     if not files or (ascending and disjoint(attempt.spec, files)):
         return
-    found = attempt.repeated()
+    found = (repeated or attempt.repeated)()
     if found:
         shown = ", ".join(repr(identity) for identity in found)
         raise ValidationError(

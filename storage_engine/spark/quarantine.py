@@ -6,7 +6,8 @@ They are complete before anything is published.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_engine.config import OntologiaConfig
+from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.port import ObjectStoreError
+
+log = logging.getLogger(__name__)
 
 SCHEMA = pa.schema(
     [
@@ -83,3 +88,19 @@ class QuarantineFile:
         finally:
             store.close()
         return self._key
+
+
+def tidy(quarantine: Quarantine, config: OntologiaConfig, kept: Iterable[str]) -> None:
+    """Delete what this write has set aside, except `kept`: task attempts that failed leave files
+    too, and a write that fails has set nothing aside."""
+    store = open_store(quarantine.uri, config)
+    try:
+        wanted = set(kept)
+        found = [info.key for info in store.list(quarantine.key("").removesuffix(".parquet"))]
+        doomed = [key for key in found if key not in wanted]
+        if doomed:
+            store.delete_many(doomed)
+    except (ObjectStoreError, StorageBackendError) as error:
+        log.warning("leftovers stay in the side table %s: %s", quarantine.uri, error)
+    finally:
+        store.close()

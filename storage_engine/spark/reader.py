@@ -9,7 +9,7 @@ before it is known which version of an identity is the newest.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,7 +23,6 @@ from storage_engine.query.spec import QuerySpec, Reference, When
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.query.plan import TypePlan
 from storage_engine.repository.object.scan import versioned_schema
-from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import Repository
 from storage_engine.repository.target import MEMORY
 from storage_engine.runtime.session import Session
@@ -142,7 +141,7 @@ def _rows(
         if not plan.rows:
             schema = spark_schema(spec, with_commit_id=with_commit_id)
             return spark.createDataFrame([], schema).select(*lead, *shown)
-        scan = scan_of(spark, repository, spec, plan.files)
+        scan = scan_of(spark, repository.store, repository.config, spec, plan.files)
         rows = visible(scan, plan, stored, with_commit_id=with_commit_id)
     else:
         rows = _by_engine(spark, repository, spec, when, [*lead, *stored])
@@ -204,11 +203,6 @@ def read_by_engine(
     """Rows of a storage without files that a task could be given; `when.as_of` is a commit id."""
     assert isinstance(when.as_of, int)
     asked = QuerySpec(spec, when=When(history=when.history, since=when.since))
-    for batch in repository_at(uri, config).executor(when.as_of).rows(asked).batches:
-        yield batch.select(schema.names).cast(schema)
-
-
-@lru_cache(maxsize=8)
-def repository_at(uri: str, config: str) -> Repository:
-    """One for the life of a Python worker, which serves many tasks."""
-    return open_repository(uri, OntologiaConfig.model_validate_json(config))
+    with opened(uri, OntologiaConfig.model_validate_json(config)) as repository:
+        for batch in repository.executor(when.as_of).rows(asked).batches:
+            yield batch.select(schema.names).cast(schema)

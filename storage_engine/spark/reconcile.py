@@ -21,6 +21,8 @@ from storage_engine.spark.staging import FAULTS, INSERT, REASONS
 from storage_engine.spark.stored import COMMIT
 
 _BROADCAST_ROWS = 2_000_000  # identities: some 100 MB in an executor
+_FEW_ROWS = 100_000
+_TASK_ROWS = 2_000_000  # some 150 MB
 _KEYS = ["__k1", "__k2"]
 _CONTENT = "__content"
 _ORDER = "__order"
@@ -52,6 +54,7 @@ class Reconciled:
 
     frame: DataFrame | None  # None: nothing differs
     counts: Counts
+    identities: int = 0  # that differ: the frame has a row of each, at least
     cached: DataFrame | None = None
 
     def free(self) -> None:
@@ -66,11 +69,15 @@ def reconcile(
     *,
     unique: bool,
     order_by: str | None,
+    stored_count: int = 0,
 ) -> Reconciled:
-    """Compare with `stored` (None: there is nothing). `unique`: no identity is in it twice."""
+    """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
+    identity is in it twice."""
     compared = _compared(_narrow(source, spec, order_by), order_by)
     if stored is not None:
         known = _latest(stored, spec, unique=unique, order_by=order_by)
+        if _by_hash(known, stored_count):
+            known = known.hint("shuffle_hash")
         compared = compared.join(known, _KEYS, "left")
         status = _status(order_by)
     else:
@@ -92,10 +99,19 @@ def reconcile(
     identities = sum(int(row[2]) for row in figures if row[0] in _WRITTEN)
     changed = judged.filter(differs).select(*wanted, INSERT).dropDuplicates(wanted)
     if counts.written == 0:
-        return Reconciled(None, counts, judged)
+        return Reconciled(None, counts, cached=judged)
     if counts.inserted == counts.rows and (order_by is None or identities == counts.rows):
-        return Reconciled(source.frame, counts, judged)  # all are new: no need to look them up
-    return Reconciled(_chosen(source, spec, changed, identities, order_by), counts, judged)
+        # All are new: no need to look them up.
+        return Reconciled(source.frame, counts, identities, judged)
+    frame = _chosen(source, spec, changed, identities, order_by)
+    return Reconciled(frame, counts, identities, judged)
+
+
+def _by_hash(known: DataFrame, rows: int) -> bool:
+    """Whether a table of the stored hashes fits in a task, which spares sorting both sides. Few
+    are left to Spark: it can send them to all executors instead."""
+    partitions = int(known.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    return rows > _FEW_ROWS and rows / partitions <= _TASK_ROWS
 
 
 def _narrow(source: SourceRows, spec: TypeSpec, order_by: str | None) -> DataFrame:

@@ -15,14 +15,13 @@ from datetime import date, datetime
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from storage_engine.errors import ValidationError
 from storage_engine.model.canonical import decode, dumps
 from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
+from storage_engine.spark.schema import check_dataframe
 from storage_engine.spark.staging import FAULTS, ORIGINAL, REASONS, as_json, sift_with_reasons
 
 SPARK_TYPES: dict[Storage, str] = {
@@ -60,16 +59,7 @@ class SourceRows:
 
 def check_columns(spec: TypeSpec, schema: StructType) -> None:
     """ValidationError that lists every column of a DataFrame that does not fit the type."""
-    names = [name for name in schema.names if name != REASONS]
-    wanted = StructType([schema[name] for name in dict.fromkeys(names)])
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValidationError(
-            f"{spec.name}: column {repeated[0]!r} is there {names.count(repeated[0])} times",
-            type=spec.name,
-            field=", ".join(repeated),
-        )
-    conform(spec, to_arrow_schema(wanted, timezone="UTC"))
+    check_dataframe(spec, StructType([f for f in schema.fields if f.name != REASONS]))
 
 
 def source_rows(df: DataFrame, spec: TypeSpec, *, compared: bool) -> SourceRows:

@@ -21,7 +21,6 @@ from pyspark.sql.types import StructType
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, bulk_of
-from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.query.shares import packed
 from storage_engine.repository.object.scan import DataFile, MissingFileError, versioned_schema
 from storage_engine.spark.schema import COMMIT_ID
@@ -51,14 +50,17 @@ class Scan(Protocol):
 
 
 def scan_of(
-    spark: SparkSession, repository: ObjectRepository, spec: TypeSpec, files: Iterable[DataFile]
+    spark: SparkSession,
+    store: ObjectStore,
+    config: OntologiaConfig,
+    spec: TypeSpec,
+    files: Iterable[DataFile],
 ) -> Scan:
     """The best way to read these files."""
-    store = repository.store
     urls = {item.file.path: _url(spark, store, item.file.path) for item in files}
     if all(url is not None for url in urls.values()):
         return NativeScan(spark, spec, {path: str(url) for path, url in urls.items()})
-    return ArrowScan(spark, spec, store.uri, repository.config)
+    return ArrowScan(spark, spec, store.uri, config)
 
 
 def _url(spark: SparkSession, store: ObjectStore, key: str) -> str | None:
@@ -126,6 +128,8 @@ class NativeScan:
         reader = self.spark.read.schema(schema).option("recursiveFileLookup", "true")
         # Whatever the session says of Spark's own old files: ours are in the one true calendar.
         reader = reader.option("datetimeRebaseMode", "CORRECTED")
+        # And a file that is missing or damaged is an error, never a smaller answer.
+        reader = reader.options(ignoreMissingFiles="false", ignoreCorruptFiles="false")
         return reader.parquet(*(self.urls[item.file.path] for item in files))
 
     def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:

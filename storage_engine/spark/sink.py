@@ -105,6 +105,8 @@ class Sink:
         check_rows(self.target, reports)
         parts = [part for report in reports for part in report.parts]
         files = [CommitFile.parse(part) for part in parts]
+        if not files:
+            return
         options = self.options
         with Session(self.place.uri, config=self.place.settings) as session:
             attempt = session.repository.begin_staged(

@@ -7,7 +7,9 @@ a successful task returns is taken into the write. Scalar columns never become P
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 import json
 import tempfile
 from collections import Counter
@@ -38,6 +40,7 @@ HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL)
 REPORT = pa.schema([pa.field("report", pa.string(), nullable=False)])
 REPORT_DDL = "report string"
 _EXAMPLES = 3
+_LOOSE_TASKS = 512  # the first ones: the driver's memory is bounded, whatever the partitions
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,18 @@ class TaskReport:
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
     parts: list[dict[str, Any]] = field(default_factory=list)
+    loose: str = ""  # rows too few for a part, as Arrow's stream in base64; the driver stages them
+    loose_inserted: int = 0
     quarantined: list[str] = field(default_factory=list)
 
+    def loose_rows(self) -> pa.Table | None:
+        if not self.loose:
+            return None
+        with pa.ipc.open_stream(base64.b64decode(self.loose)) as stream:
+            return stream.read_all()
+
     def to_batch(self) -> pa.RecordBatch:
-        text = json.dumps(dataclasses.asdict(self))
+        text = json.dumps(vars(self))
         return pa.RecordBatch.from_arrays([pa.array([text])], schema=REPORT)
 
     @classmethod
@@ -77,11 +88,13 @@ class TaskReport:
 @dataclass(frozen=True)
 class StageTask:
     """The function of one task. `conformed`: rows come in the row schema already. `rehearsal`:
-    rows are looked at and counted, none is staged or set aside."""
+    rows are looked at and counted, none is staged or set aside. `loose_bytes`: up to this much is
+    returned instead of staged, so that many small tasks do not make many small files."""
 
     target: Target
     conformed: bool = False
     rehearsal: bool = False
+    loose_bytes: int = 0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with tempfile.TemporaryDirectory(prefix="ontologia-stage-") as folder:
@@ -105,7 +118,8 @@ class _Run:
         self._folder = folder
         self._conformed = task.conformed
         self._rehearsal = task.rehearsal
-        self._label = _task_label()
+        partition, self._label = _task_label()
+        self._loose_bytes = task.loose_bytes if partition < _LOOSE_TASKS else 0
         self._store: ObjectStore | None = None
         self._conformer: Conformer | None = None
         self._quarantine: QuarantineFile | None = None
@@ -138,7 +152,9 @@ class _Run:
                 self._flush()
 
     def finish(self) -> TaskReport:
-        if self._held:
+        if self._held and not self._report.parts and self._held_bytes <= self._loose_bytes:
+            self._return_rows()
+        elif self._held:
             self._flush()
         if self._quarantine is not None:
             self._report.quarantined.append(self._quarantine.close())
@@ -189,6 +205,15 @@ class _Run:
             self._quarantine.write(texts, said)
 
     # -- parts --------------------------------------------------------------------------------
+
+    def _return_rows(self) -> None:
+        sink = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, self._held[0].schema, options=options) as stream:
+            for batch in self._held:
+                stream.write_batch(batch)
+        self._report.loose = base64.b64encode(sink.getvalue()).decode()
+        self._report.loose_inserted = self._held_new
 
     def _flush(self) -> None:
         target = self._target
@@ -291,9 +316,11 @@ def _ascends(keys: pa.ChunkedArray) -> bool:
     return pc.all(pc.less(whole[:-1], whole[1:])).as_py() is not False
 
 
-def _task_label() -> str:
+def _task_label() -> tuple[int, str]:
+    """The partition, and a name that no other attempt at it has."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None, "staging runs in Spark tasks only"
-    return f"{context.partitionId():05d}-{context.taskAttemptId()}"
+    number = context.partitionId()
+    return number, f"{number:05d}-{context.taskAttemptId()}"

@@ -14,7 +14,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from storage_engine.commitlog.records import CommitFile
 from storage_engine.errors import (
     ConfigurationError,
     ValidationError,
@@ -25,6 +24,7 @@ from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
+from storage_engine.spark.duplicates import for_spark, repeated
 from storage_engine.spark.jobs import Jobs, is_connect
 from storage_engine.spark.outcome import previewed
 from storage_engine.spark.publishing import (
@@ -33,15 +33,17 @@ from storage_engine.spark.publishing import (
     check_rows,
     check_unique,
     publish,
+    take_parts,
     target_of,
 )
+from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
 from storage_engine.spark.staging import REPORT_DDL, StageTask, Target, TaskReport
 from storage_engine.spark.stored import stored_rows
 
-_PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
+_LOOSE_BYTES = 64 * 1024  # what a task may return instead of staging a part
 
 
 def write_entities(
@@ -136,26 +138,36 @@ class _Write:
             return self._applied(attempt.applied_by, attempt)
         with attempt:
             jobs = Jobs(self._df.sparkSession, attempt.attempt, self._options.progress)
+            target = target_of(attempt, self._options)
             try:
-                return self._run(attempt, jobs, before)
-            except Exception:
-                attempt.check_alive()  # the heartbeat's loss is why Spark's job was cancelled
+                return self._run(attempt, target, jobs, before)
+            except BaseException as error:
+                if target.quarantine is not None and not attempt.unknown:
+                    tidy(target.quarantine, target.config, ())
+                if isinstance(error, Exception):
+                    attempt.check_alive()  # its loss is why Spark's job was cancelled
                 raise
             finally:
                 for frame in self._cached:
                     frame.unpersist()
 
-    def _run(self, attempt: StagedAttempt, jobs: Jobs, before: Mapping[str, int]) -> WriteResult:
+    def _run(
+        self, attempt: StagedAttempt, target: Target, jobs: Jobs, before: Mapping[str, int]
+    ) -> WriteResult:
         spec = attempt.spec
         df = self._expected(self._df, spec)
         with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
             found, source = self._reconcile(df, attempt)
         reports: list[TaskReport] = []
-        target = target_of(attempt, self._options)
         try:
             if found.frame is not None:
                 rehearsal = self._options.dry_run
-                task = StageTask(target, conformed=source.conformed, rehearsal=rehearsal)
+                task = StageTask(
+                    target,
+                    conformed=source.conformed,
+                    rehearsal=rehearsal,
+                    loose_bytes=min(_LOOSE_BYTES, target.part_bytes),
+                )
                 with jobs.running("stage", f"{spec.name}: stage parts"):
                     rows = found.frame.mapInArrow(task, REPORT_DDL).toArrow()
                 reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
@@ -167,19 +179,23 @@ class _Write:
         attempt.check_alive()
         check_rows(target, reports)
         staged = sum(report.rows for report in reports)
-        if found.counts.rows and staged < found.counts.written:
+        if staged < found.identities:
             raise ValidationError(
                 f"{spec.name}: the source gave other rows when it was read a second time "
-                f"({staged} instead of {found.counts.written}); persist() the DataFrame first",
+                f"({staged} instead of {found.identities}); persist() the DataFrame first",
                 type=spec.name,
             )
-        parts = [part for report in reports for part in report.parts]
-        attempt.add(CommitFile.parse(part) for part in parts)
-        check_unique(attempt, ascending=all(part["ascending"] for part in parts))
+        if target.quarantine is not None:
+            kept = [key for report in reports for key in report.quarantined]
+            tidy(target.quarantine, target.config, kept)
+        ascending = take_parts(attempt, reports, target.part_bytes)
+        self._check_unique(attempt, jobs, ascending=ascending)
         jobs.tell("publish", 0, 1)
         result = publish(self._session, attempt, self._options)
         jobs.tell("publish", 1, 1)
         if result is not None and result.already_applied:
+            if target.quarantine is not None:
+                tidy(target.quarantine, target.config, ())
             return self._applied(result.commit_id, attempt)
         return self._result(attempt, result, found.counts, reports, target, before)
 
@@ -188,11 +204,9 @@ class _Write:
     def _expected(self, df: DataFrame, spec: TypeSpec) -> DataFrame:
         if not self._options.expectations:
             return df
-        from importlib import import_module
+        from storage_engine.spark.quality import evaluate
 
-        quality = import_module("storage_engine.spark.quality")
-        judged: DataFrame = quality.evaluate(df, self._options.expectations, spec, self._session)
-        return judged
+        return evaluate(df, self._options.expectations, spec, self._session)
 
     def _reconcile(self, df: DataFrame, attempt: StagedAttempt) -> tuple[Reconciled, SourceRows]:
         spec, order_by = attempt.spec, self._options.order_by
@@ -203,7 +217,7 @@ class _Write:
         source = source_rows(df, spec, compared=compared)
         if not compared:
             return Reconciled(source.frame, Counts()), source
-        stored, unique = None, True
+        stored, unique, entries = None, True, []
         if attempt.top is not None:
             entries = attempt.entries()
             unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)
@@ -211,7 +225,23 @@ class _Write:
             stored = stored_rows(
                 df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
             )
-        return reconcile(source, stored, spec, unique=unique, order_by=order_by), source
+        found = reconcile(
+            source,
+            stored,
+            spec,
+            unique=unique,
+            order_by=order_by,
+            stored_count=sum(file.row_count for entry in entries for file in entry.files),
+        )
+        return found, source
+
+    def _check_unique(self, attempt: StagedAttempt, jobs: Jobs, *, ascending: bool) -> None:
+        def by_spark() -> list[object]:
+            with jobs.running("stage", f"{attempt.spec.name}: look for repeated identities"):
+                return repeated(self._df.sparkSession, attempt)
+
+        look = by_spark if for_spark(attempt) else None
+        check_unique(attempt, ascending=ascending, repeated=look)
 
     # -- what is said of it -------------------------------------------------------------------
 
@@ -242,7 +272,7 @@ class _Write:
             updated=sum(file.updated or 0 for file in published),
             unchanged=counts.unchanged,
             quarantined=quarantined,
-            duplicates=counts.duplicates,
+            duplicates=counts.duplicates + self._said_twice(counts, reports),
             stale=counts.stale,
             kept=attempt.kept,
             files=len(published),
@@ -253,6 +283,12 @@ class _Write:
             quarantine=place,
             reasons=dict(reasons) if quarantined else {},
         )
+
+    def _said_twice(self, counts: Counts, reports: Sequence[TaskReport]) -> int:
+        """Equal rows of one identity, of which an order column leaves one."""
+        if self._options.order_by is None:
+            return 0
+        return max(0, counts.written - sum(report.rows for report in reports))
 
     def _applied(self, commit_id: int, attempt: StagedAttempt) -> WriteResult:
         return WriteResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,28 @@ def _one_jvm(spark: Any) -> None:
     """The resource finds the session of the tests."""
 
 
-def test_a_materialisation_tells_what_was_written(tmp_path: Path) -> None:
+def test_a_run_its_retry_and_a_run_after_a_correction(tmp_path: Path) -> None:
+    """The same root run: done once. After the source changed: written. Nothing new: no commit."""
     ontology = storage(tmp_path)
     declared = customers(tmp_path)
-    instance = dg.DagsterInstance.ephemeral()
-    asset = ingestion_asset(declared)
+    job: Any = dg.build_reconstructable_job(
+        "tests.dagster.world", "ingest_job", reconstructable_args=(str(tmp_path),)
+    )
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
 
-    first = dg.materialize([asset], resources=resources(ontology), instance=instance)
-    again = dg.materialize([asset], resources=resources(ontology), instance=instance)
-    customers(tmp_path, "id,name\nc1,Ada\nc2,Bob\nc3,Cy\n")
-    changed = dg.materialize([asset], resources=resources(ontology), instance=instance)
+        def run(parent: str | None = None) -> tuple[str, dg.AssetMaterialization]:
+            again = dg.ReexecutionOptions(parent_run_id=parent) if parent else None
+            with dg.execute_job(job, instance, reexecution_options=again) as result:
+                [event] = [e for e in result.all_events if e.is_step_materialization]
+                return result.run_id, event.step_materialization_data.materialization
 
-    [one], [two], [three] = (materialisations(result) for result in (first, again, changed))
-    assert [version(each) for each in (one, two, three)] == ["1", "1", "2"]
+        first, one = run()
+        _, retried = run(first)
+        customers(tmp_path, "id,name\nc1,Ada\nc2,Bob\nc3,Cy\n")
+        corrected, two = run(first)
+        _, unchanged = run()
+
+    assert [version(each) for each in (one, retried, two, unchanged)] == ["1", "1", "2", "2"]
     said = facts(one.metadata)
     assert (
         said
@@ -58,12 +68,14 @@ def test_a_materialisation_tells_what_was_written(tmp_path: Path) -> None:
     assert said["requests"] > 0
     assert said["price_estimate_usd"] > 0
     assert [c.name for c in said["dagster/column_schema"].columns] == ["id", "name", "visits"]
-    assert facts(two.metadata) | {"commit": None, "rows_unchanged": 2} == facts(two.metadata)
-    assert facts(three.metadata) | {"rows_inserted": 1, "rows_changed": 1} == facts(three.metadata)
+    assert facts(retried.metadata)["already_applied"] is True
+    assert facts(two.metadata) | {"rows_inserted": 1, "rows_changed": 1} == facts(two.metadata)
+    assert facts(unchanged.metadata)["commit"] is None
+    assert facts(unchanged.metadata)["rows_unchanged"] == 3
     with ontology.repository() as repository:
         newest, _ = repository.list_commits()
     assert newest.metadata == {
-        "dagster/run_id": changed.run_id,
+        "dagster/run_id": corrected,
         "dagster/step": "customer",
         "dagster/asset_key": "customer",
         "dagster/code_version": declared.code_version,
@@ -73,34 +85,46 @@ def test_a_materialisation_tells_what_was_written(tmp_path: Path) -> None:
 def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
     ontology = storage(tmp_path)
     asset = ingestion_asset(orders(tmp_path, backfill="single_run"))
-    instance = dg.DagsterInstance.ephemeral()
 
     ranged = dg.materialize(
         [asset],
         resources=resources(ontology),
-        instance=instance,
         tags={
             "dagster/asset_partition_range_start": "2013-01-01",
             "dagster/asset_partition_range_end": "2013-02-01",
         },
     )
-    single = dg.materialize(
-        [asset], resources=resources(ontology), instance=instance, partition_key="2013-03-01"
+    preview = dg.materialize(
+        [asset],
+        resources=resources(ontology),
+        partition_key="2013-03-01",
+        run_config={"ops": {"order": {"config": {"dry_run": True}}}},
     )
-    unchanged = dg.materialize(
-        [asset], resources=resources(ontology), instance=instance, partition_key="2013-01-01"
-    )
+
+    def one(key: str) -> dg.AssetMaterialization:
+        result = dg.materialize([asset], resources=resources(ontology), partition_key=key)
+        [found] = materialisations(result)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:  # as two runs of a backfill
+        march, april = pool.map(one, ["2013-03-01", "2013-04-01"])
+    january = one("2013-01-01")
 
     found = {m.partition: m for m in materialisations(ranged)}
     counts = {k: facts(m.metadata)["dagster/partition_row_count"] for k, m in found.items()}
     assert counts == {"2013-01-01": 2, "2013-02-01": 1}
     assert {version(m) for m in found.values()} == {"1"}
-    [march], [january] = materialisations(single), materialisations(unchanged)
-    assert (version(march), version(january)) == ("2", "1")
-    assert facts(march.metadata)["dagster/row_count"] == 4
+    [observed] = preview.get_asset_observation_events()
+    counted = facts(observed.asset_observation_data.asset_observation.metadata)
+    assert counted["preview_rows_inserted"] == 1
+    assert materialisations(preview) == []
+    assert {version(march), version(april)} == {"2", "3"}
+    assert version(january) == "1"  # what last changed a row of it, not of its neighbours
+    assert facts(january.metadata)["dagster/row_count"] == 5
     with ontology.repository() as repository:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
-    assert said == ["2013-03-01", "2013-01-01,2013-02-01"]
+    assert {*said[:2]} == {"2013-03-01", "2013-04-01"}
+    assert said[2] == "2013-01-01,2013-02-01"
 
 
 def test_bad_data_is_never_published(tmp_path: Path) -> None:

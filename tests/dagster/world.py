@@ -15,7 +15,7 @@ from ontologia_dagster.spark import SparkResource
 from storage_engine import initialize_storage
 
 MODELS = "tests.dagster.shop"
-ORDERS = "id,day,total\n1,2013-01-02,10\n2,2013-01-30,20\n3,2013-02-01,30\n4,2013-03-31,40\n"
+ORDERS = "id,day,total\n1,2013-01-02,10\n2,2013-01-30,20\n3,2013-02-01,30\n4,2013-03-31,40\n5,2013-04-01,50\n"
 
 
 def storage(folder: Path, **options: Any) -> OntologyResource:
@@ -41,7 +41,7 @@ def orders(folder: Path, text: str = ORDERS, **more: Any) -> OntologyAsset:
         models=MODELS,
         source=SourceSpec(format="csv", paths=[str(path)]),
         columns={"day": "CAST(day AS DATE)", "total": "CAST(total AS BIGINT)"},
-        partitions=PartitionSpec(kind="monthly", field="day", start="2013-01-01", end="2013-04-01"),
+        partitions=PartitionSpec(kind="monthly", field="day", start="2013-01-01", end="2013-05-01"),
         **more,
     )
 
@@ -85,3 +85,18 @@ def version(materialisation: dg.AssetMaterialization) -> str:
 def rows(table: Any) -> list[dict[str, Any]]:
     """Of a table in metadata."""
     return [dict(record.data) for record in table.records]
+
+
+def ingest_job(folder: str) -> dg.JobDefinition:
+    """Of a folder with a storage and its source, for `dg.build_reconstructable_job`."""
+    from ontologia_dagster.ingestion import ingestion_asset
+
+    path = Path(folder)
+    asset = ingestion_asset(customers(path, (path / "customers.csv").read_text()))
+    return dg.Definitions(
+        assets=[asset],
+        jobs=[
+            dg.define_asset_job("ingest", selection=[asset], executor_def=dg.in_process_executor)
+        ],
+        resources=resources(OntologyResource(storage_uri=str(path / "store"))),
+    ).resolve_job_def("ingest")

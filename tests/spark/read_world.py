@@ -27,15 +27,15 @@ class Sample(Entity):
     """Every kind of field."""
 
     id: Field[str] = Field(primary_key=True)
-    text: Field[str | None] = None
-    number: Field[int] = 0
-    ratio: Field[float | None] = None
-    flag: Field[bool | None] = None
-    at: Field[datetime | None] = None
-    day: Field[date | None] = None
-    raw: Field[bytes | None] = None
+    text: Field[str | None] = Field(default=None)
+    number: Field[int] = Field(default=0)
+    ratio: Field[float | None] = Field(default=None)
+    flag: Field[bool | None] = Field(default=None)
+    at: Field[datetime | None] = Field(default=None)
+    day: Field[date | None] = Field(default=None)
+    raw: Field[bytes | None] = Field(default=None)
     tags: Field[list[str]] = Field(default_factory=list)
-    extra: Field[dict[str, int] | None] = None
+    extra: Field[dict[str, int] | None] = Field(default=None)
 
 
 class Follows(Relation[Sample, Sample]):
@@ -48,7 +48,7 @@ class Stay(Relation[Sample, Sample]):
     """Keyed."""
 
     visit: Field[str] = Field(instance_key=True)
-    nights: Field[int | None] = None
+    nights: Field[int | None] = Field(default=None)
 
 
 def sample(n: int, number: int | None = None) -> Sample:

@@ -12,6 +12,8 @@ from pyspark.sql import SparkSession
 
 from storage_engine import (
     ConfigurationError,
+    Entity,
+    Field,
     OntologiaConfig,
     SchemaOutdatedError,
     Session,
@@ -171,8 +173,8 @@ def test_mistakes(spark: SparkSession, directory: Place) -> None:
         assert rows(read_type(spark, Sample, session)) == []  # declared, nothing stored yet
         commit(session, sample(1))
 
-        class Sample2(world.Entity, name="Sample"):
-            id: world.Field[str] = world.Field(primary_key=True)
+        class Sample2(Entity, name="Sample"):
+            id: Field[str] = Field(primary_key=True)
 
         for error, said, read in (
             (ConfigurationError, "did you mean 'Sample'", partial(read_type, spark, "Smple")),

@@ -1,58 +1,324 @@
-"""Writing DataFrames: what arrives is what was given, published once."""
+"""Writing DataFrames: what arrives is what was given, and only what differs is published."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from storage_engine import Session, ValidationError, initialize_storage
-from storage_engine.spark import write_entities
-from tests.engines import CUSTOMER, Customer
+from storage_engine import (
+    ConfigurationError,
+    Session,
+    UnsupportedEngineError,
+    ValidationError,
+    initialize_storage,
+)
+from storage_engine.model import TypeSpec, spec_of
+from storage_engine.model.expectations import parse_expectation
+from storage_engine.spark import WriteProgress, write_entities, write_relations, write_type, writer
+from tests.engines import (
+    CUSTOMER,
+    EMPLOYMENT,
+    EVERYTHING,
+    SUBSCRIPTION,
+    Customer,
+    Employment,
+    Everything,
+    Knows,
+    Storage,
+    Subscription,
+    new_storage,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # the JVM may have to wait its turn
+
+CUSTOMERS = "id string, name string, age int"
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path: Path) -> Iterator[Session]:
     uri = str(tmp_path / "onto")
     initialize_storage(uri, "v2")
-    return Session(uri)
+    with Session(uri) as made:
+        yield made
 
 
-def test_first_load_then_changes(spark: SparkSession, session: Session) -> None:
-    rows = [(f"c{n:03d}", f"name {n}", n if n % 2 else None) for n in range(100)]
-    df = spark.createDataFrame(rows, "id string, name string, age int").repartition(3)
+@pytest.fixture(params=["directory-v2", pytest.param("seaweedfs-v2", marks=pytest.mark.s3)])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    made = new_storage(request.param, request, tmp_path)
+    initialize_storage(made.uri, made.engine_version, made.config())
+    return made
 
-    first = write_entities(df, Customer, session, idempotency=("crm", 1))
+
+def rows(session: Session, spec: TypeSpec, *names: str) -> list[tuple[Any, ...]]:
+    stored = session.repository.read(spec)
+    return sorted(zip(*(stored.column(name).to_pylist() for name in names), strict=True))
+
+
+def customers(session: Session) -> list[tuple[Any, ...]]:
+    return rows(session, CUSTOMER, "id", "name", "age")
+
+
+# -- round trips ----------------------------------------------------------------------------------
+
+EVERY_COLUMN = (
+    "id string, text string, number bigint, real double, flag boolean, moment timestamp, day date,"
+    " raw binary, maybe string, maybe_number bigint, tags array<string>, counts map<string,int>,"
+    " mixed string, anything string"
+)
+MOMENT = datetime(2026, 11, 16, 1, 2, 3, 456789, tzinfo=UTC)
+EVERY_ROW = [
+    ("a", "ä€😀", 2**62, 0.1, True, MOMENT, date(1, 1, 1), b"\x00\xff", None, None, ["x", "y"],
+     {"k": 1}, "text", '{"b": [1, null]}'),
+    ("b", "", -1, -0.0, False, datetime(1969, 12, 31, tzinfo=UTC), date(9999, 12, 31), b"", "",
+     7, [], {}, "", None),
+]  # fmt: skip
+
+
+def test_round_trips(spark: SparkSession, storage: Storage) -> None:
+    """All field types, keyed and unkeyed relations, equal to what a session writes of the same."""
+    every = spark.createDataFrame(EVERY_ROW, EVERY_COLUMN)
+    edges = [("c1", "p1", "s1", "cook"), ("c1", "p1", "s2", "chef"), ("c2", "p1", "s1", "cook")]
+    keyed = spark.createDataFrame(
+        edges, "left_key string, right_key string, stint string, role string"
+    )
+    unkeyed = spark.createDataFrame(
+        [("c1", "p1", 3), ("c2", "p9", 4)], "left_key string, right_key string, seats int"
+    )
+    bare = unkeyed.select("left_key", "right_key")
+    with Session(storage.uri, config=storage.config()) as session:
+        written = write_entities(every, Everything, session)
+        assert (written.commit_id, written.inserted, written.files) == (1, 2, 1)
+        assert write_relations(keyed, Employment, session).inserted == 3
+        assert write_relations(unkeyed, Subscription, session).inserted == 2
+        assert write_type(bare, Knows, session).inserted == 2
+        same = [
+            write_type(every.repartition(3), Everything, session),
+            write_type(keyed, spec_of(Employment), session),
+            write_type(unkeyed, Subscription, session),
+            write_type(bare, Knows, session),
+        ]
+        assert [(w.commit_id, w.unchanged, w.type_commit_id) for w in same] == [
+            (None, 2, 1), (None, 3, 2), (None, 2, 3), (None, 2, 4),
+        ]  # fmt: skip
+
+        # The session finds nothing to change in it, and gives back equal objects.
+        values = ["id", "text", "number", "real", "flag", "moment", "day", "raw", "maybe"]
+        objects = [
+            Everything(
+                **dict(zip(values, row, strict=False)),
+                maybe_number=row[9], tags=row[10], counts=row[11], mixed=row[12],
+                anything={"b": [1, None]} if row[13] else None,
+            )
+            for row in EVERY_ROW
+        ]  # fmt: skip
+        session.ensure(objects)
+        session.ensure(Employment(left_key=a, right_key=b, stint=s, role=r) for a, b, s, r in edges)
+        assert session.commit() is None
+        assert (
+            sorted(session.query().entities(Everything).collect(), key=lambda o: str(o.id))
+            == objects
+        )
+
+        one = spark.createDataFrame([("c1", "p1", "s1", "head cook")], keyed.schema)
+        assert write_relations(one, Employment, session).updated == 1
+        assert rows(session, EMPLOYMENT, "left_key", "instance_key", "role") == [
+            ("c1", "s1", "head cook"), ("c1", "s2", "chef"), ("c2", "s1", "cook"),
+        ]  # fmt: skip
+        assert rows(session, SUBSCRIPTION, "left_key", "instance_key", "seats") == [
+            ("c1", "", 3), ("c2", "", 4),
+        ]  # fmt: skip
+        tagged = spark.createDataFrame([("b", ["new"])], "id string, tags array<string>")
+        wide = every.drop("tags").join(tagged, "id").select(*every.columns)
+        assert write_entities(wide, Everything, session).updated == 1
+        assert rows(session, EVERYTHING, "id", "tags") == [("a", '["x","y"]'), ("b", '["new"]')]
+
+
+@pytest.mark.parametrize("storage", ["directory-v2"], indirect=True)
+def test_any_number_of_partitions(
+    spark: SparkSession, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small tasks make one file; large ones make files of the target size. None makes none."""
+    wide = spark.range(0, 3000).selectExpr(
+        "format_string('c%05d', id) id", "repeat(uuid(), 3) name"
+    )
+    with Session(storage.uri, config=storage.config()) as session:
+        empty = spark.createDataFrame([], CUSTOMERS)
+        assert write_entities(empty, Customer, session).commit_id is None
+        for partitions, commit_id in ((200, 1), (1, 2), (2, 3)):
+            df = spark.range(0, 300, 1, partitions).selectExpr(
+                "format_string('c%05d', id) id", f"'in {partitions}' name", "cast(null as int) age"
+            )
+            written = write_entities(df, Customer, session)
+            assert (written.commit_id, written.rows, written.files) == (commit_id, 300, 1)
+            assert written.inserted + written.updated == 300
+            assert customers(session)[299] == ("c00299", f"in {partitions}", None)
+        assert write_entities(empty, Customer, session).commit_id is None
+
+        monkeypatch.setattr(writer, "_LOOSE_BYTES", 0)
+        many = write_entities(wide.repartition(2), Customer, session, target_part_bytes=64 * 1024)
+        assert (many.updated, many.inserted) == (300, 2700)
+        assert many.files > 4
+        assert len(customers(session)) == 3000
+        again = write_entities(
+            spark.createDataFrame(customers(session), CUSTOMERS), Customer, session
+        )
+        assert (again.commit_id, again.unchanged) == (None, 3000)
+
+
+# -- what differs ---------------------------------------------------------------------------------
+
+
+def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) -> None:
+    stated = [(f"c{n:03d}", f"name {n}", n if n % 2 else None) for n in range(100)]
+    df = spark.createDataFrame(stated, CUSTOMERS).repartition(3)
+    seen: list[WriteProgress] = []
+    first = write_entities(
+        df, Customer, session, idempotency=("crm", 1), meta={"run": "7"}, progress=seen.append
+    )
     assert (first.commit_id, first.rows, first.inserted) == (1, 100, 100)
-    stored = session.repository.read(CUSTOMER)
-    got = sorted(zip(*stored.select(["id", "name", "age"]).to_pydict().values(), strict=True))
-    assert got == rows
+    assert customers(session) == stated
+    assert seen[0].stage == "reconcile"
+    assert seen[-1] == WriteProgress("publish", 1, 1)
+    commit = session.get_commit(1)
+    assert commit is not None
+    assert commit["metadata"] == {"run": "7"}
 
-    again = write_entities(df, Customer, session, idempotency=("crm", 1))
-    assert again.already_applied
-    same = write_entities(df, Customer, session)
-    assert (same.commit_id, same.unchanged, same.type_commit_id) == (None, 100, 1)
+    again = write_entities(df.limit(1), Customer, session, idempotency=("crm", 1))
+    assert (again.already_applied, again.commit_id, again.type_commit_id) == (True, 1, 1)
 
-    rows[5] = ("c005", "changed", None)
-    rows.append(("c100", "new", 7))
-    df = spark.createDataFrame(rows, "id string, name string, age int")
-    changed = write_entities(df, Customer, session)
+    # A null moved from one column to another, and values that only look alike.
+    stated[5] = ("c005", "changed", None)
+    stated.append(("c100", "new", 7))
+    changed = write_entities(spark.createDataFrame(stated, CUSTOMERS), Customer, session)
     assert (changed.inserted, changed.updated, changed.unchanged) == (1, 1, 99)
     assert changed.commit_id == changed.type_commit_id == 2
-    stored = session.repository.read(CUSTOMER)
-    got = sorted(zip(*stored.select(["id", "name", "age"]).to_pydict().values(), strict=True))
-    assert got == rows
+    assert customers(session) == stated
+    third = write_entities(df.filter("id = 'c005'"), Customer, session)
+    assert (third.updated, third.commit_id) == (1, 3)
+    latest = write_entities(df, Customer, session)
+    assert (latest.commit_id, latest.unchanged) == (None, 100)
 
-    twice = spark.createDataFrame([("a", "x", 1), ("a", "y", 2)], df.schema)
-    with pytest.raises(ValidationError, match="more than once in the input, for example 'a'"):
+
+def test_repeated_identities_and_the_order_column(spark: SparkSession, session: Session) -> None:
+    twice = spark.createDataFrame(
+        [("a", "x", 1), ("a", "y", 2), ("a", "y", 2), ("b", "old", None), ("b", "new", 1)],
+        CUSTOMERS,
+    )
+    with pytest.raises(ValidationError, match="more than once in the input, for example 'a', 'b'"):
         write_entities(twice, Customer, session)
+    assert session.repository.head_commit_id() == 0
     newest = write_entities(twice, Customer, session, order_by="age")
-    assert (newest.inserted, newest.duplicates) == (1, 1)
-    older = write_entities(twice.filter("age = 1"), Customer, session, order_by="age")
-    assert (older.commit_id, older.stale) == (None, 1)
+    assert (newest.rows, newest.inserted, newest.duplicates) == (5, 2, 3)
+    assert customers(session) == [("a", "y", 2), ("b", "new", 1)]
+
+    late = [("a", "late", 1), ("a", "null", None), ("b", "newer", 2), ("c", "first", None)]
+    replayed = write_entities(
+        spark.createDataFrame(late, CUSTOMERS), Customer, session, order_by="age"
+    )
+    assert (replayed.updated, replayed.inserted, replayed.stale, replayed.duplicates) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    assert customers(session) == [("a", "y", 2), ("b", "newer", 2), ("c", "first", None)]
+    torn = spark.createDataFrame([("d", "one", 5), ("d", "other", 5)], CUSTOMERS)
+    with pytest.raises(ValidationError, match="more than once"):
+        write_entities(torn, Customer, session, order_by="age")
+    with pytest.raises(ConfigurationError, match="'seats' is no field of Customer"):
+        write_entities(torn, Customer, session, order_by="seats")
+
+
+# -- what does not fit ----------------------------------------------------------------------------
+
+
+def test_columns_that_do_not_fit_are_listed_at_once(spark: SparkSession, session: Session) -> None:
+    df = spark.createDataFrame([("a", 1, "x", 2)], "id string, name int, age string, extra int")
+    with pytest.raises(ValidationError) as caught:
+        write_entities(df, Customer, session)
+    for said in ("'name' is int32", "'age' is string", "'extra'"):
+        assert said in str(caught.value)
+    with pytest.raises(ConfigurationError, match="use write_relations"):
+        write_entities(df, Subscription, session)
+    with pytest.raises(ConfigurationError, match="unexpected keyword"):
+        write_entities(df, Customer, session, orderby="age")
+
+
+BAD = [
+    ("a", "fine", 1.0),
+    (None, "no key", 1.0),
+    ("", "empty key", 1.0),
+    ("d", None, 1.0),
+    ("e", "not whole", 1.5),
+    ("f", "fine", None),
+    ("g", "too old", 200.0),
+]
+
+
+def test_bad_rows_stop_or_are_set_aside(spark: SparkSession, session: Session) -> None:
+    df = spark.createDataFrame(BAD, "id string, name string, age double").repartition(2)
+    expected = [parse_expectation({"range": {"column": "age", "max": 150}})]
+    with pytest.raises(ValidationError) as caught:
+        write_entities(df, Customer, session, expectations=expected)
+    for said in ("5 rows cannot be written", "column 'id' is null in 1 rows", "'id' is empty"):
+        assert said in str(caught.value)
+    for said in ("'name' is null", "'age' is not a whole number", "Nothing was published"):
+        assert said in str(caught.value)
+    assert session.repository.head_commit_id() == 0
+
+    def aside(**options: Any) -> Any:
+        return write_entities(
+            df, Customer, session, expectations=expected, on_bad_rows="quarantine", **options
+        )
+
+    written = aside(meta={"run": "7"})
+    assert (written.inserted, written.quarantined, written.rows) == (2, 5, 7)
+    assert customers(session) == [("a", "fine", 1), ("f", "fine", None)]
+    assert sum(written.reasons.values()) == 5
+    assert written.quarantine is not None
+    side = pq.read_table(written.quarantine.removeprefix("file://")).to_pylist()
+    found = {row["row"]: row["reasons"] for row in side}
+    assert found['{"id": "e", "name": "not whole", "age": 1.5}'] == [
+        "column 'age' is not a whole number"
+    ]
+    assert found['{"id": "g", "name": "too old", "age": 200.0}'] == [expected[0].describe()]
+    assert {row["type_name"] for row in side} == {"Customer"}
+    assert dict(side[0]["job"]) == {"run": "7"}
+
+    again = aside()  # bad rows are no less bad when the others are stored already
+    assert (again.commit_id, again.unchanged, again.quarantined) == (None, 2, 5)
+
+
+def test_a_side_table_of_ones_own_and_native_rows(
+    spark: SparkSession, session: Session, tmp_path: Path
+) -> None:
+    """Here columns have the declared types, so that Catalyst compares them by itself."""
+    stated = [("a", "x", 1), (None, "y", 2), ("c", None, 3), ("d", "z", 4)]
+    df = spark.createDataFrame(stated, CUSTOMERS)
+    place = str(tmp_path / "aside")
+    for stored in (0, 2):
+        written = write_entities(df, Customer, session, on_bad_rows="quarantine", quarantine=place)
+        assert (written.inserted, written.unchanged) == (2 - stored, stored)
+        assert (written.quarantined, written.quarantine) == (2, place)
+    assert len(pq.read_table(place)) == 4
+    twice = spark.createDataFrame([("e", "x", 1), ("e", "y", 1), (None, "", 1)], CUSTOMERS)
+    with pytest.raises(ValidationError, match="more than once"):
+        write_entities(twice, Customer, session, on_bad_rows="quarantine", quarantine=place)
+    assert len(pq.read_table(place)) == 4, "a write that failed has set nothing aside"
+
+
+def test_engines_that_cannot(spark: SparkSession, tmp_path: Path) -> None:
+    df = spark.createDataFrame([("a", "x", 1)], CUSTOMERS)
+    uri = str(tmp_path / "v1")
+    initialize_storage(uri, "v1")
+    for place in (uri, f"sqlite:///{tmp_path / 'o.db'}"):
+        with Session(place) as session, pytest.raises(UnsupportedEngineError, match="v2"):
+            write_entities(df, Customer, session)

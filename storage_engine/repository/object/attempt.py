@@ -7,11 +7,15 @@ the attempt's prefix; only those whose descriptions are handed to `add` can be p
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import pyarrow as pa
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
@@ -21,13 +25,14 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import SchemaOutdatedError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.arrivals import differing
-from storage_engine.repository.object.bulk import BulkParts
+from storage_engine.repository.object.bulk import BulkPart, BulkParts
 from storage_engine.repository.object.evaluate import (
     FIRST_VERSION,
     aligned,
     check_schema,
     raise_on_conflict,
 )
+from storage_engine.repository.object.parquet import encode_file, stored_table
 from storage_engine.repository.object.staging import Staging
 from storage_engine.repository.object.stale import Overtaken, overtaken, repeated, without
 from storage_engine.repository.object.versions import Versions, newest
@@ -94,6 +99,11 @@ class StagedAttempt:
     def uri(self) -> str:
         return self._chain.store.uri
 
+    @property
+    def local(self) -> bool:
+        """Whether the driver reads parts from its own disk."""
+        return self._chain.store.local_path(layout.HEAD) is not None
+
     def now(self) -> datetime:
         """The store's clock."""
         return self._chain.store.now()
@@ -140,6 +150,20 @@ class StagedAttempt:
             part_bytes=self.config.target_part_bytes,
         )
         self.add([self._staging.stage(self.spec, part) for part in parts])
+
+    def stage(self, rows: pa.Table, *, inserted: int) -> None:
+        """Make a part of rows at hand (in the row schema) and take it in."""
+        table = stored_table(
+            self.spec,
+            rows,
+            engine_version="v2",
+            schema_version_id=self.schema_version_id,
+            commit_id=None,
+        )
+        with tempfile.TemporaryDirectory(prefix="ontologia-part-") as folder:
+            encoded = encode_file(self.spec, table, Path(folder) / "part.parquet")
+            part = BulkPart(encoded, inserted, ascending=False)
+            self.add([self._staging.stage(self.spec, part)])
 
     @property
     def files(self) -> tuple[CommitFile, ...]:
@@ -219,6 +243,11 @@ class StagedAttempt:
             self._unknown = True
         else:
             self._published = published
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a publish may have landed."""
+        return self._unknown
 
     # -- lifetime -----------------------------------------------------------------------------
 

@@ -1,0 +1,116 @@
+"""Spark reads of a directory store beside `spark.read.parquet` on the same files, on local[2].
+
+One load, then five overlapping changes of 1 %, then compaction. `BENCH_SPARK_ROWS` says how many
+rows. Every query touches all columns, and its sums must be the same for all readers.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness import Report
+from benchmarks.spark import RUNS, Reading, add, make_data, session_of_spark
+from storage_engine import CompactionPolicy, Session, initialize_storage
+from storage_engine.repository.object.engine import ObjectRepository
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SUMS = (
+    "count(id)",
+    "sum(length(sensor))",
+    "sum(length(note))",
+    "sum(cast(value * 1000 as bigint))",
+    "sum(n)",
+    "count_if(ok)",
+    "max(at)",
+    "sum(day)",
+)
+CHANGES = 5
+
+
+def run() -> Report:
+    report = Report("spark_read")
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as name:
+        folder = Path(name)
+        make_data(folder)
+        spark = session_of_spark()
+        try:
+            measure(report, spark, folder)
+        finally:
+            spark.stop()
+    return report
+
+
+def measure(report: Report, spark: SparkSession, folder: Path) -> None:
+    from storage_engine.spark import register, write_entities
+
+    register(spark)
+    uri = str(folder / "onto")
+    initialize_storage(uri)
+    source = spark.read.parquet(str(folder / "source"))
+    with Session(uri, entity_types=[Reading]) as session:
+        write_entities(source, Reading, session)
+        plain, native = compare(report, spark, session, "one load")
+        verdict(report, "native read of one load within 1.3x of spark.read.parquet", plain, native)
+        for number in range(CHANGES):
+            changed = source.where(f"n % 100 = {number}").selectExpr(
+                "* EXCEPT (value)", f"value + {number + 1} AS value"
+            )
+            write_entities(changed, Reading, session)
+        compare(report, spark, session, f"{CHANGES} changes later")
+        session.compact(CompactionPolicy(min_entries=2, ratio=1000))
+        session.flush()
+        plain, native = compare(report, spark, session, "compacted")
+        verdict(report, "native read of a compacted type within 1.3x", plain, native)
+
+
+def compare(
+    report: Report, spark: SparkSession, session: Session, state: str
+) -> tuple[list[float], list[float]]:
+    """Seconds of `spark.read.parquet` on the same files, and of our reader, in turns."""
+    from storage_engine.spark import read_entities
+
+    repository = session.repository
+    assert isinstance(repository, ObjectRepository)
+    plan = repository.executor().plan(session.bind(Reading))
+    paths = [str(repository.store.local_path(item.file.path)) for item in plan.rows]
+    through_arrow = spark.read.format("ontologia").options(
+        storage_uri=repository.uri, type="Reading"
+    )
+    plain: list[float] = []
+    native: list[float] = []
+    arrow: list[float] = []
+    sums: set[Any] = set()
+    for number in range(RUNS + 1):
+        seconds, rows_of_files = timed(spark.read.parquet(*paths))
+        again, ours = timed(read_entities(spark, Reading, session))
+        slow, theirs = timed(through_arrow.load())
+        sums |= {ours, theirs}
+        if not plan.newer:
+            sums.add(rows_of_files)
+        if number:  # the first one warms up
+            plain.append(seconds)
+            native.append(again)
+            arrow.append(slow)
+    assert len(sums) == 1, sums
+    facts = {"files": len(paths), "newer": len(plan.newer)}
+    add(report, f"spark.read.parquet, {state}", plain, **facts)
+    add(report, f"read_entities, {state}", native)
+    add(report, f"format('ontologia'), {state}", arrow)
+    return plain, native
+
+
+def timed(frame: DataFrame) -> tuple[float, tuple[Any, ...]]:
+    started = time.perf_counter()
+    (row,) = frame.selectExpr(*SUMS).collect()
+    return time.perf_counter() - started, tuple(row)
+
+
+def verdict(report: Report, name: str, plain: list[float], ours: list[float]) -> None:
+    report.verdicts[name] = f"{statistics.median(ours) / statistics.median(plain):.2f}x"
