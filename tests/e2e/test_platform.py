@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,17 @@ import pytest
 from ontologia_dagster.demo.definitions import ALARM_JOB, demo_definitions
 from ontologia_dagster.demo.handlers import file_notice
 from ontologia_dagster.demo.instance import open_instance
-from ontologia_dagster.demo.types import Airline, Airport, AirportNotice, Flight, Incident
+from ontologia_dagster.demo.types import (
+    Airline,
+    Airport,
+    AirportNotice,
+    Flight,
+    Incident,
+    ObservedAt,
+    Operates,
+    Plane,
+    WeatherObservation,
+)
 from storage_engine import Session, initialize_storage
 from tests.e2e.platform import dagster_ui, until
 
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 _PATIENCE_MS = 90_000
+_SHOWN = {"x": 0, "y": 0, "width": 1600, "height": 1300}
 
 
 @pytest.fixture
@@ -57,6 +68,19 @@ def flight(number: int, destination: str, delay: int) -> Flight:
     )
 
 
+def everything_else() -> list[object]:
+    """One of each, so that every asset has something to show."""
+    noon = datetime(2013, 1, 1, 12, tzinfo=UTC)
+    return [
+        Airline(carrier="UA", name="United"),
+        Airport(faa="JFK"),
+        Plane(tailnum="N1"),
+        WeatherObservation(id="JFK/1", observed_at=noon),
+        ObservedAt(left_key="JFK/1", right_key="JFK"),
+        Operates(left_key="UA", right_key="N1"),
+    ]
+
+
 def some_history(home: Path) -> None:
     """A small storage with a relation to nowhere, asked about twice and deeply verified once."""
     initialize_storage(home / "store")
@@ -64,7 +88,7 @@ def some_history(home: Path) -> None:
     with open_instance() as instance:
         for number, delay in ((1, 10), (2, 50)):
             with Session(home / "store") as session:
-                session.ensure([Airline(carrier="UA", name="United"), Airport(faa="JFK")])
+                session.ensure(everything_else())
                 session.ensure(flight(number, "SJU", delay))
             run(definitions, ALARM_JOB, instance)
         result = run(definitions, "ontology_deep_verify", instance)
@@ -134,7 +158,8 @@ def browser() -> Iterator[Page]:
                 "--disable-sync",
             ],
         )
-        page = started.new_page(viewport={"width": 1280, "height": 800})
+        # High enough for the whole graph: what is out of sight is not on the page.
+        page = started.new_page(viewport={"width": 1600, "height": 1900}, device_scale_factor=0.6)
         page.set_default_timeout(_PATIENCE_MS)
         yield page
         started.close()
@@ -142,12 +167,23 @@ def browser() -> Iterator[Page]:
 
 def people_see(page: Page, address: str) -> None:
     page.goto(f"{address}/locations/flights/asset-groups/flights/lineage")
-    sees(page, "airline_punctuality", "weather_observation", "flight_data")
+    sees(page, "flight_data", "weather_observation", "observed_at", "airline_punctuality")
     keep(page, "asset-graph")
 
-    page.goto(f"{address}/assets/airline_punctuality?view=events")
-    sees(page, "worst_average_delay", "as_of_commit")
+    page.goto(f"{address}/assets/airline_punctuality")
+    sees(page, "worst_average_delay", "as_of_commit", "How late each airline's flights left")
+    page.get_by_text("Plots", exact=True).first.click()
+    page.locator("canvas").first.wait_for(state="visible")
+    sees(page, "worst_average_delay")
     keep(page, "materialisation")
+
+    page.goto(f"{address}/assets/ontology/log?view=checks&checkDetail=deep_verify_flight")
+    sees(page, "Failed", "missing_endpoint", "1 right keys have no Airport: SJU (2 relations)")
+    keep(page, "failed-check")
+
+    page.goto(f"{address}/locations/flights/sensors/ontology_events")
+    sees(page, "ontology_drain_events", "View logs", "1 run requested")
+    keep(page, "sensor")
 
 
 def sees(page: Page, *texts: str) -> None:
@@ -159,4 +195,5 @@ def keep(page: Page, name: str) -> None:
     """Where asked, a picture for the docs."""
     if os.environ.get("UPDATE_SCREENSHOTS") == "1":
         IMAGES.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=IMAGES / f"{name}.png")
+        page.wait_for_timeout(2_000)  # until nothing moves any more
+        page.screenshot(path=IMAGES / f"{name}.png", clip=_SHOWN)
