@@ -28,7 +28,7 @@ def punctuality(view: View) -> list[dict[str, Any]]:
             "airline": names.get(row["carrier"], row["carrier"]),
             "flights": row["departed"],
             "average_delay": row["late"],
-            "": "█" * max(0, round(_BAR * row["late"] / most)),
+            "chart": "█" * max(0, round(_BAR * row["late"] / most)),
         }
         for row in rows
     ]

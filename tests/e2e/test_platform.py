@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 _PATIENCE_MS = 90_000
-_SHOWN = {"x": 0, "y": 0, "width": 1600, "height": 1300}
 
 
 @pytest.fixture
@@ -112,6 +111,7 @@ def test_the_sensor_sees_an_event_and_people_see_the_platform(home: Path) -> Non
 
         incident = until(lambda: handled(home), "the handler has committed")
 
+        assert incident is not None
         assert incident.remark == "fog"
         with Session(home / "store") as session:
             commit = session.get_commit(incident.meta().commit_id)
@@ -168,7 +168,8 @@ def browser() -> Iterator[Page]:
 def people_see(page: Page, address: str) -> None:
     page.goto(f"{address}/locations/flights/asset-groups/flights/lineage")
     sees(page, "flight_data", "weather_observation", "observed_at", "airline_punctuality")
-    keep(page, "asset-graph")
+    sees(page, "Materialized")  # what is known of them has come, too
+    keep(page, "asset-graph", height=1900)
 
     page.goto(f"{address}/assets/airline_punctuality")
     sees(page, "worst_average_delay", "as_of_commit", "How late each airline's flights left")
@@ -179,6 +180,7 @@ def people_see(page: Page, address: str) -> None:
 
     page.goto(f"{address}/assets/ontology/log?view=checks&checkDetail=deep_verify_flight")
     sees(page, "Failed", "missing_endpoint", "1 right keys have no Airport: SJU (2 relations)")
+    assert page.get_by_role("button", name="Execute", exact=True).is_enabled()
     keep(page, "failed-check")
 
     page.goto(f"{address}/locations/flights/sensors/ontology_events")
@@ -191,9 +193,12 @@ def sees(page: Page, *texts: str) -> None:
         page.get_by_text(text, exact=False).first.wait_for(state="visible")
 
 
-def keep(page: Page, name: str) -> None:
+def keep(page: Page, name: str, *, height: int = 1300) -> None:
     """Where asked, a picture for the docs."""
+    from playwright.sync_api import FloatRect
+
     if os.environ.get("UPDATE_SCREENSHOTS") == "1":
         IMAGES.mkdir(parents=True, exist_ok=True)
         page.wait_for_timeout(2_000)  # until nothing moves any more
-        page.screenshot(path=IMAGES / f"{name}.png", clip=_SHOWN)
+        shown = FloatRect(x=0, y=0, width=1600, height=height)
+        page.screenshot(path=IMAGES / f"{name}.png", clip=shown)
