@@ -11,5 +11,6 @@ from ontologia_dagster.bindings import location_resources
 def defs() -> dg.Definitions:
     return dg.Definitions.merge(
         dg.load_from_defs_folder(path_within_project=Path(__file__).parent),
-        dg.Definitions(resources=location_resources()),
+        # One process and one JVM for all steps of a run.
+        dg.Definitions(resources=location_resources(), executor=dg.in_process_executor),
     )

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 from pydantic import Field
@@ -11,7 +11,8 @@ from pydantic import Field
 from ontologia_dagster import partitions, provenance
 from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.failures import reported_failures
-from ontologia_dagster.metadata import FINGERPRINT, PARTITION_BY, STORAGE, TYPE, write_metadata
+from ontologia_dagster.located import definition_metadata
+from ontologia_dagster.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.preview import observe_preview
 from ontologia_dagster.runner import carry_out
 
@@ -62,7 +63,7 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
             owners=list(declared.owners),
             tags=declared.tags,
             kinds={"spark", "parquet"},
-            metadata=_definition_metadata(declared),
+            metadata={**definition_metadata(declared), "dagster/table_name": declared.type},
             partitions_def=definition,
             backfill_policy=backfill,
             automation_condition=declared.automation,
@@ -74,17 +75,6 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
             output_required=False,
         )
         return decorate(ingest_type)
-
-
-def _definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        TYPE: declared.type,
-        STORAGE: declared.storage,
-        "dagster/table_name": declared.type,
-    }
-    if declared.partitions is not None:
-        found[PARTITION_BY] = declared.partitions.model_dump(mode="json")
-    return found
 
 
 def _ingested(

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from ontologia_dagster import provenance
 from ontologia_dagster.failures import reported_failures
-from ontologia_dagster.metadata import TYPE, column_schema
+from ontologia_dagster.located import TYPE
+from ontologia_dagster.metadata import column_schema
 from ontologia_dagster.resources import OntologyResource
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.models import declared_types

@@ -7,9 +7,9 @@ later one. The commit of a run that is still going is left to that run.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster._core.definitions.data_version import (
@@ -19,9 +19,8 @@ from dagster._core.definitions.data_version import (
 
 from ontologia_dagster import partitions, provenance
 from ontologia_dagster.bus import UNFINISHED
-from ontologia_dagster.declaration import PartitionSpec
 from ontologia_dagster.failures import reported_failures
-from ontologia_dagster.metadata import PARTITION_BY, STORAGE, TYPE
+from ontologia_dagster.located import Located, located
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
@@ -30,15 +29,6 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 30
 _PER_TICK = 200  # commits
-
-
-@dataclass(frozen=True)
-class Followed:
-    """An asset whose type is looked for in the log."""
-
-    key: dg.AssetKey
-    type_name: str
-    partition_by: PartitionSpec | None = None
 
 
 @dataclass
@@ -89,7 +79,8 @@ def _tick(
     cursor = Cursor.parse(context.cursor, head)
     if head == cursor.commit and not cursor.held:
         return dg.SensorResult(skip_reason=f"commit {head} is the latest", cursor=str(cursor))
-    followed = _followed(context, storage)
+    assert context.repository_def is not None
+    followed = located(context.repository_def, storage)
     specs = {spec.name: spec for spec in repository.known_types()}
     upto = min(head, cursor.commit + _PER_TICK)
     events: list[dg.AssetMaterialization] = []
@@ -107,27 +98,6 @@ def _tick(
         waits = f", {len(held)} left to runs that go on" if held else ""
         return dg.SensorResult(skip_reason=f"all up to commit {upto} is known{waits}", cursor=after)
     return dg.SensorResult(asset_events=events, cursor=after)
-
-
-def _followed(context: dg.SensorEvaluationContext, storage: str) -> list[Followed]:
-    """The ingestion assets of this location on that storage, by what their definitions say."""
-    assert context.repository_def is not None
-    found = []
-    graph = context.repository_def.asset_graph
-    for key in sorted(graph.materializable_asset_keys):
-        metadata = {name: _plain(value) for name, value in graph.get(key).metadata.items()}
-        if metadata.get(STORAGE) == storage and TYPE in metadata:
-            found.append(Followed(key, metadata[TYPE], _partition_spec(metadata)))
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, dg.MetadataValue) else value
-
-
-def _partition_spec(metadata: Mapping[str, Any]) -> PartitionSpec | None:
-    raw = metadata.get(PARTITION_BY)
-    return PartitionSpec(**raw) if raw else None
 
 
 def _commits(repository: "Repository", cursor: Cursor, upto: int) -> "Iterator[CommitRecord]":
@@ -150,7 +120,7 @@ def _is_of_a_going_run(instance: dg.DagsterInstance, commit: "CommitRecord") -> 
 def _unknown(
     instance: dg.DagsterInstance,
     repository: "Repository",
-    asset: Followed,
+    asset: Located,
     spec: "TypeSpec",
     commit: "CommitRecord",
 ) -> Iterator[dg.AssetMaterialization]:
@@ -160,7 +130,7 @@ def _unknown(
 
 
 def _partitions_of(
-    repository: "Repository", asset: Followed, spec: "TypeSpec", commit: "CommitRecord"
+    repository: "Repository", asset: Located, spec: "TypeSpec", commit: "CommitRecord"
 ) -> Sequence[str | None]:
     """As the manifest says where the asset itself wrote it, else by the rows of the commit."""
     if asset.partition_by is None:
@@ -190,7 +160,7 @@ def _known_version(instance: dg.DagsterInstance, key: dg.AssetKey, partition: st
 
 
 def _materialisation(
-    asset: Followed, commit: "CommitRecord", partition: str | None
+    asset: Located, commit: "CommitRecord", partition: str | None
 ) -> dg.AssetMaterialization:
     return dg.AssetMaterialization(
         asset_key=asset.key,

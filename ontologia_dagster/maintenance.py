@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+from dagster_shared.check import CheckError
 from pydantic import Field
 
 from ontologia_dagster import checks
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset
 from ontologia_dagster.durations import duration
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.located import located
 from ontologia_dagster.metadata import request_metadata
 from ontologia_dagster.runner import submit
 from ontologia_dagster.spark import PIPES
@@ -70,7 +72,8 @@ def compaction_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDef
     def compact_types(context: dg.OpExecutionContext, config: CompactionConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
         with reported_failures(context.instance), ontology.repository() as repository:
-            _compact(context, repository, ontology, config, own)
+            policies = {**_located_policies(context, storage), **own}
+            _compact(context, repository, ontology, config, policies)
 
     return _one_op_job(f"{storage}_compact", compact_types, "Merge small files of types.")
 
@@ -138,6 +141,16 @@ def _compact(
         "rows_rewritten": sum(run.rows for run in done if run.outcome == "published"),
     }
     _tell(context, ontology, repository, "compact", config.dry_run, before, metadata)
+
+
+def _located_policies(context: dg.OpExecutionContext, storage: str) -> dict[str, Any]:
+    """Of types that were declared elsewhere in the location, such as in YAML."""
+    try:
+        repository = context.repository_def
+    except CheckError:  # a job run by itself, as in tests: there is no location
+        return {}
+    found = located(repository, storage)
+    return {one.type_name: one.compaction for one in found if one.compaction is not None}
 
 
 def _is_large(plan: "CompactionPlan", above_bytes: int) -> bool:

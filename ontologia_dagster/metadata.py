@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.spark.results import WriteResult
 
-TYPE = "ontologia/type"
-STORAGE = "ontologia/storage"
-PARTITION_BY = "ontologia/partition_by"
 FINGERPRINT = "ontologia/source_fingerprint"
 
 

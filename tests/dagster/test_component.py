@@ -134,7 +134,9 @@ def test_yaml_means_what_python_means() -> None:
     )
     assert from_yaml.code_version == python.code_version
 
-    made = build_type(from_yaml)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = build_type(from_yaml)
     graph = dg.Definitions.merge(
         made, dg.Definitions(resources=location_resources())
     ).resolve_asset_graph()

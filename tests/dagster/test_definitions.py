@@ -11,6 +11,8 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from click.testing import CliRunner
+from dagster_dg_cli.cli import cli
 
 from ontologia_dagster.definitions import defs
 from ontologia_dagster.head import head_asset
@@ -63,7 +65,15 @@ def test_loading_definitions_needs_no_storage(
     monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", "s3://no-such-bucket/nowhere")
     monkeypatch.chdir(tmp_path)
 
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("a store was opened")
+
+    for module in ("repository.open", "repository.initialize"):
+        monkeypatch.setattr(f"storage_engine.{module}.open_store", opened)
+    monkeypatch.setattr("socket.socket.connect", opened)
+
     loaded = defs()
+    dg.Definitions.validate_loadable(loaded)
 
     asset = loaded.resolve_asset_graph().get(dg.AssetKey("ontology_head"))
     assert asset.is_observable
@@ -147,11 +157,29 @@ def test_the_workspace_validates(tmp_path: Path) -> None:
     done = subprocess.run(
         [program, "definitions", "validate", "-w", "workspace.yaml"],
         cwd=ROOT,
-        env={"DAGSTER_HOME": str(tmp_path), "HOME": str(tmp_path), "PATH": str(program.parent)},
+        env={
+            "DAGSTER_HOME": str(tmp_path),
+            "HOME": str(tmp_path),
+            "PATH": str(program.parent),
+            "PYTHONWARNINGS": "default",
+        },
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    ours = [line for line in said.splitlines() if "Warning" in line and "ontologia_dagster" in line]
+    assert ours == []
+
+
+@pytest.mark.parametrize("what", ["yaml", "defs"])
+def test_dg_finds_nothing_wrong(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+
+    done = CliRunner().invoke(cli, ["check", what], catch_exceptions=False)
+
+    assert done.exit_code == 0, done.output

@@ -15,7 +15,13 @@ from ontologia_dagster.spark import SparkResource
 from storage_engine import initialize_storage
 
 MODELS = "tests.dagster.shop"
-ORDERS = "id,day,total\n1,2013-01-02,10\n2,2013-01-30,20\n3,2013-02-01,30\n4,2013-03-31,40\n5,2013-04-01,50\n"
+ORDERS = """id,day,total
+1,2013-01-02,10
+2,2013-01-30,20
+3,2013-02-01,30
+4,2013-03-31,40
+5,2013-04-01,50
+"""
 
 
 def storage(folder: Path, **options: Any) -> OntologyResource:
