@@ -14,7 +14,7 @@ from ontologia_dagster.failures import reported_failures
 from ontologia_dagster.located import definition_metadata
 from ontologia_dagster.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.preview import observe_preview
-from ontologia_dagster.runner import carry_out
+from ontologia_dagster.runner import carry_out, earlier
 
 if TYPE_CHECKING:
     from jobs.orders import IngestOrder
@@ -98,7 +98,9 @@ def _ingested(
     if dry_run:
         observe_preview(context, declared.asset_key, order, ontology, spark, keys)
         return
-    result = carry_out(context, order, ontology, spark, provenance.holder(context))
+    result = earlier(order, ontology, spec)
+    if result is None:
+        result = carry_out(context, order, ontology, spark, provenance.holder(context))
     yield _materialised(context, declared, ontology, spec, result, keys, fingerprint)
 
 

@@ -106,9 +106,15 @@ def _commits(repository: "Repository", cursor: Cursor, upto: int) -> "Iterator[C
         known = repository.get_commit(commit_id)
         if known is not None:
             yield known
-    head = repository.head_commit_id()
-    newest_first = repository.list_commits(head - cursor.commit, cursor.commit)
-    yield from (commit for commit in reversed(newest_first) if commit.id <= upto)
+    if upto - cursor.commit < _PER_TICK:
+        newest_first = repository.list_commits(10 * _PER_TICK, cursor.commit)
+        yield from (commit for commit in reversed(newest_first) if commit.id <= upto)
+        return
+    # Far behind: the log is read from its end, so all of it would be read at every tick.
+    for commit_id in range(cursor.commit + 1, upto + 1):
+        known = repository.get_commit(commit_id)
+        if known is not None:
+            yield known
 
 
 def _is_of_a_going_run(instance: dg.DagsterInstance, commit: "CommitRecord") -> bool:

@@ -23,6 +23,7 @@ from ontologia_dagster.spark import PIPES, SparkResource
 if TYPE_CHECKING:
     from jobs.orders import IngestOrder
     from ontologia_dagster.resources import OntologyResource
+    from storage_engine.model.spec import TypeSpec
     from storage_engine.spark.results import WriteResult
 
 REFUSED = 3  # exit code: the data or the schema; trying again cannot help
@@ -43,6 +44,29 @@ def carry_out(
 
     with _spark_failures(), ontology.session(holder=holder) as session:
         return ingest(spark.session(), order, session=session, progress=_teller(context))
+
+
+def earlier(order: IngestOrder, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
+    """What this very work did before: a step that is tried again then starts no Spark."""
+    from storage_engine.commitlog import state
+    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.spark.results import WriteResult
+
+    assert order.idempotency is not None
+    app_id, version = order.idempotency
+    with ontology.repository() as repository:
+        if not isinstance(repository, ObjectRepository):
+            return None
+        head = repository.chain.read_head().head
+        mark = state.last_applied(repository.chain, head, app_id)
+        if mark is None or not mark.covers(version):
+            return None
+        return WriteResult(
+            type_name=spec.name,
+            commit_id=mark.commit_id,
+            type_commit_id=repository.type_head(spec),
+            already_applied=True,
+        )
 
 
 def look_ahead(

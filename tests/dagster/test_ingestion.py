@@ -35,6 +35,7 @@ def test_a_run_its_retry_and_a_run_after_a_correction(tmp_path: Path) -> None:
     job: Any = dg.build_reconstructable_job(
         "tests.dagster.world", "ingest_job", reconstructable_args=(str(tmp_path),)
     )
+    (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
 
         def run(parent: str | None = None) -> tuple[str, dg.AssetMaterialization]:

@@ -30,9 +30,14 @@ def storage(folder: Path, **options: Any) -> OntologyResource:
     return OntologyResource(storage_uri=uri, **options)
 
 
-def customers(folder: Path, text: str = "id,name\nc1,Ada\nc2,Bo\n", **more: Any) -> OntologyAsset:
+CUSTOMERS = "id,name\nc1,Ada\nc2,Bo\n"
+
+
+def customers(folder: Path, text: str | None = CUSTOMERS, **more: Any) -> OntologyAsset:
+    """`text` None: the source stays as it is."""
     path = folder / "customers.csv"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     source = SourceSpec(format="csv", paths=[str(path)])
     return OntologyAsset(
         type="Customer", models=MODELS, source=source, columns={"visits": "0"}, **more
@@ -98,7 +103,7 @@ def ingest_job(folder: str) -> dg.JobDefinition:
     from ontologia_dagster.ingestion import ingestion_asset
 
     path = Path(folder)
-    asset = ingestion_asset(customers(path, (path / "customers.csv").read_text()))
+    asset = ingestion_asset(customers(path, None))
     return dg.Definitions(
         assets=[asset],
         jobs=[
