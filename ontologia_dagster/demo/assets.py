@@ -15,6 +15,7 @@ from ontologia_dagster.demo.reports import punctuality
 from ontologia_dagster.demo.source import PACKAGE, deliver
 from ontologia_dagster.demo.types import ENTITIES, RELATIONS
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.metadata import request_metadata
 from ontologia_dagster.queries import query_asset
 from ontologia_dagster.resources import OntologyResource
 from ontologia_dagster.tables import table
@@ -76,10 +77,12 @@ def _alarm(
         with reported_failures(context.instance), opened(ontology) as session:
             events = find(session)
             told = alarms.tell(session, name, events)
+            requests = session.storage_info().get("requests", {})
         context.log.info("%d found, %d events sent", told.found, told.sent)
         metadata: dict[str, Any] = {
             "found": told.found,
             "events_sent": told.sent,
+            **request_metadata(requests),
             "events": table(
                 ["id", *_fields(events)],
                 [(event.id, *event.model_dump().values()) for event in events],

@@ -88,13 +88,9 @@ class Narrator:
         self.say(done.asset_key.to_user_string(), _outcome(facts), seconds=took)
 
     def _checked(self, found: dg.AssetCheckEvaluation) -> None:
-        """A check that failed, by its findings where it has a list of them."""
-        if found.passed:
-            return
-        listed: Any = found.metadata.get("finding_list")
-        for record in listed.records if listed is not None else ():
-            self.say(str(record.data["type"]), str(record.data["what"]), good=False)
-        self.say(found.check_name, found.description or "failed", good=False)
+        if not found.passed:
+            for name, what in findings(found):
+                self.say(name, what, good=False)
 
 
 class _Handler(logging.Handler):
@@ -135,3 +131,11 @@ def _outcome(facts: Mapping[str, Any]) -> str:
     if "as_of_commit" in facts:
         return f"{facts['dagster/row_count']} rows as of commit {facts['as_of_commit']}"
     return "done"
+
+
+def findings(check: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
+    """What a failed check found, type by type; the check itself where it has no list."""
+    listed: Any = check.metadata.get("finding_list")
+    if listed is None or not listed.records:
+        return [(check.check_name, check.description or "failed")]
+    return [(str(one.data["type"]), str(one.data["what"])) for one in listed.records]

@@ -20,7 +20,7 @@ from ontologia_dagster.demo.definitions import (
     INGEST_JOB,
     demo_definitions,
 )
-from ontologia_dagster.demo.narrator import LOGGER, Narrator
+from ontologia_dagster.demo.narrator import LOGGER, Narrator, findings
 from ontologia_dagster.demo.places import DELIVERY, home
 from ontologia_dagster.demo.quiet import stderr_in
 from ontologia_dagster.demo.types import Airport
@@ -136,14 +136,7 @@ class Demo:
         failed = {}
         for found in evaluations:
             if not found.passed:
-                findings: Any = found.metadata["finding_list"].value
-                failed[found.check_name] = "; ".join(
-                    str(record.data["what"]) for record in findings.records
-                )
-                for record in findings.records:
-                    self._narrator.say(
-                        str(record.data["type"]), str(record.data["what"]), good=False
-                    )
+                failed[found.check_name] = "; ".join(what for _, what in findings(found))
         self.outcome.checks_passed = len(evaluations) - len(failed)
         self._narrator.say("deep verify", f"{len(evaluations) - len(failed)} checks passed")
         return failed
