@@ -19,6 +19,7 @@ from pydantic import Field
 
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.metadata import request_metadata
 from ontologia_dagster.tables import table
 from storage_engine.errors import HandlerError
 
@@ -80,10 +81,16 @@ def drain_job(storage: str, modules: Sequence[str]) -> dg.JobDefinition:
     def handle_events(context: dg.OpExecutionContext, config: DrainConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
         with reported_failures(context.instance):
-            totals = _drain(context, ontology, load_handlers(modules), config)
+            totals, requests = _drain(context, ontology, load_handlers(modules), config)
             with ontology.bus() as bus:
                 letters = bus.list_dead_letters(ontology.namespace, _LOOKED_AT)
-        context.add_output_metadata({**asdict(totals), "dead_letters": letters_table(letters)})
+        context.add_output_metadata(
+            {
+                **asdict(totals),
+                "dead_letters": letters_table(letters),
+                **request_metadata(requests),
+            }
+        )
         context.log.info(
             "%d handled, %d failed, %d dead letters",
             totals.handled,
@@ -111,7 +118,8 @@ def _drain(
     ontology: "OntologyResource",
     handlers: "Sequence[Handler[Any]]",
     config: DrainConfig,
-) -> "Totals":
+) -> "tuple[Totals, dict[str, int]]":
+    """What was done, and the requests to the store that it took."""
     holder = {"run_id": context.run_id, "job": context.job_name}
     with ontology.session(holder=holder) as session:
         timer = threading.Timer(config.max_seconds, session.stop)
@@ -126,7 +134,8 @@ def _drain(
                 session.stop()
 
         try:
-            return session.drain(handlers, progress=progress)
+            totals = session.drain(handlers, progress=progress)
+            return totals, session.storage_info().get("requests", {})
         finally:
             timer.cancel()
 
