@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -30,15 +32,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, master: str, how: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def started(folder: Path, master: str, how: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in a process of its own, which does not outlive the test."""
     home = folder / "home"
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.dagster.worker", str(home), str(folder), master, how],
-        cwd=ROOT,
-        env={**os.environ, "DAGSTER_HOME": str(home)},
-        stdout=(folder / "worker.log").open("wb"),
-        stderr=subprocess.STDOUT,
-    )
+    with (folder / "worker.log").open("wb") as output:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tests.dagster.worker", str(home), str(folder), master, how],
+            cwd=ROOT,
+            env={**os.environ, "DAGSTER_HOME": str(home)},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield worker
+    finally:
+        if worker.poll() is None:
+            worker.terminate()  # and with it the driver
+            worker.wait(30)
 
 
 def running(folder: Path) -> list[str]:
@@ -57,8 +68,8 @@ def running(folder: Path) -> list[str]:
 def test_a_run_killed_after_its_commit_is_retried_without_writing_again(
     folder: Path, spark_master: str
 ) -> None:
-    killed = start(folder, spark_master, "killed")
-    assert killed.wait(240) == -signal.SIGKILL, (folder / "worker.log").read_text()[-3000:]
+    with started(folder, spark_master, "killed") as killed:
+        assert killed.wait(240) == -signal.SIGKILL, (folder / "worker.log").read_text()[-3000:]
     with dg.DagsterInstance.from_config(str(folder / "home")) as instance:
         [record] = instance.get_run_records()
         run = record.dagster_run
@@ -90,16 +101,16 @@ def test_a_run_killed_after_its_commit_is_retried_without_writing_again(
 
 
 def test_cancelling_the_run_ends_the_driver(folder: Path, spark_master: str) -> None:
-    slow = start(folder, spark_master, "slow")
     deadline = time.monotonic() + 200
-    while not (folder / worker.MARK).exists():
-        assert slow.poll() is None, (folder / "worker.log").read_text()[-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert running(folder)
+    with started(folder, spark_master, "slow") as slow:
+        while not (folder / worker.MARK).exists():
+            assert slow.poll() is None, (folder / "worker.log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert running(folder)
 
-    slow.send_signal(signal.SIGINT)
-    slow.wait(60)
+        slow.send_signal(signal.SIGINT)
+        slow.wait(60)
 
     while running(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
