@@ -13,6 +13,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs.arguments import Parser, RunOptions, add_run_options, run_options, size
@@ -25,8 +26,6 @@ from storage_engine.errors import ConfigurationError
 from storage_engine.maintenance.compaction.policy import SPARK_ABOVE
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from storage_engine.maintenance.compaction import CompactionPlan, CompactionReport
     from storage_engine.maintenance.compaction.run import CompactionProgress
 
@@ -85,7 +84,6 @@ def _run(given: Namespace) -> int:
         policy = CompactionPolicy(given.min_entries, given.ratio)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    spark = _Spark(options)
     with reporting() as reporter, opened(given.storage_uri, None) as session:
         repository = session.repository
         plan = plan_compaction(repository, policy, given.type)
@@ -97,22 +95,13 @@ def _run(given: Namespace) -> int:
             def advance(now: CompactionProgress) -> None:
                 tell(f"{now.type_name} {now.stage}", now.done, now.total)
 
-            build = spark_builds(spark.session, repository, given.spark_above)
+            start = partial(start_spark, "ontologia compact", options)
+            build = spark_builds(start, repository, given.spark_above)
             report = compact(repository, plan, advance, build=build)
         described = report.as_dict()
         reporter.materialized(described, data_version=str(plan.head_commit_id))
     _print({**plan.as_dict(), "applied": True, "report": described}, _done(report), options)
     return OK
-
-
-class _Spark:
-    """Started when a run is large enough to need it."""
-
-    def __init__(self, options: RunOptions) -> None:
-        self._options = options
-
-    def session(self) -> SparkSession:
-        return start_spark("ontologia compact", self._options)
 
 
 def _planned(plan: CompactionPlan, given: Namespace) -> list[str]:

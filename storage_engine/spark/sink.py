@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
 )
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import CommitFile, Head
+from storage_engine.commitlog.records import Head
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.open import open_store
 from storage_engine.repository.object.attempt import discard_staged
@@ -36,10 +36,11 @@ from storage_engine.spark.publishing import (
     check_rows,
     check_unique,
     publish,
+    take_parts,
     target_of,
 )
 from storage_engine.spark.schema import check_dataframe
-from storage_engine.spark.staging import StageTask, Target, TaskReport
+from storage_engine.spark.staging import LOOSE_BYTES, StageTask, Target, TaskReport
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -96,16 +97,15 @@ class Sink:
             return cls(place, options, target, attempt.base.commit_id, applied)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> tuple[str, ...]:
-        found = [batch.column(0).to_pylist() for batch in StageTask(self.target)(batches)]
+        task = StageTask(self.target, loose_bytes=min(LOOSE_BYTES, self.target.part_bytes))
+        found = [batch.column(0).to_pylist() for batch in task(batches)]
         return tuple(text for texts in found for text in texts)
 
     def publish(self, messages: Sequence[Staged]) -> None:
         """What differs, as one commit, or nothing."""
         reports = [TaskReport.parse(text) for message in messages for text in message.reports]
         check_rows(self.target, reports)
-        parts = [part for report in reports for part in report.parts]
-        files = [CommitFile.parse(part) for part in parts]
-        if not files:
+        if not any(report.parts or report.loose for report in reports):
             return
         options = self.options
         with Session(self.place.uri, config=self.place.settings) as session:
@@ -119,12 +119,11 @@ class Sink:
                 self.discard()
                 return
             with attempt:
-                if attempt.top is None and options.order_by is None:
-                    attempt.add(files)
-                    check_unique(attempt, ascending=all(part["ascending"] for part in parts))
-                else:
-                    attempt.add_differing(files, since=self.base)
-                    check_unique(attempt, ascending=False)
+                ascending = take_parts(attempt, reports, self.target.part_bytes)
+                if attempt.top is not None or options.order_by is not None:
+                    attempt.keep_differing(since=self.base, part_bytes=self.target.part_bytes)
+                    ascending = False
+                check_unique(attempt, ascending=ascending)
                 publish(session, attempt, options)
 
     def discard(self) -> None:

@@ -40,6 +40,7 @@ HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL)
 REPORT = pa.schema([pa.field("report", pa.string(), nullable=False)])
 REPORT_DDL = "report string"
 _EXAMPLES = 3
+LOOSE_BYTES = 64 * 1024  # what a task may return instead of staging a part
 _LOOSE_TASKS = 512  # the first ones: the driver's memory is bounded, whatever the partitions
 
 

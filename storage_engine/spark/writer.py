@@ -40,10 +40,8 @@ from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
-from storage_engine.spark.staging import REPORT_DDL, StageTask, Target, TaskReport
+from storage_engine.spark.staging import LOOSE_BYTES, REPORT_DDL, StageTask, Target, TaskReport
 from storage_engine.spark.stored import stored_rows
-
-_LOOSE_BYTES = 64 * 1024  # what a task may return instead of staging a part
 
 
 def write_entities(
@@ -166,7 +164,7 @@ class _Write:
                     target,
                     conformed=source.conformed,
                     rehearsal=rehearsal,
-                    loose_bytes=min(_LOOSE_BYTES, target.part_bytes),
+                    loose_bytes=min(LOOSE_BYTES, target.part_bytes),
                 )
                 with jobs.running("stage", f"{spec.name}: stage parts"):
                     rows = found.frame.mapInArrow(task, REPORT_DDL).toArrow()

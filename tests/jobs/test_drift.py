@@ -110,3 +110,29 @@ def test_nothing_drifts_by_widening(spark: SparkSession, tmp_path: Path) -> None
     source = _parquet(tmp_path, id=["1"], name=["a"], seats=pa.array([1], pa.int16()))
     assert ingest(spark, order_for(uri, source)).drift == ()
     assert rows(uri, ALL) == [("1", "a", 1)]
+
+
+def test_nested_values_and_broken_lines_of_json(spark: SparkSession, tmp_path: Path) -> None:
+    uri = new_storage(tmp_path)
+    (tmp_path / "a.jsonl").write_text(
+        '{"id": "1", "tags": ["a", "b"], "numbers": [3, 4]}\n'
+        '{"id": "2", "tags": ["c"], "numbers": ["x"]}\n'
+        "{broken\n"
+        '{"id": 4, "more": {"x": 1}}\n'
+    )
+    source = Source(
+        "json",
+        (str(tmp_path / "a.jsonl"),),
+        schema="id STRING, tags ARRAY<STRING>, numbers ARRAY<BIGINT>",
+    )
+    order = order_for(
+        uri,
+        source,
+        columns={"name": "concat_ws('-', tags)", "seats": "get(numbers, 1)"},
+        drift=DriftPolicy(added="ignore"),
+        on_bad_rows="quarantine",
+    )
+    result = ingest(spark, order)
+    assert rows(uri, ALL) == [("1", "a-b", 4), ("4", "", None)]
+    assert result.reasons == {"line is malformed": 2}
+    assert result.drift == ("column more (struct<x:string>) is added",)

@@ -218,8 +218,8 @@ def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) 
 
 class Pair(Entity):
     id: Field[str] = Field(primary_key=True)
-    one: Field[str | None] = None
-    other: Field[str | None] = None
+    one: Field[str | None] = Field(default=None)
+    other: Field[str | None] = Field(default=None)
 
 
 def test_a_null_that_moves_is_a_change(spark: SparkSession, session: Session) -> None:

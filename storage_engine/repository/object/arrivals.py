@@ -7,9 +7,7 @@ after the writer's start has made of an identity stays; with an order column its
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,8 +16,7 @@ from storage_engine.commitlog.records import CommitFile, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.bulk import BulkPart, chunks
-from storage_engine.repository.object.parquet import encode_file, stored_table
+from storage_engine.repository.object.bulk import chunks
 from storage_engine.repository.object.reconcile import INSERT_FLAG, delta_sql
 from storage_engine.repository.object.versions import Versions
 
@@ -35,27 +32,17 @@ def differing(
     since: int,
     order_by: str | None,
     part_bytes: int,
-) -> Iterator[BulkPart]:
-    """What is to be written of the files, as local parts that live until the next is asked for."""
+) -> Iterator[tuple[pa.Table, int]]:
+    """What is to be written of the files: rows for a part at a time, and how many are new."""
     schema = row_schema(spec)
     with versions.open(spec, head, _key_bounds(spec, files)) as stored:
         versions.add_view(stored.cursor, "arrived", spec, files)
         stored.cursor.execute(f"CREATE TEMP VIEW intents AS {_chosen(spec, order_by)}")
         sql = delta_sql(spec, unique=stored.unique, only=_may_replace(since, order_by))
         reader = stored.cursor.execute(sql).to_arrow_reader(_BATCH_ROWS)
-        with tempfile.TemporaryDirectory(prefix="ontologia-arrivals-") as folder:
-            for number, chunk in enumerate(chunks(reader, part_bytes)):
-                inserted = int(pc.sum(chunk.column(INSERT_FLAG)).as_py() or 0)
-                table = stored_table(
-                    spec,
-                    chunk.select(schema.names).cast(schema),
-                    engine_version="v2",
-                    schema_version_id=files[0].schema_version_id,
-                    commit_id=None,
-                )
-                encoded = encode_file(spec, table, Path(folder) / f"{number}.parquet")
-                yield BulkPart(encoded, inserted, ascending=False)
-                Path(folder, f"{number}.parquet").unlink()
+        for chunk in chunks(reader, part_bytes):
+            inserted = int(pc.sum(chunk.column(INSERT_FLAG)).as_py() or 0)
+            yield chunk.select(schema.names).cast(schema), inserted
 
 
 def _chosen(spec: TypeSpec, order_by: str | None) -> str:

@@ -132,24 +132,25 @@ class StagedAttempt:
         numbered = [replace(f, part=n) for n, f in enumerate(files, start=first)]
         self._files = (*self._files, *numbered)
 
-    def add_differing(self, files: Iterable[CommitFile], *, since: int) -> None:
-        """Take in what differs from the base of parts that hold rows as they came.
+    def keep_differing(self, *, since: int, part_bytes: int) -> None:
+        """For parts that hold rows as they came: put in their place what differs from the base.
 
         `since` is the head when their writer began: what later commits made of an identity stays.
         """
-        arrived = list(files)
+        arrived, self._files = self._files, ()
         if not arrived:
             return
-        parts = differing(
+        found = differing(
             self._versions,
             self.spec,
             self.base,
             arrived,
             since=since,
             order_by=self.order_by,
-            part_bytes=self.config.target_part_bytes,
+            part_bytes=part_bytes,
         )
-        self.add([self._staging.stage(self.spec, part) for part in parts])
+        for rows, inserted in found:
+            self.stage(rows, inserted=inserted)
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
         """Make a part of rows at hand (in the row schema) and take it in."""
