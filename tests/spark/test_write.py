@@ -165,7 +165,15 @@ def test_any_number_of_partitions(
         assert write_entities(empty, Customer, session).commit_id is None
 
         monkeypatch.setattr(writer, "_LOOSE_BYTES", 0)
-        many = write_entities(wide.repartition(2), Customer, session, target_part_bytes=64 * 1024)
+        batch = "spark.sql.execution.arrow.maxRecordsPerBatch"
+        before = spark.conf.get(batch)
+        spark.conf.set(batch, "200")  # a part ends with a batch
+        try:
+            many = write_entities(
+                wide.repartition(2), Customer, session, target_part_bytes=64 * 1024
+            )
+        finally:
+            spark.conf.set(batch, str(before))
         assert (many.updated, many.inserted) == (300, 2700)
         assert many.files > 4
         assert len(customers(session)) == 3000
