@@ -182,9 +182,10 @@ def warm_up(spark: SparkSession, folder: Path) -> None:
     uri = str(folder / "warm")
     initialize_storage(uri, "v2")
     few = spark.read.parquet(str(folder / "source" / "0.parquet"))
+    few_changed = spark.read.parquet(str(folder / "changed" / "0.parquet"))
     with Session(uri, entity_types=[Reading]) as session:
         onto_write(few, session)
-        onto_write(few, session)
+        onto_write(few_changed, session)
     few.write.parquet(str(folder / "warm.parquet"))
 
 

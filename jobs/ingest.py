@@ -86,6 +86,7 @@ def write_options(order: IngestOrder) -> dict[str, Any]:
     return {
         "idempotency": order.idempotency,
         "meta": order.meta or None,
+        "holder": order.meta or None,
         "order_by": order.order_by,
         "on_bad_rows": order.on_bad_rows,
         "quarantine": order.quarantine,
