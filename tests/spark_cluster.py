@@ -87,6 +87,8 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Cluster]:
         "SPARK_WORKER_DIR": str(folder / "work"),
         "SPARK_LOCAL_DIRS": str(folder / "local"),
         "SPARK_DAEMON_MEMORY": "256m",
+        # It would listen on a port of its own, the same for every cluster of this machine.
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
         "PYTHONPATH": str(ROOT),
     }
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
