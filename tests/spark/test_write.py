@@ -164,7 +164,7 @@ def test_any_number_of_partitions(
             assert customers(session)[299] == ("c00299", f"in {partitions}", None)
         assert write_entities(empty, Customer, session).commit_id is None
 
-        monkeypatch.setattr(writer, "_LOOSE_BYTES", 0)
+        monkeypatch.setattr(writer, "LOOSE_BYTES", 0)
         batch = "spark.sql.execution.arrow.maxRecordsPerBatch"
         before = spark.conf.get(batch)
         spark.conf.set(batch, "200")  # a part ends with a batch

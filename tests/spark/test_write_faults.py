@@ -51,7 +51,7 @@ def session(folder: Path) -> Iterator[Session]:
 @pytest.fixture
 def parts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks stage however little they have."""
-    monkeypatch.setattr(writer, "_LOOSE_BYTES", 0)
+    monkeypatch.setattr(writer, "LOOSE_BYTES", 0)
 
 
 def names(session: Session, spec: TypeSpec = CUSTOMER, column: str = "name") -> dict[str, Any]:
