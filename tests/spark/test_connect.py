@@ -18,7 +18,7 @@ from storage_engine import initialize_storage
 from tests.servers import free_ports
 from tests.spark_support import SETTINGS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
 ROOT = Path(__file__).parents[2]
 _START_S = 120
@@ -86,7 +86,7 @@ def test_ingest_and_read(server: str, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=360,
         check=False,
     )
     assert client.returncode == 0, client.stderr[-5000:]
