@@ -11,19 +11,35 @@ WITH_JAVA = JAVA_HOME="$$(cat .venv/java-home)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: ## Make .venv ready (the targets below do it by themselves)
 	@.ci/setup
 
 .PHONY: run
-run: setup ## See it work: a first ontology, from declaring types to its history
-	@$(WITH_JAVA) $(BIN)/python docs/examples/first_ontology.py
+run: setup ## See it work: a year of flights, ingested, checked, corrected, watched and asked about
+	@$(WITH_JAVA) $(BIN)/python -m ontologia_dagster.demo run
+
+.PHONY: run-s3
+run-s3: setup ## The same on a local S3 server (SeaweedFS, on loopback)
+	@$(WITH_JAVA) $(BIN)/python -m ontologia_dagster.demo run --s3
+
+.PHONY: ui
+ui: setup ## Open it in Dagster's UI, http://127.0.0.1:3000 (ARGS="--port 3001" for another port)
+	@$(WITH_JAVA) $(BIN)/python -m ontologia_dagster.demo ui $(ARGS)
+
+.PHONY: ui-s3
+ui-s3: setup ## The same with what `make run-s3` has stored
+	@$(WITH_JAVA) $(BIN)/python -m ontologia_dagster.demo ui --s3 $(ARGS)
+
+.PHONY: example
+example: setup ## A smaller start: a first ontology, in plain Python without Spark and Dagster
+	@$(BIN)/python docs/examples/first_ontology.py
 
 .PHONY: test
 test: lint ## Everything that must pass: lint, then all tests (ARGS="-k commit" picks some)
-	$(WITH_JAVA) $(BIN)/pytest -n 2 $(ARGS)
+	CHROMIUM="$$(.ci/chromium)" $(WITH_JAVA) $(BIN)/pytest -n 2 $(ARGS)
 
 .PHONY: test-s3a
 test-s3a: setup ## Spark's own reader on S3: downloads hadoop-aws (600 MB, kept), not part of test

@@ -45,6 +45,7 @@ LATENCY_MS: dict[str, float] = {
 }
 _CONTROL = "/-/counts"
 _BUFFER = 1 << 20
+_SMALL = 64 << 10  # a body that is passed on in one piece
 _BROKEN = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
 
 
@@ -158,12 +159,13 @@ class Head:
 def kind_of(request: Head) -> str:
     """The kind under which a request is delayed and counted."""
     method, target, _ = request.first
-    parts = urlsplit(target)
-    query = parse_qs(parts.query, keep_blank_values=True)
-    if method == "POST" and "delete" in query:
-        return "DELETE"
-    if method == "GET" and ("list-type" in query or "/" not in parts.path.strip("/")):
-        return "LIST"
+    if method in {"GET", "POST"}:
+        parts = urlsplit(target)
+        query = parse_qs(parts.query, keep_blank_values=True)
+        if method == "POST" and "delete" in query:
+            return "DELETE"
+        if method == "GET" and ("list-type" in query or "/" not in parts.path.strip("/")):
+            return "LIST"
     conditional = "if-match" in request.headers or "if-none-match" in request.headers
     if conditional and method in {"PUT", "DELETE", "POST"}:
         # A multipart upload is made conditional by the POST that completes it.
@@ -192,7 +194,7 @@ class Proxy:
         upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         try:
             while (request := await Head.read(reader)) is not None:
-                if urlsplit(request.first[1]).path == _CONTROL:
+                if request.first[1].startswith(_CONTROL):
                     self._tell(request, writer)
                     continue
                 if upstream is None or upstream[0].at_eof():
@@ -222,9 +224,15 @@ class Proxy:
         started = time.monotonic()
         kind = kind_of(request)
         self.counts.requests[kind] += 1
-        upstream_writer.write(request.raw)
-        body = asyncio.ensure_future(self._send_body(request, kind, reader, upstream_writer))
         waits = "100-continue" in request.headers.get("expect", "").lower()
+        length = int(request.headers.get("content-length", "0"))
+        body: asyncio.Future[None] | None = None
+        if waits or request.chunked or length > _SMALL:
+            upstream_writer.write(request.raw)
+            body = asyncio.ensure_future(self._send_body(request, kind, reader, upstream_writer))
+        else:  # the way of most: no task, one write
+            upstream_writer.write(request.raw + await reader.readexactly(length))
+            self.counts.sent[kind] += length
         try:
             answer = await Head.read(upstream_reader)
             while answer is not None and answer.status < 200:
@@ -235,16 +243,18 @@ class Proxy:
                 return False
             await asyncio.sleep(self._delay.get(kind, 0.0))
             # Refused before the client was told to send the body: it will not send it.
-            refused = waits and not body.done()
-            writer.write(answer.closing() if refused else answer.raw)
-            keeps = await self._receive_body(request, answer, kind, upstream_reader, writer)
+            refused = waits and body is not None and not body.done()
+            head = answer.closing() if refused else answer.raw
+            keeps = await self._receive_body(request, answer, head, kind, upstream_reader, writer)
             if refused:
                 return False
-            await body
-        finally:
-            body.cancel()
-            with suppress(asyncio.CancelledError, *_BROKEN):
+            if body is not None:
                 await body
+        finally:
+            if body is not None:
+                body.cancel()
+                with suppress(asyncio.CancelledError, *_BROKEN):
+                    await body
         if self._log is not None:
             line = [started, time.monotonic(), kind, answer.status, request.first[1]]
             self._log.write(json.dumps(line) + "\n")
@@ -270,17 +280,26 @@ class Proxy:
         self,
         request: Head,
         answer: Head,
+        head: bytes,
         kind: str,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> bool:
-        """False where the end of the body is the end of the connection."""
-        if request.first[0] == "HEAD" or answer.status in {204, 304}:
+        """The whole answer. False where the end of the body is the end of the connection."""
+        bodiless = request.first[0] == "HEAD" or answer.status in {204, 304}
+        length = 0 if bodiless else int(answer.headers.get("content-length", _SMALL + 1))
+        if length <= _SMALL and not answer.chunked:
+            data = await reader.readexactly(length)
+            self.counts.received[kind] += length  # first: who has the answer finds it counted
+            writer.write(head + data)
+            await writer.drain()
+            return not answer.closes
+        writer.write(head)
+        if bodiless:
             await writer.drain()
         elif answer.chunked:
             await _copy_chunked(reader, writer, self.counts.received, kind)
         elif "content-length" in answer.headers:
-            length = int(answer.headers["content-length"])
             await _copy(reader, writer, length, self.counts.received, kind)
         else:
             while data := await reader.read(_BUFFER):

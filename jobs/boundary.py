@@ -14,9 +14,10 @@ shown with `-v` only.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from storage_engine import errors
@@ -24,22 +25,31 @@ from storage_engine.cli.boundary import GENERAL, INTERRUPTED, MISMATCH, OK, USAG
 from storage_engine.cli.output import one_line, printable
 
 _REFUSED = (errors.ValidationError, errors.SchemaOutdatedError, errors.TypeDeclarationError)
-__all__ = ["OK", "describe", "run"]
+__all__ = ["OK", "describe", "run", "spark_said"]
 
-_LONGEST = 1000  # Spark's messages go on with the whole plan
+_LONGEST = 1000
+# By the class of the SQL state: 42 is a mistake in names or syntax, 22 a value in the data, KD a
+# file that is not what its reader expects.
+_STATE = re.compile(r"SQLSTATE: (\w{5})")
+_OF_STATE = {"42": USAGE, "22": MISMATCH, "KD": MISMATCH}
+_REST = ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stacktrace", "Traceback")
+_NOISE = re.compile(r"^(: |An error occurred while calling .*|[a-z]+(\.\w+)+(Exception|Error): )")
 
 
-def run(work: Callable[[], int], *, as_json: bool, verbose: bool) -> int:
-    """The exit code of the work. Nothing but that comes out of here."""
+def run(argv: Sequence[str] | None, work: Callable[[list[str]], int]) -> int:
+    """The exit code of a program's work. Nothing but that comes out of here."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return work()
+        return work(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except SystemExit as exit_request:  # after --help
+        return exit_request.code if isinstance(exit_request.code, int) else OK
     except Exception as error:  # noqa: BLE001 - this is the boundary
-        if verbose:
+        if {"-v", "--verbose"} & set(arguments):
             traceback.print_exception(error, file=sys.stderr)
         code, message, facts = describe(error)
-        _tell(error, code, message, facts, as_json)
+        _tell(error, code, message, facts, "--json" in arguments)
         return code
 
 
@@ -48,28 +58,35 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
     if isinstance(error, errors.OntologiaError):
         code = MISMATCH if isinstance(error, _REFUSED) else exit_code_of(error)
         return code, one_line(str(error)), {"retryable": error.retryable, "facts": error.facts()}
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
-    if isinstance(error, PySparkException):
-        return _of_spark(error), _first(str(error)), {"condition": error.getCondition()}
-    said = f"unexpected {type(error).__name__}: {_first(str(error))}; this is a defect in "
+    if isinstance(error, PySparkException | Py4JJavaError):
+        found = _STATE.search(str(error))
+        state = (found.group(1) if found else "")[:2]
+        return _OF_STATE.get(state, GENERAL), spark_said(error), {}
+    said = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
     return GENERAL, f"{said}ontologia, please report it with the traceback that -v shows", {}
 
 
-def _of_spark(error: Any) -> int:
-    """By the class of the SQL state: 42 is a mistake in names or syntax, 22 a value in the data."""
-    state = error.getSqlState() or ""
-    return {"42": USAGE, "22": MISMATCH}.get(state[:2], GENERAL)
+def spark_said(error: Exception) -> str:
+    """The first sentence and the deepest cause, without the stack traces and plans around them."""
+    first, *causes = re.split(r"^Caused by: ", str(error), flags=re.M)
+    said = [_sentence(first)]
+    if causes and (cause := _sentence(causes[-1])) not in said[0]:
+        said.append(cause)
+    return "; ".join(said)[:_LONGEST]
 
 
-def _first(message: str) -> str:
-    """Without the stack traces and plans that Spark appends."""
+def _sentence(text: str) -> str:
     kept: list[str] = []
-    for line in message.splitlines():
-        if line.startswith(("JVM stacktrace", "\tat ", "== SQL", "Driver stacktrace", "Traceback")):
+    for line in text.splitlines():
+        if line.startswith(
+            ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stack", "Traceback")
+        ):
             break
-        kept.append(line)
-    return one_line(" ".join(kept))[:_LONGEST]
+        kept.append(_NOISE.sub("", line))
+    return one_line(" ".join(kept))
 
 
 def _tell(error: Exception, code: int, message: str, facts: dict[str, Any], as_json: bool) -> None:

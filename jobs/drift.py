@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.errors import ParseException
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -32,9 +31,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from jobs.orders import DRIFTED, DriftPolicy, Source
+from jobs.orders import DRIFTED, DriftPolicy
 from jobs.zipped import MALFORMED
-from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.errors import ValidationError
 from storage_engine.spark.quality import quoted
 from storage_engine.spark.staging import REASONS
 
@@ -51,19 +50,6 @@ class Settled:
 
     frame: DataFrame
     found: tuple[str, ...] = ()
-
-
-def declared_schema(source: Source) -> StructType | None:
-    """The declared columns; ConfigurationError when the text is no schema."""
-    if source.schema is None:
-        return None
-    try:
-        parsed = DataType.fromDDL(source.schema)
-    except ParseException as error:
-        raise _no_schema(source.schema, " ".join(str(error).split())) from error
-    if not isinstance(parsed, StructType) or not parsed.fields:
-        raise _no_schema(source.schema, "it names no columns")
-    return parsed
 
 
 def settle(
@@ -154,7 +140,7 @@ def _reasons(frame: DataFrame, reasons: list[Column]) -> list[Column]:
         broken = F.col(MALFORMED).isNotNull()
         reasons = [
             *reasons,
-            F.when(broken, F.lit("line has more or fewer values than the header")),
+            F.when(broken, F.lit("line is malformed")),
         ]
     return [F.array_compact(F.array(*reasons)).alias(REASONS)] if reasons else []
 
@@ -204,9 +190,3 @@ def _converted(
             return F.from_json(source, declared.simpleString())
         case _:
             return source.try_cast(declared)
-
-
-def _no_schema(text: str, why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"source.schema {text!r} is not a schema such as 'id STRING, seats BIGINT': {why}"
-    )

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs import boundary
-from jobs.arguments import IngestCall, RunOptions, parse_ingest
+from jobs.arguments import IngestCall, parse_ingest
+from jobs.boundary import OK, run
 from jobs.orders import DRIFTED, DriftPolicy, IngestOrder, Source
+from jobs.program import opened, start_spark
 from jobs.progress import progress as shown
 from jobs.reporting import Reporter, reporting
 from storage_engine.cli.output import printable
@@ -86,6 +86,7 @@ def write_options(order: IngestOrder) -> dict[str, Any]:
     return {
         "idempotency": order.idempotency,
         "meta": order.meta or None,
+        "holder": order.meta or None,
         "order_by": order.order_by,
         "on_bad_rows": order.on_bad_rows,
         "quarantine": order.quarantine,
@@ -108,36 +109,8 @@ def type_of(order: IngestOrder) -> TypeSpec:
     return found[0]
 
 
-@contextmanager
-def opened(uri: str, session: Session | None) -> Iterator[Session]:
-    if session is not None:
-        yield session
-        return
-    from storage_engine.runtime.session import Session as Opened
-
-    with Opened(uri) as own:
-        yield own
-
-
-def start_spark(name: str, run: RunOptions) -> SparkSession:
-    """As the command line asks: a Connect server, a master, or what spark-submit says."""
-    from storage_engine.spark.context import spark_session
-
-    config = run.conf if run.remote is None else {**run.conf, "spark.remote": run.remote}
-    return spark_session(name, master=run.master, config=config)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = list(sys.argv[1:] if argv is None else argv)
-
-    def work() -> int:
-        return _run(parse_ingest(arguments))
-
-    return boundary.run(
-        work,
-        as_json="--json" in arguments,
-        verbose=bool({"-v", "--verbose"} & set(arguments)),
-    )
+    return run(argv, lambda arguments: _run(parse_ingest(arguments)))
 
 
 def _run(call: IngestCall) -> int:
@@ -155,7 +128,7 @@ def _run(call: IngestCall) -> int:
         if not call.run.dry_run:
             _report(reporter, order, result)
     _print(result, call)
-    return boundary.OK
+    return OK
 
 
 def _report(reporter: Reporter, order: IngestOrder, result: WriteResult) -> None:

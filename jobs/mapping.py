@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 
-from jobs.drift import as_found, declared_schema, settle
+from jobs.boundary import spark_said
+from jobs.drift import as_found, settle
 from jobs.orders import IngestOrder
-from jobs.sources import Opened, open_source
+from jobs.sources import Opened, declared_schema, open_source
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.quality import quoted
@@ -137,8 +138,8 @@ def _stated(member: str, sql: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except AnalysisException as error:
-        why = " ".join(str(error).partition("\n")[0].split())
-        raise ConfigurationError(f"{member}: {sql!r} cannot be evaluated: {why}") from error
+        said = f"{member}: {sql!r} cannot be evaluated: {spark_said(error)}"
+        raise ConfigurationError(said) from error
 
 
 def _function(name: str) -> Callable[[DataFrame], Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -282,6 +283,8 @@ def _idempotency(raw: Any) -> tuple[str, int | str] | None:
     if not isinstance(raw, Sequence) or isinstance(raw, str) or len(raw) != 2:
         raise ConfigurationError("idempotency is an app_id and a version")
     app_id, version = raw
+    if isinstance(version, date):  # YAML reads dates by itself
+        version = version.isoformat()
     if not isinstance(app_id, str) or not app_id:
         raise ConfigurationError(f"idempotency.app_id is a text, not {app_id!r}")
     if isinstance(version, bool) or not isinstance(version, int | str) or version == "":

@@ -1,7 +1,8 @@
 """Opens the source of an order as a DataFrame, as it is found: nothing is inferred from values.
 
-CSV columns are text under the names of the header, JSON lines with a declared schema likewise;
-`jobs.drift` gives them their declared types. Parquet and JDBC bring types of their own.
+CSV columns are text under the names of the header, and so are plain values of JSON lines with a
+declared schema; `jobs.drift` gives them their declared types. Parquet and JDBC bring types of their
+own. Lines that cannot be read come as their text in a column of their own, MALFORMED.
 """
 
 from __future__ import annotations
@@ -12,10 +13,19 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
+from jobs.boundary import spark_said
 from jobs.orders import Source
 from jobs.zipped import MALFORMED, read_zipped
 from storage_engine.errors import ConfigurationError
@@ -45,11 +55,50 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
             case "json":
                 return _json(spark, source, options)
             case "parquet":
+                if source.schema is not None:
+                    options.setdefault("mergeSchema", "true")  # a column of any file counts
                 return Opened(spark.read.options(**options).parquet(*source.paths))
             case _:
                 return Opened(_jdbc(spark, source, options))
-    except AnalysisException as error:
-        raise ConfigurationError(f"source {_shown(source)}: {_why(error)}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise ConfigurationError(f"source {_shown(source)}: {spark_said(error)}") from error
+
+
+def declared_schema(source: Source) -> StructType | None:
+    """The declared columns; ConfigurationError when the text is no schema."""
+    if source.schema is None:
+        return None
+    try:
+        parsed = DataType.fromDDL(source.schema)
+    except ParseException as error:
+        raise _no_schema(source.schema, " ".join(str(error).split())) from error
+    if not isinstance(parsed, StructType) or not parsed.fields:
+        raise _no_schema(source.schema, "it names no columns")
+    return parsed
+
+
+def stream_source(spark: SparkSession, source: Source, max_files: int | None) -> DataFrame:
+    """A source that is followed. Its schema is declared, with CSV and JSON as text: what arrives
+    is compared with it batch by batch. Columns that are not declared cannot be seen."""
+    declared = declared_schema(source)
+    assert declared is not None
+    options = {name: _value(name, text) for name, text in source.options.items()}
+    if source.format == "csv":
+        options = {"header": "true", "escape": '"', "enforceSchema": "false", **options}
+    if max_files is not None:
+        options["maxFilesPerTrigger"] = str(max_files)
+    if source.format != "parquet":
+        options["columnNameOfCorruptRecord"] = MALFORMED
+        texts = [StructField(field.name, _as_text(field.dataType)) for field in declared.fields]
+        declared = StructType([*texts, StructField(MALFORMED, StringType())])
+    reader = spark.readStream.format(source.format).options(**options)
+    frame = reader.schema(declared).load(source.paths[0])
+    return _with_nulls(frame, source.null_value)
+
+
+def _as_text(kind: DataType) -> DataType:
+    """Values are text until they get their declared type; nested ones keep their shape."""
+    return kind if isinstance(kind, ArrayType | MapType | StructType) else StringType()
 
 
 def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> DataFrame:
@@ -63,12 +112,14 @@ def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Dat
     frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
     if not [name for name in frame.columns if name != MALFORMED]:
         raise ConfigurationError(f"source {_shown(source)}: there is no header to name columns")
-    if source.null_value is None:
+    return _with_nulls(frame, source.null_value)
+
+
+def _with_nulls(frame: DataFrame, null_value: str | None) -> DataFrame:
+    if null_value is None:
         return frame
-    null = F.lit(source.null_value)
-    return frame.select(
-        *(F.nullif(F.col(quoted(name)), null).alias(name) for name in frame.columns)
-    )
+    null = F.lit(null_value)
+    return frame.select(*(F.nullif(F.col(quoted(n)), null).alias(n) for n in frame.columns))
 
 
 def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
@@ -85,16 +136,21 @@ def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, 
 
 
 def _json(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Opened:
-    reader = spark.read.options(**options)
-    if source.schema is None:
+    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", MALFORMED)
+    declared = declared_schema(source)
+    if declared is None:
         return Opened(reader.json(list(source.paths)))
     # One pass tells which columns there are; the declared schema tells their types.
-    return Opened(
-        reader.option("primitivesAsString", "true")
-        .option("columnNameOfCorruptRecord", MALFORMED)
-        .json(list(source.paths)),
-        textual=True,
-    )
+    found = reader.option("primitivesAsString", "true").json(list(source.paths)).schema
+    types = {field.name: _as_text(field.dataType) for field in declared.fields}
+    read = [
+        StructField(field.name, types.get(field.name, field.dataType))
+        for field in found.fields
+        if field.name != MALFORMED
+    ]
+    schema = StructType([*read, StructField(MALFORMED, StringType())])
+    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", MALFORMED)
+    return Opened(reader.schema(schema).json(list(source.paths)), textual=True)
 
 
 def _jdbc(spark: SparkSession, source: Source, options: Mapping[str, str]) -> DataFrame:
@@ -119,5 +175,7 @@ def _shown(source: Source) -> str:
     return f"{source.paths[0]}{more}"
 
 
-def _why(error: AnalysisException) -> str:
-    return " ".join(str(error).split())
+def _no_schema(text: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"source.schema {text!r} is not a schema such as 'id STRING, seats BIGINT': {why}"
+    )

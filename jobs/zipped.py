@@ -23,7 +23,7 @@ from storage_engine.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-MALFORMED = "__malformed"  # the text of a line that has more or fewer values than the header
+MALFORMED = "__malformed"  # the text of a line that cannot be read
 _OPTIONS = {"header", "sep", "delimiter", "quote", "escape", "encoding", "charset", "multiLine"}
 _HEADER_BYTES = 1 << 20
 

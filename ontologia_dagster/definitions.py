@@ -1,15 +1,16 @@
-"""The code location: everything under `defs/`, with the resources that it names."""
+"""The code location: everything under `defs/`, with the resources of its environment."""
 
 from pathlib import Path
 
 import dagster as dg
 
-from ontologia_dagster.resources import OntologyResource, default_storage_uri
+from ontologia_dagster.bindings import location_resources
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
     return dg.Definitions.merge(
         dg.load_from_defs_folder(path_within_project=Path(__file__).parent),
-        dg.Definitions(resources={"ontology": OntologyResource(storage_uri=default_storage_uri())}),
+        # One process and one JVM for all steps of a run.
+        dg.Definitions(resources=location_resources(), executor=dg.in_process_executor),
     )

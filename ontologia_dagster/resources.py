@@ -6,28 +6,27 @@ at the step's end, so loading definitions needs no storage, and no lock outlives
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field
+from dagster_aws.s3 import S3Resource
+from pydantic import Field, SecretStr
 
-from storage_engine.config import OntologiaConfig
+from ontologia_dagster.environments import Environments, refuse_production
+from storage_engine.config import OntologiaConfig, S3Credentials
 from storage_engine.repository import open_repository
 
 if TYPE_CHECKING:
     from storage_engine import Entity, Relation, Session
+    from storage_engine.events.protocol import EventStore
     from storage_engine.repository.protocol import Repository
-
-STORAGE_URI_VARIABLE = "ONTOLOGIA_STORAGE_URI"
 
 
 def default_storage_uri() -> str:
-    """What ONTOLOGIA_STORAGE_URI names, else the directory `.ontologia/store` beside us."""
-    return os.environ.get(STORAGE_URI_VARIABLE) or str(Path(".ontologia/store").resolve())
+    """Of the environment that ONTOLOGIA_ENV selects; ONTOLOGIA_STORAGE_URI overrides it."""
+    return Environments.load().current.uri
 
 
 class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -39,31 +38,101 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     runtime_id: str = Field(
         default="dagster", description="Written into every commit as who made it"
     )
+    namespace: str = Field(default="default", description="The namespace of its events")
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further options of OntologiaConfig, such as s3_lock_timeout_ms",
+    )
+    s3: S3Resource = Field(
+        default_factory=S3Resource,
+        description="Endpoint, region and credentials; what is left out comes from the AWS chain",
+    )
+    location: str = Field(
+        default="ontologia", description="First part of the app id under which runs write"
+    )
+    environment: str = Field(default="", description="The environment this location is in")
+    guarded: bool = Field(
+        default=False, description="Refuse production storages, as the location is not production"
+    )
+    production_uris: list[str] = Field(
+        default_factory=list, description="Storages that only production may open"
+    )
 
     def config(self) -> OntologiaConfig:
-        return OntologiaConfig(runtime_id=self.runtime_id)
+        s3 = self.s3
+        given = S3Credentials(
+            profile=s3.profile_name,
+            access_key_id=s3.aws_access_key_id,
+            secret_access_key=_hidden(s3.aws_secret_access_key),
+            session_token=_hidden(s3.aws_session_token),
+        )
+        options = {
+            "runtime_id": self.runtime_id,
+            "s3_endpoint_url": s3.endpoint_url,
+            "s3_region": s3.region_name,
+            "s3_credentials": given if given != S3Credentials() else None,
+        }
+        return OntologiaConfig(**{**options, **self.engine_options})
+
+    def child_environment(self) -> dict[str, str]:
+        """What a process started for this storage needs to reach it: for its environment, as a
+        command line can be read by everybody on the machine."""
+        s3 = self.s3
+        found = {
+            "AWS_PROFILE": s3.profile_name,
+            "AWS_ACCESS_KEY_ID": s3.aws_access_key_id,
+            "AWS_SECRET_ACCESS_KEY": s3.aws_secret_access_key,
+            "AWS_SESSION_TOKEN": s3.aws_session_token,
+            "AWS_ENDPOINT_URL_S3": s3.endpoint_url,
+            "AWS_REGION": s3.region_name,
+        }
+        return {name: value for name, value in found.items() if value}
 
     @contextmanager
     def repository(self) -> Iterator[Repository]:
         """The opened storage, without types: for inspection and maintenance."""
+        self._guard()
         repository = open_repository(self.storage_uri, self.config())
         try:
             yield repository
         finally:
             repository.close()
 
+    @contextmanager
+    def bus(self) -> Iterator[EventStore]:
+        """The event bus of the storage, to look at."""
+        from storage_engine.events.open import open_event_store
+
+        with self.repository() as repository:
+            yield open_event_store(repository, self.config())
+
     def session(
         self,
         *,
         entity_types: Sequence[type[Entity]] = (),
         relation_types: Sequence[type[Relation[Any, Any]]] = (),
+        holder: Mapping[str, str] | None = None,
     ) -> Session:
-        """A session on the storage. Use it in a `with` block: that commits and closes it."""
+        """A session on the storage. Use it in a `with` block: that commits and closes it.
+
+        `holder` tells others who this is while they wait for the write lock.
+        """
         from storage_engine import Session
 
+        self._guard()
         return Session(
             self.storage_uri,
             entity_types=entity_types,
             relation_types=relation_types,
             config=self.config(),
+            namespace=self.namespace,
+            instance_metadata=holder,
         )
+
+    def _guard(self) -> None:
+        if self.guarded:
+            refuse_production(self.storage_uri, self.environment, tuple(self.production_uris))
+
+
+def _hidden(secret: str | None) -> SecretStr | None:
+    return SecretStr(secret) if secret is not None else None

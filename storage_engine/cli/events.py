@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from storage_engine.cli.boundary import CommandError
+from storage_engine.cli.event_tables import claim_state, event_document, show_event, show_letters
+from storage_engine.cli.event_worker import Namespace, checked, run
 from storage_engine.cli.options import Invocation, with_settings
-from storage_engine.cli.output import Output, one_line
 
 if TYPE_CHECKING:
-    from storage_engine.events.dispatcher import Totals
-    from storage_engine.events.protocol import DeadLetter, EventInfo, EventStore
-    from storage_engine.events.records import ClaimRecord
+    from storage_engine.events.protocol import DeadLetter, EventStore
 
 LIST_LIMIT = 20
 STATUSES = ("pending", "claimed", "acked", "dead_lettered")
@@ -30,18 +27,6 @@ _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d
 app = typer.Typer(no_args_is_help=True)
 
 
-def _checked(namespace: str | None) -> str | None:
-    from storage_engine.runtime.options import checked_namespace
-
-    return checked_namespace(namespace) if namespace is not None else None
-
-
-Namespace = Annotated[
-    str,
-    typer.Option(
-        "--namespace", metavar="NAME", help="The namespace to look at.", callback=_checked
-    ),
-]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many at most.")]
 Apply = Annotated[
     bool, typer.Option("--apply", help="Do it; without, only say what would be done.")
@@ -129,7 +114,7 @@ def show(
     with _bus(invocation) as store:
         found = store.list_events(namespace, limit, status=status, type=type)
     if invocation.output.json:
-        invocation.output.document({"events": [_event(info) for info in found]})
+        invocation.output.document({"events": [event_document(info) for info in found]})
     elif not found:
         invocation.output.line(f"No such events in namespace {namespace}.")
     else:
@@ -142,7 +127,7 @@ def show(
                     datetime.fromisoformat(info.envelope["created_at"]),
                     info.envelope["priority"],
                     info.status,
-                    ", ".join(f"{c.handler_id}: {_state(c)}" for c in info.claims),
+                    ", ".join(f"{c.handler_id}: {claim_state(c)}" for c in info.claims),
                 )
                 for info in found
             ],
@@ -167,7 +152,7 @@ def dead_letters(
     elif not found:
         invocation.output.line(f"No dead letters in namespace {namespace}.")
     else:
-        _show_letters(invocation.output, found)
+        show_letters(invocation.output, found)
 
 
 @app.command("inspect")
@@ -181,7 +166,7 @@ def inspect(
             "--namespace",
             metavar="NAME",
             help="Where to look; everywhere unless told.",
-            callback=_checked,
+            callback=checked,
         ),
     ] = None,
 ) -> None:
@@ -191,10 +176,10 @@ def inspect(
     if not found:
         raise EventNotFoundError(event_id, namespace)
     if invocation.output.json:
-        invocation.output.document({"events": [_event(info) for info in found]})
+        invocation.output.document({"events": [event_document(info) for info in found]})
         return
     for info in found:
-        _show_event(invocation.output, info)
+        show_event(invocation.output, info)
 
 
 @app.command("replay")
@@ -270,7 +255,7 @@ def redrive(
     elif apply:
         invocation.output.line(f"Sent {len(sent)} of {len(found)} dead letters again.")
     else:
-        _show_letters(invocation.output, found)
+        show_letters(invocation.output, found)
         invocation.output.line(f"Would send these {len(found)} again. To do it, add --apply.")
 
 
@@ -313,50 +298,6 @@ def cleanup(
         )
 
 
-@app.command("run")
-@with_settings
-def run(
-    invocation: Invocation,
-    handlers: Annotated[
-        list[str],
-        typer.Option(
-            "--handlers",
-            metavar="MODULE",
-            help="Python module with handlers and schedules; may be given several times.",
-        ),
-    ],
-    namespace: Namespace = "default",
-    drain: Annotated[
-        bool, typer.Option("--drain", help="End when nothing is due, instead of waiting.")
-    ] = False,
-    max_iterations: Annotated[
-        int | None,
-        typer.Option("--max-iterations", metavar="N", min=1, help="End after so many rounds."),
-    ] = None,
-) -> None:
-    """Run a worker: handle events as they come, until SIGTERM or Ctrl-C."""
-    from storage_engine.runtime.session import Session
-
-    if drain and max_iterations is not None:
-        raise typer.BadParameter("--drain and --max-iterations exclude each other")
-    found, schedules = _load(handlers)
-    session = Session(_session_target(invocation), config=invocation.config(), namespace=namespace)
-    try:
-        with _status_line() as report:
-            if drain:
-                totals = session.drain(found, progress=report)
-            else:
-                totals = session.run(
-                    found, schedules=schedules, max_iterations=max_iterations, progress=report
-                )
-    finally:
-        session.close()
-    if invocation.output.json:
-        invocation.output.document(asdict(totals))
-    else:
-        invocation.output.line(_sentence(totals))
-
-
 # -- helpers --------------------------------------------------------------------------------------
 
 
@@ -366,65 +307,6 @@ def _bus(invocation: Invocation) -> Iterator[EventStore]:
 
     with invocation.repository() as repository:
         yield open_event_store(repository, invocation.config())
-
-
-def _session_target(invocation: Invocation) -> str:
-    target = invocation.target()
-    return target.sqlite_path if target.sqlite_path is not None else target.uri
-
-
-def _load(modules: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Handlers and schedules by the names that the modules give them."""
-    from storage_engine.errors import HandlerError
-    from storage_engine.events.schedules import Schedule
-    from storage_engine.runtime.handlers import Handler
-
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # modules of the current folder, as with `python -m`
-    handlers: list[Any] = []
-    schedules: list[Any] = []
-    for name in modules:
-        try:
-            module = importlib.import_module(name)
-        except ImportError as error:
-            raise HandlerError(
-                f"the module {name} cannot be imported ({error}); give a module name such as "
-                "shop.handlers, in the current folder or installed"
-            ) from error
-        values = list(vars(module).values())
-        handlers += [v for v in values if isinstance(v, Handler) and v not in handlers]
-        schedules += [v for v in values if isinstance(v, Schedule) and v not in schedules]
-    if not handlers:
-        raise HandlerError(
-            f"no handlers in {', '.join(modules)}: decorate functions with @on_event(EventClass)"
-        )
-    return handlers, schedules
-
-
-@contextmanager
-def _status_line() -> Iterator[Callable[[Totals], None] | None]:
-    """One line on stderr that is kept up to date, where someone may be watching."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, emoji=False)
-    with console.status("waiting for events") as status:
-        yield lambda totals: status.update(_sentence(totals))
-
-
-def _sentence(totals: Totals) -> str:
-    parts = [f"{totals.handled} handled", f"{totals.failed} failed"]
-    for count, what in (
-        (totals.dead_lettered, "dead letters"),
-        (totals.dropped, "lost to other workers"),
-        (totals.fired, "fired by schedules"),
-        (totals.held, "in hand"),
-    ):
-        if count:
-            parts.append(f"{count} {what}")
-    return ", ".join(parts)
 
 
 def _age(text: str) -> timedelta:
@@ -437,71 +319,4 @@ def _age(text: str) -> timedelta:
     return timedelta(**{_UNITS[match.group(2)]: int(match.group(1))})
 
 
-def _event(info: EventInfo) -> dict[str, Any]:
-    claims = [{**claim.as_dict(), "state": _state(claim)} for claim in info.claims]
-    return {**info.envelope, "status": info.status, "claims": claims}
-
-
-def _state(claim: ClaimRecord) -> str:
-    if claim.redriven_as is not None:
-        return "redriven"
-    if claim.dead_lettered_at is not None:
-        return "dead_lettered"
-    if claim.ack_at is not None:
-        return "acked"
-    return f"failed {claim.attempts} times" if claim.attempts else "claimed"
-
-
-def _show_letters(output: Output, letters: Sequence[DeadLetter]) -> None:
-    output.table(
-        ["event", "type", "handler", "failed", "attempts", "last error"],
-        [
-            (
-                letter.event_id,
-                letter.event_type,
-                letter.handler_id,
-                datetime.fromisoformat(letter.failed_at),
-                letter.attempts,
-                one_line(letter.last_error or ""),
-            )
-            for letter in letters
-        ],
-    )
-
-
-def _show_event(output: Output, info: EventInfo) -> None:
-    import json
-
-    envelope = info.envelope
-    output.facts(
-        [
-            ("event", envelope["id"]),
-            ("type", envelope["type"]),
-            ("namespace", envelope.get("namespace")),
-            ("created", datetime.fromisoformat(envelope["created_at"])),
-            ("priority", envelope["priority"]),
-            ("chain", f"number {envelope['chain_depth']} after {envelope['root_event_id']}"),
-            ("only for", envelope.get("handler_id")),
-            ("status", info.status),
-            ("payload", json.dumps(envelope["payload"], ensure_ascii=False)),
-        ]
-    )
-    output.line()
-    if not info.claims:
-        output.line("No handler has claimed it.")
-        return
-    output.table(
-        ["handler", "state", "attempts", "deliveries", "claimed", "lease until", "last error"],
-        [
-            (
-                claim.handler_id,
-                _state(claim),
-                claim.attempts,
-                claim.deliveries,
-                claim.claimed_at,
-                claim.lease_until,
-                one_line(claim.last_error or "") or None,
-            )
-            for claim in info.claims
-        ],
-    )
+app.command("run")(with_settings(run))

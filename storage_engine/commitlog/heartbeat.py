@@ -91,6 +91,16 @@ class Heartbeat:
             self._keeper.join()
             self._keeper = None
 
+    def end(self) -> None:
+        """Beat no more, and take the object away: nothing is left for a collector to judge."""
+        self.stop()
+        if self._given_up or self._etag is None:
+            return
+        try:
+            self._store.delete_if_match(self.key, self._etag)
+        except (ObjectStoreError, StorageBackendError) as error:
+            log.info("%s stays for garbage collection: %s", self.key, error)
+
     def _keep(self) -> None:
         while not self._stop.wait(self._beat_s):
             try:

@@ -38,7 +38,9 @@ def sha256(data: bytes) -> str:
 
 
 def timestamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    return moment.isoformat(timespec="microseconds")
 
 
 def parse_timestamp(text: str) -> datetime:

@@ -80,6 +80,7 @@ class ObjectConsumer:
         self._numbers = itertools.count()
         self._mutex = threading.Lock()
         self._looked_at: datetime | None = None
+        self._must_look = False  # the last look beside claims failed
         self._saved_at = store.now()
         self._alone = False  # whether the last claim was a suspect
 
@@ -96,10 +97,10 @@ class ObjectConsumer:
         return won
 
     def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[int, list[Claim]]:
-        self._refill(limit, whole)
+        looks = self._refill(limit, whole)
         chosen = self._choose(limit, suspects=not ahead)
         try:
-            outcomes = self._attempt(chosen, limit if ahead else 0)
+            outcomes = self._attempt(chosen, limit if ahead else 0, looks)
         except BaseException:
             with self._mutex:
                 self._ready += chosen
@@ -123,7 +124,8 @@ class ObjectConsumer:
             due = bool(self._waiting) and self._waiting[0][0] <= self._store.now()
             return due or bool(self._ready) or self._window.unread > 0
 
-    def _refill(self, limit: int, whole: bool) -> None:
+    def _refill(self, limit: int, whole: bool) -> bool:
+        """Have enough to choose from; whether to look for more while those are claimed."""
         now = self._store.now()
         with self._mutex:
             while self._waiting and self._waiting[0][0] <= now:
@@ -132,10 +134,14 @@ class ObjectConsumer:
         due = self._looked_at is None or now - self._looked_at >= LOOK_INTERVAL
         if whole or due or at_hand < limit:
             self._looked_at = now
+        looks_now = whole or at_hand < limit or self._must_look
+        if looks_now:
+            self._must_look = False
             self._window.look(whole=whole)
         missing = limit - len(self._ready)
         if missing > 0:
             self._offer(self._window.read(missing))
+        return due and not looks_now
 
     def _offer(self, found: Sequence[Entry]) -> None:
         with self._mutex:
@@ -163,7 +169,7 @@ class ObjectConsumer:
         return stands.record.is_suspect(self._policy)
 
     def _attempt(
-        self, chosen: Sequence[Candidate], ahead: int
+        self, chosen: Sequence[Candidate], ahead: int, looks: bool
     ) -> list[Claim | BaseException | None]:
         earlier = [c.stands.record for c in chosen if c.stands and not c.stands.record.finished]
         acked: set[tuple[str, str, str]] = set()
@@ -184,10 +190,17 @@ class ObjectConsumer:
                 steps.append(partial(self._take, candidate, head))
         # The next events are read meanwhile, so that the next claim need not wait for them.
         reading = self._window.begin_read(ahead if len(self._ready) < _AHEAD * ahead else 0)
-        both: list[Callable[[], Any]] = [*steps, *reading.fetches]
-        outcomes = self._store.parallel.gather_outcomes(both)
-        self._offer(self._window.end_read(reading, outcomes[len(steps) :]))
-        return outcomes[: len(steps)]
+        look = [self._window.look] if looks else []
+        together: list[Callable[[], Any]] = [*look, *steps, *reading.fetches]
+        outcomes = self._store.parallel.gather_outcomes(together)
+        claimed, read = len(look), len(look) + len(steps)
+        self._offer(self._window.end_read(reading, outcomes[read:]))
+        for found in outcomes[:claimed]:
+            if isinstance(found, BaseException) and not isinstance(found, Exception):
+                raise found
+            # What was claimed is not lost to a failure beside it: looking fails again, or not.
+            self._must_look = isinstance(found, Exception)
+        return outcomes[claimed:read]
 
     def _take(self, candidate: Candidate, head: int) -> Claim | None:
         stands, now = candidate.stands, self._store.now()

@@ -18,11 +18,12 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
-from storage_engine.events import envelopes
+from storage_engine.events import backlog, envelopes
 from storage_engine.events.object_claims import ObjectClaims, Stands
 from storage_engine.events.object_consumer import ObjectConsumer
 from storage_engine.events.projection import project_outbox
 from storage_engine.events.protocol import (
+    Backlog,
     DeadLetter,
     EventInfo,
     NamespaceInfo,
@@ -30,6 +31,7 @@ from storage_engine.events.protocol import (
     WorkerSession,
 )
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.events.window import Window
 from storage_engine.objectstore.parallel import Background
 from storage_engine.objectstore.port import (
     ObjectInfo,
@@ -83,6 +85,11 @@ class ObjectEventStore:
     ) -> ObjectConsumer:
         claims = ObjectClaims(self._store, namespace, self._policy)
         return ObjectConsumer(self._store, self._chain, claims, subscriptions, session_id)
+
+    def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
+        window = Window(self._store, self._chain, namespace, subscriptions)
+        claims = ObjectClaims(self._store, namespace, self._policy)
+        return backlog.of_objects(self._store, window, claims, limit)
 
     # -- sessions -----------------------------------------------------------------------------
 

@@ -164,6 +164,24 @@ class EventInfo:
     claims: Sequence[ClaimRecord]
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What some handlers have yet to do, at a glance. One event counts once for each handler.
+
+    due:       could be claimed now
+    waiting:   a worker has it, or its next attempt is not due yet
+    oldest:    when the oldest of all these was created
+    next_due:  when the first of the waiting ones becomes due, if nothing happens before
+    more:      there are more than were looked at
+    """
+
+    due: int = 0
+    waiting: int = 0
+    oldest: datetime | None = None
+    next_due: datetime | None = None
+    more: bool = False
+
+
 class Pending(Protocol[R_co]):
     """Work that goes on, or has ended."""
 
@@ -197,6 +215,10 @@ class EventStore(Protocol):
     def consumer(
         self, namespace: str, subscriptions: Sequence[Subscription], session_id: str
     ) -> Consumer: ...
+
+    def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
+        """Look at what handlers have yet to do, the oldest `limit` events of it. Claims nothing,
+        and keeps nothing from being claimed."""
 
     def register_session(
         self, namespace: str, session_id: str, metadata: Mapping[str, Any]

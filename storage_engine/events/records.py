@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Self
 
 from storage_engine.commitlog.records import parse_timestamp, timestamp
@@ -89,9 +90,10 @@ class ClaimRecord:
         return unanswered >= min(SUSPECT_AFTER, policy.max_attempts - 1) > 0
 
     def as_dict(self) -> dict[str, Any]:
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found: dict[str, Any] = dict(zip(_NAMES, _VALUES(self), strict=True))
         for name in _MOMENTS:
-            found[name] = timestamp(found[name]) if found[name] is not None else None
+            if found[name] is not None:
+                found[name] = timestamp(found[name])
         return found
 
     @classmethod
@@ -105,6 +107,9 @@ class ClaimRecord:
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{key} is not a claim: {error!r}", key=key) from error
 
+
+_NAMES = tuple(f.name for f in fields(ClaimRecord))
+_VALUES = attrgetter(*_NAMES)
 
 # -- transitions ----------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from storage_engine.commitlog.records import timestamp
 from storage_engine.events import envelopes, records
-from storage_engine.events.protocol import Claim, Failure, Subscription
+from storage_engine.events.backlog import count
+from storage_engine.events.protocol import Backlog, Claim, Failure, Subscription
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
 from storage_engine.repository.sqlite import outbox
 from storage_engine.repository.sqlite.records import to_json
@@ -71,9 +72,19 @@ class SqliteConsumer:
             self._advance(connection)
         return won
 
+    def backlog(self, limit: int) -> Backlog:
+        """See `EventStore.backlog`."""
+        with self._store.reading("look for events") as connection:
+            if connection is None:
+                return Backlog()
+            found = self._due(connection, limit + 1, waiting=True)
+        open_events = [(envelope, record) for envelope, record, _ in found[:limit]]
+        return count(open_events, self._store.now(), more=len(found) > limit)
+
     def _due(
-        self, connection: sqlite3.Connection, limit: int
+        self, connection: sqlite3.Connection, limit: int, *, waiting: bool = False
     ) -> list[tuple[Envelope, ClaimRecord | None, str]]:
+        """With `waiting`, those of a later time or another worker as well."""
         now = timestamp(self._store.now())
         found: list[tuple[tuple[Any, ...], Envelope, ClaimRecord | None, str]] = []
         for subscription in self._subscriptions:
@@ -84,7 +95,7 @@ class SqliteConsumer:
                 "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
                 f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
                 "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
-                "AND (c.lease_until IS NULL OR (c.lease_until <= ? AND c.available_at <= ?)) "
+                "AND (c.lease_until IS NULL OR ? OR (c.lease_until <= ? AND c.available_at <= ?)) "
                 f"AND coalesce(json_extract(e.envelope, '$.{envelopes.TARGET}'), ?) = ? "
                 "ORDER BY e.priority DESC, e.created_at, e.id LIMIT ?",
                 (
@@ -92,6 +103,7 @@ class SqliteConsumer:
                     self._namespace,
                     self._position(connection, subscription),
                     *types,
+                    waiting,
                     now,
                     now,
                     subscription.handler_id,

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from storage_engine.commitlog.records import timestamp
 from storage_engine.events import envelopes
 from storage_engine.events.protocol import (
+    Backlog,
     DeadLetter,
     EventInfo,
     NamespaceInfo,
@@ -94,6 +95,9 @@ class SqliteEventStore:
         self, namespace: str, subscriptions: Sequence[Subscription], session_id: str
     ) -> SqliteConsumer:
         return SqliteConsumer(self, namespace, subscriptions, session_id)
+
+    def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
+        return SqliteConsumer(self, namespace, subscriptions, "").backlog(limit)
 
     # -- sessions -----------------------------------------------------------------------------
 

@@ -36,9 +36,9 @@ HOLD_BACK = timedelta(minutes=5)
 OUTBOX_INTERVAL = timedelta(seconds=30)
 # With more than one page of events to look through, late arrivals are looked for this often.
 SWEEP_INTERVAL = timedelta(seconds=10)
-_ONE_PAGE = 900
+_ONE_PAGE = 900  # names taken from one listing: fewer than a store gives at once
 _SWEPT = 10_000  # and less often when there are more than so many
-_BACKLOG = 5_000  # names of events at hand, not yet read; then listing waits
+_BACKLOG = 2_000  # names of events at hand, not yet read: enough, listing waits
 _NAMED = 50_000  # finished events that a position names at most
 
 
@@ -88,14 +88,24 @@ class Position:
 
 
 @dataclass(slots=True)
-class _Listing:
-    """Where the next page begins, and what is known of the ones before."""
+class _Walk:
+    """Names listed one after the other, over several looks where there are many."""
 
-    resume: str | None = None  # in the middle of a pass
-    whole: bool = False  # the running pass began at the floor
-    started: datetime | None = None
-    swept_at: datetime | None = None  # when the last finished whole pass began
-    tail: str = ""
+    at: str  # the last name seen
+    started: datetime
+    at_once: bool = False  # all of it in one look, as far as there is room
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What is known of the names, and which walks over them are under way."""
+
+    sweep: _Walk | None = None  # from the floor on, for late arrivals
+    recent: _Walk | None = None  # from the tail on
+    swept_at: datetime | None = None  # when the last finished sweep began
+    tail: str = ""  # every name up to here has been seen, late arrivals apart
+    quiet: bool = False  # nothing new came at the tail
+    turn: bool = False  # whose turn it is while all is quiet: the sweep's, else the tail's
 
 
 @dataclass(slots=True)
@@ -127,7 +137,8 @@ class Window:
     # -- finding ------------------------------------------------------------------------------
 
     def look(self, *, whole: bool = False) -> None:
-        """Find events that have come since: one request, and every 30 s one for the log."""
+        """Find events that have come since: one request when there are none, and every 30 s one
+        for the log."""
         if not self._positions:
             self._open()
         self._list(whole)
@@ -219,32 +230,53 @@ class Window:
     # -- by listing ---------------------------------------------------------------------------
 
     def _list(self, whole: bool) -> None:
+        """One request where nothing new has come: what a page cannot hold is swept in turns."""
         if len(self._unread) >= _BACKLOG:
             return
         listing, now = self._listing, self.store.now()
-        if whole and not listing.whole:
-            listing.resume = None
-        if listing.resume is None:
-            listing.whole = whole or self._sweep_is_due(now)
-            listing.started = now
-        start = listing.resume or (self._floor() if listing.whole else listing.tail)
+        sweep = listing.sweep
+        if whole and not (sweep is not None and sweep.at_once):
+            sweep = listing.sweep = _Walk(self._floor(), now, at_once=True)
+        elif sweep is None and self._sweep_is_due(now):
+            sweep = listing.sweep = _Walk(self._floor(), now, at_once=listing.swept_at is None)
+        if sweep is not None and (sweep.at_once or len(self.entries) < _ONE_PAGE):
+            self._sweep(sweep)  # comes by the tail as well
+            return
+        both = not listing.quiet
+        listing.turn = sweep is not None and not listing.turn
+        if sweep is not None and (both or listing.turn):
+            self._sweep(sweep)
+        if both or not listing.turn:
+            known = len(self.entries)
+            recent = listing.recent = listing.recent or _Walk(listing.tail, now)
+            if ended := self._go_on(recent):
+                listing.recent = None
+            listing.quiet = ended and len(self.entries) == known
+
+    def _sweep(self, sweep: _Walk) -> None:
+        known = len(self.entries)
+        sweep.at = max(sweep.at, self._floor())
+        if self._go_on(sweep):
+            self._listing.sweep = None
+            self._listing.swept_at = sweep.started
+        if len(self.entries) != known:
+            self._listing.quiet = False
+
+    def _go_on(self, walk: _Walk) -> bool:
+        """List from where the walk has come to; whether it reached the end."""
         prefix = layout.events(self.namespace)
-        last = start
-        for info in self.store.list(prefix, start_after=start):
+        for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
             if info.key.startswith("_", len(prefix)):
                 break  # our own objects: no events after them
-            last = info.key
+            walk.at = info.key
             if info.key not in self.entries:
                 self._add(info.key)
-                if len(self._unread) >= _BACKLOG:
-                    listing.resume = last
-                    return
-        listing.resume = None
+            if listed % _ONE_PAGE == 0 and not (walk.at_once and len(self._unread) < _BACKLOG):
+                return False  # what the request has brought is used up
         # A producer whose clock is ahead must not hide what others send now.
-        listing.tail = min(last, self._place(now))
-        if listing.whole:
-            listing.swept_at = listing.started
-            listing.whole = False
+        seen = min(walk.at, self._place(walk.started))
+        self._listing.tail = max(self._listing.tail, seen)
+        return True
 
     def _sweep_is_due(self, now: datetime) -> bool:
         swept = self._listing.swept_at
@@ -333,8 +365,6 @@ class Window:
         if listing.swept_at is None or self._walked is None:
             return
         horizon = self._place(listing.swept_at - HOLD_BACK)
-        if listing.resume is not None:
-            horizon = min(horizon, listing.resume)
         ordered = sorted(self.entries)
         saves = []
         for subscription in self.subscriptions:

@@ -32,11 +32,20 @@ def current_trace() -> HopTrace | None:
 @contextmanager
 def tracing(trace: HopTrace) -> Iterator[HopTrace]:
     """Run a line of work that counts its requests into `trace`."""
-    token = _trace.set(trace)
+    token = enter(trace)
     try:
         yield trace
     finally:
-        _trace.reset(token)
+        leave(token)
+
+
+def enter(trace: HopTrace) -> contextvars.Token[HopTrace | None]:
+    """`tracing` for where it is done for every request: give the token to `leave`."""
+    return _trace.set(trace)
+
+
+def leave(token: contextvars.Token[HopTrace | None]) -> None:
+    _trace.reset(token)
 
 
 @dataclass(slots=True)

@@ -8,12 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Generic, TypeVar, cast
 
-from storage_engine.objectstore.metering import HopTrace, current_trace, tracing
+from storage_engine.objectstore.metering import HopTrace, current_trace, enter, leave, tracing
 
 T = TypeVar("T")
 A = TypeVar("A")
 B = TypeVar("B")
 
+_UNFINISHED = RuntimeError("not run")
 _in_pool: contextvars.ContextVar[bool] = contextvars.ContextVar("in_pool", default=False)
 
 
@@ -23,6 +24,7 @@ class Parallel:
     def __init__(self, workers: int = 32, *, inline: bool = False) -> None:
         """`inline` runs everything in the calling thread, in order: for the simulated store."""
         self._inline = inline
+        self._workers = workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="onto-io")
         # Background work waits for `_pool`, so it must not take that pool's threads.
         self._background = ThreadPoolExecutor(8, thread_name_prefix="onto-background")
@@ -45,12 +47,27 @@ class Parallel:
                 self._attempt(thunk, trace) for thunk, trace in zip(thunks, traces, strict=True)
             ]
         else:
-            futures = [
-                self._pool.submit(self._enter, thunk, trace)
-                for thunk, trace in zip(thunks, traces, strict=True)
-            ]
-            results = [future.result() for future in futures]
+            results = self._together(thunks, traces)
         _reach(traces)
+        return results
+
+    def _together(
+        self, thunks: Sequence[Callable[[], T]], traces: Sequence[HopTrace]
+    ) -> list[T | BaseException]:
+        """Each thread takes the next thunk until none is left, so no thread is woken per thunk."""
+        results: list[T | BaseException] = [_UNFINISHED] * len(thunks)
+        work = enumerate(zip(thunks, traces, strict=True))  # its next() is atomic
+
+        def lane() -> None:
+            token = _in_pool.set(True)
+            try:
+                for number, (thunk, trace) in work:
+                    results[number] = self._attempt(thunk, trace)
+            finally:
+                _in_pool.reset(token)
+
+        lanes = [self._pool.submit(lane) for _ in range(min(self._workers, len(thunks)))]
+        wait_for(lanes)
         return results
 
     def both(self, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
@@ -75,13 +92,6 @@ class Parallel:
         self._background.shutdown(wait=True)
         self._pool.shutdown(wait=True)
 
-    def _enter(self, thunk: Callable[[], T], trace: HopTrace) -> T | BaseException:
-        token = _in_pool.set(True)
-        try:
-            return self._attempt(thunk, trace)
-        finally:
-            _in_pool.reset(token)
-
     @staticmethod
     def _traced(thunk: Callable[[], T], trace: HopTrace) -> T:
         with tracing(trace):
@@ -89,11 +99,13 @@ class Parallel:
 
     @staticmethod
     def _attempt(thunk: Callable[[], T], trace: HopTrace) -> T | BaseException:
-        with tracing(trace):
-            try:
-                return thunk()
-            except BaseException as error:  # noqa: BLE001 - handed to the caller
-                return error
+        token = enter(trace)
+        try:
+            return thunk()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return error
+        finally:
+            leave(token)
 
 
 class Background(Generic[T]):

@@ -18,7 +18,8 @@ from typing import Protocol
 from storage_engine.objectstore.metering import RequestMeter
 from storage_engine.objectstore.parallel import Parallel
 
-_SEGMENT = re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f\ud800-\udfff]{1,200}")
+_SEGMENT = r"(?!\.)[^/\\\x00-\x1f\x7f\ud800-\udfff]{1,200}"
+_KEY = re.compile(f"{_SEGMENT}(?:/{_SEGMENT})*")
 # A file name holds 255 bytes on common file systems; an S3 key 1024, the store's prefix included.
 _SEGMENT_BYTES = 255
 _KEY_BYTES = 900
@@ -121,18 +122,23 @@ def bulk_of(store: ObjectStore) -> ObjectStore:
 
 def check_key(key: str) -> str:
     """Refuse keys that could escape a directory root or that some backend cannot hold."""
-    segments = key.split("/")
-    if not all(_SEGMENT.fullmatch(segment) for segment in segments):
+    if _KEY.fullmatch(key) is None:
         raise ValueError(
             f"unsafe object key {key!r}: segments must be 1-200 printable characters, "
             "not start with '.', and hold no backslash"
         )
-    if len(key.encode()) > _KEY_BYTES or any(len(s.encode()) > _SEGMENT_BYTES for s in segments):
+    fits = len(key) <= _KEY_BYTES if key.isascii() else _fits(key)
+    if not fits:
         raise ValueError(
             f"object key too long: {key[:80]!r}...: at most {_KEY_BYTES} bytes in UTF-8, "
             f"{_SEGMENT_BYTES} in a segment"
         )
     return key
+
+
+def _fits(key: str) -> bool:
+    lengths = [len(segment.encode()) for segment in key.split("/")]
+    return max(lengths) <= _SEGMENT_BYTES and sum(lengths) + len(lengths) - 1 <= _KEY_BYTES
 
 
 def is_key(name: str) -> bool:

@@ -24,8 +24,9 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 from botocore.loaders import Loader
+from pydantic import SecretStr
 
-from storage_engine.config import MIB, OntologiaConfig
+from storage_engine.config import MIB, OntologiaConfig, S3Credentials
 from storage_engine.errors import ConfigurationError, StorageBackendError
 from storage_engine.objectstore.clock import ClockOffset
 from storage_engine.objectstore.metering import HopTrace, RequestMeter, current_trace, tracing
@@ -40,6 +41,7 @@ from storage_engine.objectstore.port import (
 )
 from storage_engine.objectstore.s3_bulk import S3Bulk
 from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
+from storage_engine.objectstore.s3_listing import take_contents
 from storage_engine.objectstore.s3_settings import S3Settings
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class S3Store:
         self._root = f"{self.prefix}/" if self.prefix else ""
         self._offset = ClockOffset()
         try:
-            self._session = _new_session(self.settings.region)
+            self._session = _new_session(self.settings.region, config.s3_credentials)
             # Repeating a read, or a write of a unique key, is harmless: botocore may.
             self._client = self._connect(_ATTEMPTS, {})
             # Repeating a conditional write turns "won" into "lost": botocore may not.
@@ -331,6 +333,7 @@ class S3Store:
         # Last, as botocore adds that header in the same event.
         client.meta.events.register_last("before-call.s3", sent)
         client.meta.events.register("after-call.s3", answered)
+        client.meta.events.register("before-parse.s3.ListObjectsV2", take_contents)
         return client
 
     def _note_date(self, date: str | None, sent: float | None) -> None:
@@ -343,10 +346,23 @@ class S3Store:
         self._offset.observe(sent, time.time(), stamp)
 
 
-def _new_session(region: str | None) -> boto3.session.Session:
-    core = botocore.session.get_session()
+def _new_session(
+    region: str | None, credentials: S3Credentials | None = None
+) -> boto3.session.Session:
+    given = credentials or S3Credentials()
+    core = botocore.session.Session(profile=given.profile)
     if _loaders:
         core.register_component("data_loader", _loaders[0])
     else:
         _loaders.append(core.get_component("data_loader"))
-    return boto3.session.Session(botocore_session=core, region_name=region)
+    return boto3.session.Session(
+        botocore_session=core,
+        region_name=region,
+        aws_access_key_id=given.access_key_id,
+        aws_secret_access_key=_revealed(given.secret_access_key),
+        aws_session_token=_revealed(given.session_token),
+    )
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return secret.get_secret_value() if secret is not None else None

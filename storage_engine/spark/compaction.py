@@ -21,7 +21,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from storage_engine.commitlog.records import CommitFile, Entry
-from storage_engine.config import MIB
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.maintenance.compaction import (
     CompactionPlan,
@@ -34,6 +33,7 @@ from storage_engine.maintenance.compaction.attempt import Attempt
 from storage_engine.maintenance.compaction.inputs import open_inputs
 from storage_engine.maintenance.compaction.local import Build, Guard, Tell, described, folder_of
 from storage_engine.maintenance.compaction.merge import CURRENT, IDENTITY, SUPERSEDED, MergeOrder
+from storage_engine.maintenance.compaction.policy import SPARK_ABOVE
 from storage_engine.maintenance.compaction.proof import Digest, demand
 from storage_engine.maintenance.compaction.run import Progress
 from storage_engine.repository.object.parquet import SnapshotSettings
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from storage_engine.repository.protocol import Repository
     from storage_engine.runtime.session import Session
 
-SPARK_ABOVE = 1024 * MIB  # of a run; what is less, one machine merges well
 _IN_TASK = re.compile(r"storage_engine\.errors\.(IntegrityError|StorageBackendError): (.*)")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -161,9 +160,7 @@ def opened(
     layout: Sequence[str], *, checkpoint_interval: int, cached: bool
 ) -> Iterator[list[Storage]]:
     """`cached`: the store that is not on disk has a cache there."""
-    # In memory where that is possible: syncing to disk is most of the time otherwise.
-    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="ontologia-comparison-", dir=shared))
+    folder = Path(tempfile.mkdtemp(prefix="ontologia-comparison-"))
     # A part a batch, below the least size that users may ask for: staged commits of many files.
     config = OntologiaConfig(
         checkpoint_interval=checkpoint_interval, cache_dir=folder / "cache" if cached else None

@@ -11,9 +11,11 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from click.testing import CliRunner
+from dagster_dg_cli.cli import cli
 
 from ontologia_dagster.definitions import defs
-from ontologia_dagster.defs.head import ontology_head
+from ontologia_dagster.head import head_asset
 from ontologia_dagster.resources import OntologyResource, default_storage_uri
 from storage_engine import Entity, Field, Relation, initialize_storage
 
@@ -37,9 +39,10 @@ def ontology(request: pytest.FixtureRequest, tmp_path: Path) -> OntologyResource
 
 
 def observe(ontology: OntologyResource) -> dg.AssetObservation:
+    head = head_asset("ontology")
     definitions = dg.Definitions(
-        assets=[ontology_head],
-        jobs=[dg.define_asset_job("observe_head", selection=[ontology_head])],
+        assets=[head],
+        jobs=[dg.define_asset_job("observe_head", selection=[head])],
         resources={"ontology": ontology},
     )
     result = definitions.resolve_job_def("observe_head").execute_in_process()
@@ -62,7 +65,15 @@ def test_loading_definitions_needs_no_storage(
     monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", "s3://no-such-bucket/nowhere")
     monkeypatch.chdir(tmp_path)
 
+    def opened(*_: Any, **__: Any) -> None:
+        raise AssertionError("a store was opened")
+
+    for module in ("repository.open", "repository.initialize"):
+        monkeypatch.setattr(f"storage_engine.{module}.open_store", opened)
+    monkeypatch.setattr("socket.socket.connect", opened)
+
     loaded = defs()
+    dg.Definitions.validate_loadable(loaded)
 
     asset = loaded.resolve_asset_graph().get(dg.AssetKey("ontology_head"))
     assert asset.is_observable
@@ -146,11 +157,29 @@ def test_the_workspace_validates(tmp_path: Path) -> None:
     done = subprocess.run(
         [program, "definitions", "validate", "-w", "workspace.yaml"],
         cwd=ROOT,
-        env={"DAGSTER_HOME": str(tmp_path), "HOME": str(tmp_path), "PATH": str(program.parent)},
+        env={
+            "DAGSTER_HOME": str(tmp_path),
+            "HOME": str(tmp_path),
+            "PATH": str(program.parent),
+            "PYTHONWARNINGS": "default",
+        },
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    ours = [line for line in said.splitlines() if "Warning" in line and "ontologia_dagster" in line]
+    assert ours == []
+
+
+@pytest.mark.parametrize("what", ["yaml", "defs"])
+def test_dg_finds_nothing_wrong(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    monkeypatch.chdir(ROOT)
+
+    done = CliRunner().invoke(cli, ["check", what], catch_exceptions=False)
+
+    assert done.exit_code == 0, done.output

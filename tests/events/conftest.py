@@ -39,5 +39,5 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bus]:
         _buckets[server.endpoint] = bucket
         uri = f"s3://{bucket}/{uuid.uuid4().hex[:12]}"
         settings = {"s3_endpoint_url": server.endpoint, "s3_region": REGION}
-    with made_bus(uri, **settings) as made:
+    with made_bus(uri, kind, **settings) as made:
         yield made

@@ -41,6 +41,7 @@ class Bus:
 
     uri: str
     settings: dict[str, Any] = field(default_factory=dict)
+    kind: str = ""  # of the storage, or of the server it is on
     opened: list[Repository] = field(default_factory=list)
 
     @property
@@ -81,9 +82,9 @@ class Bus:
 
 
 @contextmanager
-def made_bus(uri: str, **settings: Any) -> Iterator[Bus]:
+def made_bus(uri: str, kind: str = "", **settings: Any) -> Iterator[Bus]:
     initialize_storage(uri, config=OntologiaConfig(**settings))
-    bus = Bus(uri, settings)
+    bus = Bus(uri, settings, kind)
     try:
         yield bus
     finally:

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.records import to_json
+from storage_engine.errors import StorageBackendError
 from storage_engine.events.open import open_event_store
-from storage_engine.events.protocol import Consumer, EventStore
+from storage_engine.events.protocol import Claim, Consumer, EventStore
+from storage_engine.objectstore.faults import FaultKind
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository.protocol import CommitRequest
 from tests.commitlog.support import World, Writer, new_world
@@ -147,3 +153,55 @@ def test_a_handlers_commit_asks_nothing_more_for_its_ack() -> None:
     plain = commit("plain")
     assert commit("acks", acks=[claim.as_ack()]) == plain
     assert spent(writer, lambda: worker.ack([claim])) == ({"PUT_IF": 1}, 1)
+
+
+def test_an_idle_poll_after_a_burst_is_one_request_and_late_arrivals_are_found() -> None:
+    world = new_world()
+    writer, store = opened(world)
+    at = writer.store.now()
+    burst = [order(n, created_at=at + timedelta(milliseconds=n)) for n in range(3_000)]
+    store.enqueue(burst)
+    world.backend.clock.sleep(5)
+    writer, worker = worker_of(world)
+    worker.ack(take_all(worker, 500))
+    polls: list[Cost] = []
+
+    def poll() -> list[Claim]:
+        world.backend.clock.sleep(1)
+        found: list[Claim] = []
+        polls.append(spent(writer, lambda: found.extend(worker.claim(50))))
+        return found
+
+    poll()  # sees that nothing new comes
+    assert not any(poll() for _ in range(60))
+    looks = [cost for cost, _ in polls[1:]]
+    assert [cost["LIST"] for cost in looks] == [1] * 60
+    # The log, and the position: each at most every 30 s.
+    assert sum(sum(cost.values()) for cost in looks) <= 60 + 2 * 3
+
+    store.enqueue([order("new"), order("late", created_at=at)])
+    writer.store.put(layout.event(NAMESPACE, at, "order-hidden"), to_json(order("hidden")))
+    arrived = [claim.event_id for _ in range(20) for claim in poll()]
+    assert sorted(arrived) == ["order-hidden", "order-late", "order-new"]
+    assert [cost["LIST"] for cost, _ in polls].count(1) >= len(polls) - 4
+
+
+def test_a_look_beside_claims_costs_no_hop_and_its_failure_no_claim() -> None:
+    world = new_world()
+    _, store = opened(world)
+    store.enqueue([order(n) for n in range(90)])
+    writer, worker = worker_of(world)
+    worker.claim(20)
+    world.backend.clock.sleep(2)
+    claims: list[Claim] = []
+
+    cost = spent(writer, lambda: claims.extend(worker.claim(20, ahead=True)))
+    assert cost == ({"GET": 40, "LIST": 1, "PUT_IF": 20}, 2)
+    world.backend.clock.sleep(2)
+    writer.fail(FaultKind.UNAVAILABLE, "LIST", "events/*", times=None)
+    claims += worker.claim(20, ahead=True)
+    assert len(claims) == 40
+    with pytest.raises(StorageBackendError):  # now it is seen to
+        worker.claim(20)
+    writer.heal()
+    assert len(take_all(worker)) == 30

@@ -108,7 +108,8 @@ def test_any_text_is_an_id(bus: Bus) -> None:
 
 @on_servers
 def test_sixteen_workers_race_and_each_event_goes_to_one(bus: Bus) -> None:
-    count = 48
+    # moto takes one request at a time, and twenty seconds for the 48 of the others.
+    count = 16 if bus.kind == "moto" else 48
     bus.open().enqueue([order(n) for n in range(count)])
     workers = [bus.worker(name=f"w{n}", s3_lock_timeout_ms=60_000) for n in range(16)]
     gate = threading.Barrier(16)
@@ -285,13 +286,14 @@ def test_a_dead_letter_at_the_end_of_a_chain_tells_nobody(bus: Bus) -> None:
 
 @on_servers
 def test_a_handler_that_kills_its_process_ends_as_a_dead_letter(bus: Bus) -> None:
-    settings = {**bus.short, "event_max_attempts": 3}
+    # Nothing has to happen while a lease holds, so it can be as short on a slow server.
+    settings: dict[str, Any] = {"event_lease_ms": 300, "event_max_attempts": 3}
     store = bus.open(**settings)
     store.enqueue([order(1)])
     for delivery in (1, 2, 3):
         claim = one(bus.worker(**settings))  # and nobody ever answers
         assert claim.record.deliveries == delivery
-        bus.pass_lease(store)
+        store.sleep(0.42)
     assert bus.worker(**settings).claim(10) == []
 
     (letter,) = store.list_dead_letters(NAMESPACE, 10)

@@ -18,7 +18,6 @@ import pytest
 
 import storage_engine
 from storage_engine import Session
-from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, IntegrityError, LeaseExpiredError
@@ -30,7 +29,6 @@ from storage_engine.maintenance.compaction import (
     plan_compaction,
     publish,
 )
-from storage_engine.model import TypeSpec
 from storage_engine.repository import Repository, Window, initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.parquet import SnapshotPart, SnapshotSettings
@@ -51,30 +49,10 @@ from tests.engines import (
     stream_of,
     table_of,
 )
+from tests.maintenance.reads import entries_of, seen
 
 EAGER = CompactionPolicy(min_entries=2)
 ZSTD_FRAME = bytes.fromhex("28b52ffd")  # each page is one
-
-
-def entries_of(repository: Repository, spec: TypeSpec = CUSTOMER) -> tuple[Entry, ...]:
-    """The log's own, not the index's."""
-    assert isinstance(repository, ObjectRepository)
-    head = repository.chain.read_head().head
-    return state.current_checkpoint(repository.chain, head).entries[spec.ref]
-
-
-def seen(repository: Repository, spec: TypeSpec = CUSTOMER) -> dict[str, list[dict[str, Any]]]:
-    """Every kind of read, at commits that matter, and what each commit changed."""
-    head = repository.head_commit_id()
-    some = sorted({-1, 0, 1, head // 2, head - 1, head, head + 1})
-    windows = {
-        "latest": Window(),
-        "history": Window(history=True),
-        **{f"as_of {c}": Window(as_of=c) for c in some},
-        **{f"since {c}": Window(history=True, since=c) for c in some},
-    }
-    found = {name: repository.read(spec, window).to_pylist() for name, window in windows.items()}
-    return found | {f"changes {c}": repository.list_commit_changes(c) for c in range(1, head + 1)}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,51 @@ def test_staged_parts_of_a_writer_that_lives_stay(world: World) -> None:
     with pytest.raises(OntologiaError):
         slow.commit(stream_of(CUSTOMER, [customer("a", age=7)]))
     assert seen[0].objects == 0
+
+
+def died_compacting(world: World) -> str:
+    """The key of the lease that it left."""
+    writer = world.open("writer")
+    for age in (1, 2):
+        writer.put(customer("a", age=age))
+    doomed = world.open("doomed")
+    doomed.fail(FaultKind.CRASH_BEFORE, "PUT_IF", layout.HEAD)
+    with pytest.raises(SimulatedCrash):
+        compact(doomed.repo, ALL)
+    (lease,) = world.stored_keys(plan_module.LEASES)
+    return lease
+
+
+def test_the_lease_of_a_compactor_that_died_goes(world: World) -> None:
+    died_compacting(world)
+    assert plan_module.EXPIRED_LEASE not in collect(world)[0].by_reason()
+    days(world, 8)
+    _, report = collect(world)
+    assert report.reasons[plan_module.EXPIRED_LEASE] == 1
+    assert world.stored_keys(plan_module.LEASES) == []
+    assert compact(world.open("another").repo, ALL).runs
+    check(world)
+
+
+def test_a_lease_that_is_taken_between_plan_and_sweep_stays(world: World) -> None:
+    lease = died_compacting(world)
+    days(world, 8)
+    collector, compactor = world.open("collector"), world.open("another")
+    plan = plan_gc(collector.repo)
+    assert plan.by_reason()[plan_module.EXPIRED_LEASE][0] == 1
+    seen: list[GcReport] = []
+    # The other holds the lease, and is about to publish.
+    at(compactor.store, "PUT_IF", layout.HEAD, lambda: seen.append(sweep_leases(collector, plan)))
+    compact(compactor.repo, ALL)
+    assert [(report.objects, report.spared) for report in seen] == [(0, 1)]
+    assert world.stored_keys(lease) == []  # released by its holder
+    check(world)
+
+
+def sweep_leases(collector: Writer, plan: GcPlan) -> GcReport:
+    """That part of a sweep which needs no write lock."""
+    leases = tuple(one for one in plan.doomed if one.reason == plan_module.EXPIRED_LEASE)
+    return sweep(collector.repo, replace(plan, doomed=leases))
 
 
 def test_a_heartbeat_that_beats_between_plan_and_sweep_saves_the_parts(world: World) -> None:

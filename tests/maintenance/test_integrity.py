@@ -349,11 +349,17 @@ def test_ends_that_do_not_exist_are_found(storage: Storage) -> None:
     commit(
         repository, rows_of(SUBSCRIPTION, edge("nobody", "p1", seats=1), edge("c1", "p9", seats=1))
     )
+    commit(
+        repository, rows_of(SUBSCRIPTION, edge("nobody", "p1", seats=2), edge("c2", "p9", seats=1))
+    )
     assert verify_storage(repository).ok
     report = verify_storage(repository, deep=True)
     said = sorted(f.message for f in report.findings)
     assert [f.reason for f in report.findings] == ["missing_endpoint"] * 2
-    assert said == ["1 left keys have no Customer: nobody", "1 right keys have no Product: p9"]
+    assert said == [
+        "1 left keys have no Customer: nobody (1 relations)",
+        "1 right keys have no Product: p9 (2 relations)",
+    ]
     repository.close()
 
 

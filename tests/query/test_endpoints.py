@@ -17,6 +17,7 @@ from storage_engine.query.evaluator import matches
 from storage_engine.query.normal import Endpoint, normalise
 from storage_engine.query.sql import Conditions
 from storage_engine.query.sqlite_sql import Sqlite
+from tests.campaigns import examples
 from tests.query.worlds import ENGINES, LINK, Link, Thing, World
 
 LEAVES: list[Callable[[], Filter]] = [
@@ -60,7 +61,7 @@ LINKS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(THINGS, LINKS, FILTERS, st.booleans())
 def test_endpoint_conditions_are_the_same_everywhere(
     things: list[Thing], links: list[Link], expression: Filter, history: bool

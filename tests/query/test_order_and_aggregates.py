@@ -18,6 +18,7 @@ from storage_engine.query.spec import Order, QuerySpec
 from storage_engine.query.sql import Shape
 from storage_engine.query.statements import Compiler
 from storage_engine.repository.sqlite.codec import from_values
+from tests.campaigns import examples
 from tests.query.worlds import ENGINES, FILTERS, THING, Thing, World, objects
 
 SORTABLE: list[Callable[[], FieldRef[Any]]] = [
@@ -38,7 +39,9 @@ SORTABLE: list[Callable[[], FieldRef[Any]]] = [
     lambda: Thing.node["raw"],
 ]
 KEYS = st.lists(st.tuples(st.sampled_from(SORTABLE), st.booleans()), max_size=3)
-SETTINGS = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(
+    deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck)
+)
 
 
 @SETTINGS

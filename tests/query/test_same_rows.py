@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 
 from storage_engine.model.expressions import Filter
+from tests.campaigns import examples
 from tests.query.worlds import ENGINES, FILTERS, Thing, World, objects
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=list(HealthCheck))
 @given(objects(), FILTERS)
 def test_filters_keep_the_same_rows_everywhere(things: list[Thing], expression: Filter) -> None:
     world = World(things)

@@ -4,6 +4,8 @@ import pytest
 
 from tests.typing_check import Errors, check_mistakes, mypy_errors
 
+pytestmark = pytest.mark.timeout(600)  # may wait for another run of mypy
+
 GOOD = """
 from collections.abc import Iterator
 from datetime import datetime
@@ -93,7 +95,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    return mypy_errors(tmp_path_factory.mktemp("typing"), "query", GOOD, BAD)
+    return mypy_errors(tmp_path_factory.mktemp("typing"), GOOD, BAD)
 
 
 def test_queries_type_check(errors: Errors):

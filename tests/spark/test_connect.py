@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from jobs.ingest import DriftPolicy, IngestOrder, Source
 from storage_engine import initialize_storage
 from tests.servers import free_ports
 from tests.spark_support import SETTINGS
@@ -74,19 +76,33 @@ def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def test_ingest_and_read(server: str, tmp_path: Path) -> None:
-    initialize_storage(tmp_path / "onto")
-    client = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "tests/spark/connect_client.py"),
-            server,
-            str(tmp_path / "onto"),
-            str(tmp_path / "checkpoint"),
-        ],
+    storage = tmp_path / "onto"
+    initialize_storage(storage)
+    _run("tests/spark/connect_client.py", server, str(storage), str(tmp_path / "checkpoint"))
+    (tmp_path / "samples.csv").write_text("id,number\njob1,7\njob2,many\n")
+    order = IngestOrder(
+        storage_uri=str(storage),
+        type="Sample",
+        models="tests.spark.read_world",
+        source=Source("csv", (str(tmp_path / "samples.csv"),), schema="id STRING, number BIGINT"),
+        on_bad_rows="quarantine",
+        drift=DriftPolicy(retyped="quarantine"),
+        expectations=({"unique": "id"}, {"referential": {"column": "id", "type": "Sample"}}),
+    )
+    said = _run("jobs/ingest.py", f"--remote={server}", "--json", *order.to_arguments())
+    result = json.loads(said.splitlines()[-1])
+    assert (result["inserted"], result["quarantined"]) == (1, 1)
+
+
+def _run(program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / program), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=360,
         check=False,
     )
-    assert client.returncode == 0, client.stderr[-5000:]
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout

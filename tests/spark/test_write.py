@@ -12,6 +12,8 @@ import pytest
 
 from storage_engine import (
     ConfigurationError,
+    Entity,
+    Field,
     Session,
     UnsupportedEngineError,
     ValidationError,
@@ -74,7 +76,7 @@ EVERY_COLUMN = (
     " mixed string, anything string"
 )
 MOMENT = datetime(2026, 11, 16, 1, 2, 3, 456789, tzinfo=UTC)
-EVERY_ROW = [
+EVERY_ROW: list[tuple[Any, ...]] = [
     ("a", "ä€😀", 2**62, 0.1, True, MOMENT, date(1, 1, 1), b"\x00\xff", None, None, ["x", "y"],
      {"k": 1}, "text", '{"b": [1, null]}'),
     ("b", "", -1, -0.0, False, datetime(1969, 12, 31, tzinfo=UTC), date(9999, 12, 31), b"", "",
@@ -163,7 +165,15 @@ def test_any_number_of_partitions(
         assert write_entities(empty, Customer, session).commit_id is None
 
         monkeypatch.setattr(writer, "_LOOSE_BYTES", 0)
-        many = write_entities(wide.repartition(2), Customer, session, target_part_bytes=64 * 1024)
+        batch = "spark.sql.execution.arrow.maxRecordsPerBatch"
+        before = spark.conf.get(batch)
+        spark.conf.set(batch, "200")  # a part ends with a batch
+        try:
+            many = write_entities(
+                wide.repartition(2), Customer, session, target_part_bytes=64 * 1024
+            )
+        finally:
+            spark.conf.set(batch, str(before))
         assert (many.updated, many.inserted) == (300, 2700)
         assert many.files > 4
         assert len(customers(session)) == 3000
@@ -194,7 +204,6 @@ def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) 
     again = write_entities(df.limit(1), Customer, session, idempotency=("crm", 1))
     assert (again.already_applied, again.commit_id, again.type_commit_id) == (True, 1, 1)
 
-    # A null moved from one column to another, and values that only look alike.
     stated[5] = ("c005", "changed", None)
     stated.append(("c100", "new", 7))
     changed = write_entities(spark.createDataFrame(stated, CUSTOMERS), Customer, session)
@@ -205,6 +214,19 @@ def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) 
     assert (third.updated, third.commit_id) == (1, 3)
     latest = write_entities(df, Customer, session)
     assert (latest.commit_id, latest.unchanged) == (None, 100)
+
+
+class Pair(Entity):
+    id: Field[str] = Field(primary_key=True)
+    one: Field[str | None] = Field(default=None)
+    other: Field[str | None] = Field(default=None)
+
+
+def test_a_null_that_moves_is_a_change(spark: SparkSession, session: Session) -> None:
+    columns = "id string, one string, other string"
+    write_entities(spark.createDataFrame([("a", "v", None), ("b", "", "")], columns), Pair, session)
+    moved = spark.createDataFrame([("a", None, "v"), ("b", "", None)], columns)
+    assert write_entities(moved, Pair, session).updated == 2
 
 
 def test_repeated_identities_and_the_order_column(spark: SparkSession, session: Session) -> None:

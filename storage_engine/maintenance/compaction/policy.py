@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from storage_engine.commitlog.records import Entry
 from storage_engine.config import MIB
 
+SPARK_ABOVE = 1024 * MIB  # of a run: what is less, one machine merges well
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

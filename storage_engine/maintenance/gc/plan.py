@@ -35,6 +35,7 @@ from storage_engine.repository.object.engine import ObjectRepository
 
 DEFAULT_GRACE = timedelta(days=7)
 ATTEMPTS = "meta/attempts/"
+LEASES = "meta/compaction/"
 _PREFIXES = ("commits/", "snapshots/", "staged/", CHECKPOINTS)
 _COMMIT = re.compile(r"commits/(\d+)-[^/]+")
 _SNAPSHOT = re.compile(r"snapshots/(entities|relations)/(.+?)-(\d+)-(\d+)(?:-([0-9a-f]{8}))?[./]")
@@ -45,6 +46,7 @@ ORPHAN_STAGED = "staged by a writer that is silent"
 ORPHAN_SNAPSHOT = "snapshot that nothing needs"
 OLD_CHECKPOINT = "checkpoint that nothing needs"
 SILENT_ATTEMPT = "heartbeat of a silent writer"
+EXPIRED_LEASE = "lease of a compaction that has ended"
 COMPACTED = "replaced by a snapshot"
 
 Progress = Callable[[int], None]  # objects looked at
@@ -57,6 +59,7 @@ class Fence(Enum):
     HEAD = "head"  # head is rewritten: the attempt for the next commit must fail
     ATTEMPT = "attempt"  # the writer's heartbeat is deleted, then head is rewritten
     INDEX = "index"  # and the type's index is rewritten
+    UNCHANGED = "unchanged"  # it goes in the version that was judged: a new holder keeps it
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ class _Planner:
             *self._snapshots(candidates, now, floor, heartbeats, checkpoints, dead),
             *self._checkpoints(checkpoints, now, floor, dead),
             *self._attempts(heartbeats),
+            *self._leases(),
         ]
         if self._purge and floor is None:
             self._notes.append(
@@ -224,7 +228,7 @@ class _Planner:
         found: dict[str, Doomed | None] = {}
         for info in self._chain.store.list(ATTEMPTS):
             attempt = info.key.removeprefix(ATTEMPTS).removesuffix(".json")
-            silent = info.modified <= self._silence and self._beaten(info) <= self._silence
+            silent = info.modified <= self._silence and self._said(info, "heartbeat_at")
             found[attempt] = (
                 Doomed(info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt)
                 if silent
@@ -232,12 +236,13 @@ class _Planner:
             )
         return found
 
-    def _beaten(self, info: ObjectInfo) -> datetime:
+    def _said(self, info: ObjectInfo, name: str) -> bool:
+        """Whether the time that the object tells is past the silence, as its age is."""
         try:
-            raw = from_json(self._chain.store.get(info.key).data, key=info.key)
-            return parse_timestamp(raw["heartbeat_at"])
-        except (ObjectNotFound, IntegrityError, KeyError, TypeError, ValueError):
-            return info.modified  # unreadable, or gone: only its age is known
+            data = self._chain.store.get(info.key).data
+        except ObjectNotFound:
+            return True
+        return moment_in(data, name, info.modified) <= self._silence
 
     def _young(self, info: ObjectInfo) -> bool:
         young = info.modified > self._cutoff
@@ -375,6 +380,20 @@ class _Planner:
         self._kept["heartbeat of a writer that lives"] += sum(
             one is None for one in heartbeats.values()
         )
+
+    def _leases(self) -> Iterator[Doomed]:
+        """A compactor that died left its lease; one that lives has renewed it."""
+        for info in self._chain.store.list(LEASES):
+            if info.modified <= self._silence and self._said(info, "expires_at"):
+                yield Doomed(info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED)
+
+
+def moment_in(data: bytes, name: str, modified: datetime) -> datetime:
+    """A time that an object tells; of an unreadable one, only its age is known."""
+    try:
+        return parse_timestamp(from_json(data, key="")[name])
+    except (IntegrityError, KeyError, TypeError, ValueError):
+        return modified
 
 
 def _type_in(key: str) -> tuple[str, str] | tuple[None, str]:

@@ -19,11 +19,10 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
-from storage_engine.commitlog.records import from_json, parse_timestamp
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
 from storage_engine.index.objects import IndexObjects
 from storage_engine.index.repair import write_indices
-from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, silence
+from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, moment_in, silence
 from storage_engine.maintenance.gc.reach import CHECKPOINTS, Reach, reach
 from storage_engine.maintenance.indices import index_verifier
 from storage_engine.objectstore.port import (
@@ -87,7 +86,9 @@ class _Sweeper:
 
     def run(self) -> GcReport:
         plain = [one for one in self._plan.doomed if one.fence is Fence.NONE]
-        fenced = [one for one in self._plan.doomed if one.fence is not Fence.NONE]
+        leases = [one for one in self._plan.doomed if one.fence is Fence.UNCHANGED]
+        simple = {Fence.NONE, Fence.UNCHANGED}
+        fenced = [one for one in self._plan.doomed if one.fence not in simple]
         if self._chain.read_head().head.log_id != self._plan.head.log_id:
             self._report.spared = len(self._plan.doomed)
             return self._report  # the storage was begun anew
@@ -95,6 +96,11 @@ class _Sweeper:
             self._repository.flush()
             plain += self._fence(fenced)
         self._delete(plain)
+        for lease in leases:
+            if self._silenced(lease, "expires_at"):
+                self._count([lease])
+            else:
+                self._report.spared += 1
         return self._report
 
     # -- under the lock -----------------------------------------------------------------------
@@ -124,7 +130,7 @@ class _Sweeper:
             if one.key.startswith(ATTEMPTS):
                 assert one.attempt is not None
                 lease.guard()
-                if self._silenced(one):
+                if self._silenced(one, "heartbeat_at"):
                     self._count([one])
                 else:
                     alive.add(one.attempt)
@@ -134,22 +140,20 @@ class _Sweeper:
             one for one in doomed if one.attempt not in alive and not one.key.startswith(ATTEMPTS)
         ]
 
-    def _silenced(self, heartbeat: Doomed) -> bool:
+    def _silenced(self, one: Doomed, name: str) -> bool:
+        """Delete what is still past its time, in the version that says so."""
         try:
-            stored = self._store.get(heartbeat.key)
+            stored = self._store.get(one.key)
         except ObjectNotFound:
             return True
-        try:
-            beaten = parse_timestamp(from_json(stored.data, key="")["heartbeat_at"])
-        except (IntegrityError, KeyError, TypeError, ValueError):
-            beaten = heartbeat.modified
-        if beaten > self._store.now() - silence(self._repository, self._plan.grace):
+        told = moment_in(stored.data, name, one.modified)
+        if told > self._store.now() - silence(self._repository, self._plan.grace):
             return False
         try:
-            self._store.delete_if_match(heartbeat.key, stored.etag)
+            self._store.delete_if_match(one.key, stored.etag)
         except (PreconditionFailed, ConditionalConflict, OutcomeUnknown):
             try:
-                self._store.get(heartbeat.key)
+                self._store.get(one.key)
             except ObjectNotFound:
                 return True
             return False  # it beats, or the store did not answer: another time

@@ -145,7 +145,8 @@ class RowCheck:
             return
         rows = sum(f.row_count for e in self._entries.get(end, ()) for f in e.files)
         parts = max(1, rows // _KEYS_AT_ONCE)
-        missing = 0
+        identity = ", ".join(quoted(name) for name in relation.identity)
+        missing = concerned = 0
         examples: list[str] = []
         for part in range(parts):
             keys = self._keys(spec, part, parts)
@@ -153,21 +154,17 @@ class RowCheck:
                 self._repository, relation, self._entries_of(relation), ends=keys
             ) as cursor:
                 found = cursor.execute(
-                    f"SELECT DISTINCT {column} FROM versions v "
-                    f"ANTI JOIN ends ON v.{column} = ends.entity_key "
-                    f"WHERE hash(v.{column}) % {parts} = {part} ORDER BY 1"
+                    f"SELECT {column}, count(*) FROM (SELECT DISTINCT {identity} FROM versions "
+                    f"WHERE hash({column}) % {parts} = {part}) v "
+                    f"ANTI JOIN ends ON v.{column} = ends.entity_key GROUP BY 1 ORDER BY 1"
                 )
                 while rows_found := found.fetchmany(10_000):
                     missing += len(rows_found)
+                    concerned += sum(row[1] for row in rows_found)
                     examples += [row[0] for row in rows_found[: _EXAMPLES - len(examples)]]
         if missing:
-            more = " ..." if missing > len(examples) else ""
-            self._report.note(
-                "endpoints",
-                "missing_endpoint",
-                f"{missing} {side} keys have no {name}: {', '.join(examples)}{more}",
-                type_name=relation.name,
-            )
+            said = missing_ends(side, str(name), missing, concerned, examples)
+            self._report.note("endpoints", "missing_endpoint", said, type_name=relation.name)
 
     def _keys(self, spec: TypeSpec | None, part: int, parts: int) -> pa.Table:
         """The identities of one part of the entities: bounded, however many there are."""
@@ -178,6 +175,15 @@ class RowCheck:
                 "SELECT DISTINCT entity_key FROM versions "
                 f"WHERE hash(entity_key) % {parts} = {part}"
             ).to_arrow_table()
+
+
+def missing_ends(
+    side: str, name: str, missing: int, concerned: int, examples: Sequence[str]
+) -> str:
+    """What is said of relations that name entities which are not there."""
+    more = " ..." if missing > len(examples) else ""
+    shown = f"{', '.join(examples)}{more}"
+    return f"{missing} {side} keys have no {name}: {shown} ({concerned} relations)"
 
 
 def _conditions(spec: TypeSpec) -> list[tuple[str, str, str]]:

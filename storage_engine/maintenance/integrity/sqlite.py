@@ -7,8 +7,12 @@ import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from storage_engine.errors import OntologiaError
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.maintenance.integrity.rows import missing_ends
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import Window
 from storage_engine.repository.sqlite import tags as sqlite_tags
@@ -120,7 +124,24 @@ def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress:
             name = str(spec.left if side == "left" else spec.right)
             missing = sorted(found - keys.get(name, set()))
             if missing:
-                shown = ", ".join(missing[:_EXAMPLES])
-                more = " ..." if len(missing) > _EXAMPLES else ""
-                said = f"{len(missing)} {side} keys have no {name}: {shown}{more}"
+                concerned = _concerned(repository, spec, f"{side}_key", missing, report)
+                said = missing_ends(side, name, len(missing), concerned, missing[:_EXAMPLES])
                 report.note("endpoints", "missing_endpoint", said, type_name=spec.name)
+
+
+def _concerned(
+    repository: SqliteRepository,
+    spec: TypeSpec,
+    column: str,
+    keys: list[str],
+    report: IntegrityReport,
+) -> int:
+    """How many relations have one of these keys; read again, as only few storages have any."""
+    found: set[tuple[str, ...]] = set()
+    wanted = pa.array(keys, pa.string())
+    for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
+        window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+        rows = repository.read(spec, window)
+        rows = rows.filter(pc.is_in(rows.column(column), value_set=wanted))
+        found.update(zip(*(rows.column(c).to_pylist() for c in spec.identity), strict=True))
+    return len(found)

@@ -15,6 +15,7 @@ from storage_engine.model.expressions import Filter
 from storage_engine.query import evaluator
 from storage_engine.repository.object.parquet import encode_bytes, stored_table
 from storage_engine.repository.object.query.pruning import KeyRanges, may_hold, may_match
+from tests.campaigns import examples
 from tests.query.worlds import FILTERS, TEXTS, THING, Thing, objects
 
 
@@ -26,7 +27,7 @@ def file_of(things: list[Thing]) -> CommitFile:
     return part.describe(THING, "x", schema_version_id=1, part=None, inserted=len(things))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(things=objects(), expression=FILTERS)
 def test_a_file_with_a_matching_row_is_kept(things: list[Thing], expression: Filter) -> None:
     file = file_of(things)
@@ -71,7 +72,7 @@ def test_statistics_of_another_kind_keep_a_file() -> None:
         assert may_match(condition, replace(file, key_range={"entity_key": [1, 2]}))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
 @given(st.lists(st.lists(TEXTS, min_size=1, max_size=4), max_size=6), st.lists(TEXTS, min_size=1))
 def test_files_that_share_a_key_are_seen_to(others: list[list[str]], keys: list[str]) -> None:
     ranges = KeyRanges()

@@ -1,0 +1,217 @@
+"""Two speeds of checking what is stored.
+
+`index_verify` belongs to each type and runs with every materialisation: it compares the type's
+index with the log, which reads no data. Deep verification reads everything (chain, hashes, row
+counts, both ends of relations); its checks hang on the storage's log, an asset that nobody
+materialises, so that they run on their own schedule alone.
+
+A check always has a result: a storage that cannot be read is a failed check that says why.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, snake_case
+from ontologia_dagster.tables import table
+from storage_engine.errors import OntologiaError
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources import OntologyResource
+    from storage_engine.index.verify import Examination
+    from storage_engine.maintenance.integrity import Finding, IntegrityReport
+
+INDEX_VERIFY = "index_verify"
+DEEP_VERIFY = "deep_verify"
+LOG_AREA = "deep_verify_log"
+_FINDING = ["type", "reason", "commit", "what", "path"]
+
+
+def index_check(declared: OntologyAsset, repair_job: str) -> dg.AssetChecksDefinition:
+    """The cheap check of one type; a failure names the job that repairs it."""
+
+    @dg.asset_check(
+        asset=declared.asset_key,
+        name=INDEX_VERIFY,
+        description="The type's index agrees with the log.",
+        blocking=declared.blocking_checks,
+        required_resource_keys={declared.storage},
+    )
+    def index_verify(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        ontology: OntologyResource = getattr(context.resources, declared.storage)
+        return always(lambda: _index_result(ontology, declared.type, repair_job))
+
+    return index_verify
+
+
+def always(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
+    """The check's result, or a failed one with the error that kept it from having one."""
+    try:
+        return check()
+    except OntologiaError as error:
+        return dg.AssetCheckResult(
+            passed=False,
+            description=str(error),
+            metadata={"error": type(error).__name__, "retryable": error.retryable},
+        )
+
+
+def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str) -> Any:
+    examined = examine(ontology, type_name)
+    findings = [finding for one in examined for finding in one.findings]
+    metadata: dict[str, Any] = {
+        "index_lag": max((one.lag for one in examined), default=0),
+        "findings": len(findings),
+        "finding_list": table(
+            _FINDING, [(f.type_name, f.reason, f.commit_id, f.message, f.path) for f in findings]
+        ),
+    }
+    if not findings:
+        return dg.AssetCheckResult(passed=True, metadata=metadata)
+    reasons = ", ".join(sorted({finding.reason for finding in findings}))
+    return dg.AssetCheckResult(
+        passed=False,
+        description=f"{type_name}: {reasons}. Readers stay right, but slower; run {repair_job}",
+        metadata={
+            **metadata,
+            "repair_job": dg.MetadataValue.job(repair_job, ontology.location),
+        },
+    )
+
+
+def examine(ontology: "OntologyResource", type_name: str) -> "list[Examination]":
+    """What the index of a type is and should be; nothing where there are no indices."""
+    from storage_engine.maintenance.indices import index_verifier
+    from storage_engine.repository.object.engine import ObjectRepository
+
+    with ontology.repository() as repository:
+        if not isinstance(repository, ObjectRepository):
+            return []  # SQLite keeps rows in tables
+        verifier = index_verifier(repository)
+        head = verifier.chain.read_head().head
+        refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
+        return [
+            verifier.examine_type(head, ref, verifier.indices.read(ref, log_id=head.log_id))
+            for ref in refs
+        ]
+
+
+# -- deep -----------------------------------------------------------------------------------------
+
+
+def log_asset(storage: str) -> dg.AssetSpec:
+    """The storage's log, as something to hang checks on: runs write it, nobody materialises it."""
+    return dg.AssetSpec(
+        dg.AssetKey([storage, "log"]),
+        description="The commit log with its data files, as deep verification sees it.",
+        group_name="ontologia",
+        kinds={"parquet"},
+    )
+
+
+def deep_check_name(type_name: str) -> str:
+    return f"{DEEP_VERIFY}_{snake_case(type_name)}"
+
+
+def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
+    """One check for the log itself, one for each type; all from one reading of the storage."""
+    key = dg.AssetKey([storage, "log"])
+    specs = [
+        dg.AssetCheckSpec(
+            LOG_AREA, asset=key, description="Chain, checkpoints, tags, undeclared types."
+        ),
+        *(
+            dg.AssetCheckSpec(
+                deep_check_name(name),
+                asset=key,
+                description=f"Files, hashes, row counts and endpoints of {name}.",
+            )
+            for name in types
+        ),
+    ]
+
+    @dg.multi_asset_check(
+        name=f"{storage}_deep_verification",
+        specs=specs,
+        required_resource_keys={storage},
+        pool=MAINTENANCE_POOL,
+        can_subset=True,  # otherwise the UI's Execute buttons are off
+    )
+    def deep_verify(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        wanted = {one.name for one in context.selected_asset_check_keys}
+        try:
+            results = list(_deep_results(key, deep_report(ontology), types))
+        except OntologiaError as error:
+            results = [_not_verified(key, spec.name, error) for spec in specs]
+        yield from (one for one in results if one.check_name in wanted)
+
+    return deep_verify
+
+
+def deep_report(ontology: "OntologyResource") -> "IntegrityReport":
+    from storage_engine.maintenance.integrity import verify_storage
+
+    with ontology.repository() as repository:
+        return verify_storage(repository, deep=True)
+
+
+def _deep_results(
+    key: dg.AssetKey, report: "IntegrityReport", types: Sequence[str]
+) -> Iterator[dg.AssetCheckResult]:
+    by_type: dict[str | None, list[Finding]] = {name: [] for name in types}
+    rest: list[Finding] = []
+    for finding in report.findings:
+        by_type.get(finding.type_name, rest).append(finding)
+    hidden = report.total - len(report.findings)
+    yield _deep_result(key, LOG_AREA, rest, report, passed=not rest and not hidden)
+    for name in types:
+        found = by_type[name]
+        yield _deep_result(key, deep_check_name(name), found, report, passed=not found)
+
+
+def _deep_result(
+    key: dg.AssetKey,
+    name: str,
+    findings: "Sequence[Finding]",
+    report: "IntegrityReport",
+    *,
+    passed: bool,
+) -> dg.AssetCheckResult:
+    checked = dict(report.checked)
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=passed,
+        description=None if passed else _summary(findings, report),
+        metadata={
+            "findings": len(findings),
+            "finding_list": table(
+                ["type", "area", *_FINDING[1:]],
+                [(f.type_name, f.area, f.reason, f.commit_id, f.message, f.key) for f in findings],
+            ),
+            "head_commit": report.head_commit_id,
+            **{f"checked_{what}": count for what, count in sorted(checked.items())},
+        },
+    )
+
+
+def _summary(findings: "Sequence[Finding]", report: "IntegrityReport") -> str:
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.reason] = counts.get(finding.reason, 0) + 1
+    said = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
+    hidden = report.total - len(report.findings)
+    more = f"; {hidden} findings more are counted only" if hidden else ""
+    return f"{said or 'nothing of its own'}{more}"
+
+
+def _not_verified(key: dg.AssetKey, name: str, error: OntologiaError) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=False,
+        description=str(error),
+        metadata={"error": type(error).__name__, "retryable": error.retryable},
+    )

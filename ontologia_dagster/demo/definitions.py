@@ -1,0 +1,85 @@
+"""The demo as a code location of its own: the platform over the demo's types, and its assets."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from ontologia_dagster.bindings import location_resources
+from ontologia_dagster.demo.assets import ASSETS
+from ontologia_dagster.demo.ingestion import declarations
+from ontologia_dagster.demo.places import GROUP
+from ontologia_dagster.demo.types import Disruption, Incident
+from ontologia_dagster.environments import Environments
+from ontologia_dagster.platform import build_platform
+
+HANDLERS = "ontologia_dagster.demo.handlers"
+INGEST_JOB = "ingest_all"
+CHECK_JOB = "check_indices"
+ALARM_JOB = "look_for_trouble"
+ALARMS = ("severe_delays", "disrupted_days", "airport_notices")
+REPORTS = ("airline_punctuality",)
+
+# Two attempts, soon after each other, so that nobody waits long to see a dead letter.
+_ENGINE = {"event_max_attempts": 2, "event_backoff_base_ms": 200}
+# One small machine: few tasks, no web page of Spark's own, nothing that others can connect to.
+_SPARK = {
+    "spark.sql.shuffle.partitions": "4",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Compiling for hours of work costs more than it saves in the minute or two that this takes.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    return demo_definitions()
+
+
+def demo_definitions() -> dg.Definitions:
+    declared = declarations()
+    after = dg.AssetSelection.assets(*ALARMS, *REPORTS)
+    everything = dg.AssetSelection.groups(GROUP)
+    jobs = [
+        dg.define_asset_job(
+            INGEST_JOB,
+            selection=everything - after,
+            description="Deliver the files and ingest all types; flights for all months at once.",
+            executor_def=dg.in_process_executor,
+        ),
+        dg.define_asset_job(
+            ALARM_JOB,
+            selection=after,
+            description="Look for trouble in what is stored, tell of it, and report.",
+            executor_def=dg.in_process_executor,
+        ),
+        dg.define_asset_job(
+            CHECK_JOB,
+            selection=dg.AssetSelection.checks_for_assets(*(one.asset_key for one in declared)),
+            description="Compare every type's index with the log.",
+            executor_def=dg.in_process_executor,
+        ),
+    ]
+    return dg.Definitions.merge(
+        build_platform(
+            declared,
+            types=[Incident.__name__, Disruption.__name__],
+            handlers=[HANDLERS],
+            running=True,
+        ),
+        dg.Definitions(assets=ASSETS, jobs=jobs),
+        dg.Definitions(
+            resources=location_resources(_environments()),
+            executor=dg.in_process_executor,  # one process, one JVM for all steps of a run
+        ),
+    )
+
+
+def _environments() -> Environments:
+    """The environment that was chosen, with settings that suit the demo where it has none."""
+    known = Environments.load()
+    current = known.current
+    spark = current.spark.model_copy(update={"config": {**_SPARK, **current.spark.config}})
+    settings = {"engine": {**_ENGINE, **current.engine}, "spark": spark}
+    return known.model_copy(update={"current": current.model_copy(update=settings)})

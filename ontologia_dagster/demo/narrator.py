@@ -1,0 +1,141 @@
+"""Tells at the terminal what Dagster does, one line a finished step, while it does it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+LOGGER = "narrator"
+
+
+class Narrator:
+    """Speaks to a console. As a Dagster logger (`definition`), it hears of every event."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._status: Status | None = None
+        self._began: dict[str, float] = {}
+        self._told: set[str] = set()
+        self._start = time.monotonic()
+
+    # -- said by the program ----------------------------------------------------------------------
+
+    @contextmanager
+    def chapter(self, title: str) -> Iterator[None]:
+        self.console.print(f"\n[bold]{title}[/bold]")
+        with self.console.status("starting") as self._status:
+            yield
+        self._status = None
+
+    def say(
+        self, what: str, outcome: str, *, good: bool = True, seconds: float | None = None
+    ) -> None:
+        line = Text("  ")
+        line.append("✓ " if good else "✗ ", "green" if good else "red")
+        line.append(f"{what:<26} ")
+        line.append(outcome)
+        if seconds is not None:
+            line.append(f"  {seconds:.1f} s", "dim")
+        self.console.print(line, soft_wrap=True)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    # -- heard from Dagster -----------------------------------------------------------------------
+
+    def definition(self) -> dg.LoggerDefinition:
+        narrator = self
+
+        @dg.logger
+        def narrating(_init: dg.InitLoggerContext) -> logging.Logger:
+            logger = logging.Logger(LOGGER, logging.DEBUG)  # not shared: one for each run
+            logger.addHandler(_Handler(narrator))
+            return logger
+
+        return narrating
+
+    def hear(self, event: dg.DagsterEvent) -> None:
+        step = event.step_key or ""
+        match event.event_type_value:
+            case "STEP_START":
+                self._began[step] = time.monotonic()
+                self._told.discard(step)
+                if self._status is not None:
+                    self._status.update(f"{_readable(step)} ...")
+            case "ASSET_MATERIALIZATION":
+                self._materialised(event, step)
+            case "ASSET_CHECK_EVALUATION":
+                self._checked(event.asset_check_evaluation_data)
+            case "STEP_FAILURE" | "STEP_UP_FOR_RETRY":
+                self.say(_readable(step), "failed", good=False)
+
+    def _materialised(self, event: dg.DagsterEvent, step: str) -> None:
+        done = event.step_materialization_data.materialization
+        if step in self._told:
+            return  # a range of partitions has an event for each; one line is enough
+        self._told.add(step)
+        facts = {name: value.value for name, value in done.metadata.items()}
+        took = time.monotonic() - self._began.get(step, time.monotonic())
+        self.say(done.asset_key.to_user_string(), _outcome(facts), seconds=took)
+
+    def _checked(self, found: dg.AssetCheckEvaluation) -> None:
+        if not found.passed:
+            for name, what in findings(found):
+                self.say(name, what, good=False)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, narrator: Narrator) -> None:
+        super().__init__(logging.DEBUG)  # what Dagster logs events at
+        self._narrator = narrator
+
+    def emit(self, record: logging.LogRecord) -> None:
+        meta: Mapping[str, Any] = getattr(record, "dagster_meta", {})
+        event = meta.get("dagster_event")
+        if event is not None:
+            self._narrator.hear(event)
+
+
+def _readable(step: str) -> str:
+    return step.replace("__", "/").replace("_", " ")
+
+
+def _outcome(facts: Mapping[str, Any]) -> str:
+    """What a materialisation says of itself, in a few words."""
+    if "rows_read" in facts:
+        counts = [
+            f"{facts[name]:,} {word}"
+            for name, word in (
+                ("rows_inserted", "inserted"),
+                ("rows_changed", "changed"),
+                ("rows_unchanged", "unchanged"),
+            )
+            if facts.get(name)
+        ]
+        made = f"commit {facts['commit']}" if facts.get("commit") else "no commit"
+        return f"{made}: {', '.join(counts) or 'nothing read'}"
+    if "events_sent" in facts:
+        return f"{facts['found']:,} found, {facts['events_sent']:,} events sent"
+    if "files_changed" in facts:
+        edition = "corrected" if facts["corrected"] else "as the package has it"
+        return f"{facts['rows']:,} rows, {edition}, {facts['files_changed']} files changed"
+    if "as_of_commit" in facts:
+        return f"{facts['dagster/row_count']} rows as of commit {facts['as_of_commit']}"
+    return "done"
+
+
+def findings(check: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
+    """What a failed check found, type by type; the check itself where it has no list."""
+    listed: Any = check.metadata.get("finding_list")
+    if listed is None or not listed.records:
+        return [(check.check_name, check.description or "failed")]
+    return [(str(one.data["type"]), str(one.data["what"])) for one in listed.records]

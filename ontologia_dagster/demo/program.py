@@ -1,0 +1,160 @@
+"""The demo's command line: run all of it, or open it in Dagster's UI."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from ontologia_dagster.demo.places import home
+from storage_engine.errors import ConfigurationError, OntologiaError
+
+STORAGE_URI = "ONTOLOGIA_STORAGE_URI"
+MISMATCH = 1
+FAILED = 5
+
+_BUCKET = "flights"
+_KEY = "ontologia-demo"
+_START_S = 60.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ontologia_dagster.demo", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("run", "run the demo once and compare what came of it with its source"),
+        ("ui", "open the demo in Dagster's UI"),
+    ):
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "--s3", action="store_true", help="on a local S3 server, started for this command"
+        )
+        if name == "ui":
+            command.add_argument("--port", type=int, default=3000)
+    given = parser.parse_args(arguments)
+    console = Console(highlight=False)
+    try:
+        with ExitStack() as running:
+            if given.s3:
+                running.enter_context(_on_local_s3(console))
+            os.environ.setdefault(STORAGE_URI, str(home() / "store"))
+            if given.command == "ui":
+                return ui(given.port, s3=given.s3)
+            return run(console, s3=given.s3)
+    except OntologiaError as error:
+        console.print(f"[red]{type(error).__name__}[/red]: {error}", soft_wrap=True)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def run(console: Console, *, s3: bool) -> int:
+    """0 when every figure is as the source says."""
+    import dagster as dg
+
+    from ontologia_dagster.demo.definitions import demo_definitions
+    from ontologia_dagster.demo.expected import expected
+    from ontologia_dagster.demo.instance import open_instance
+    from ontologia_dagster.demo.narrator import Narrator
+    from ontologia_dagster.demo.run import Demo
+    from ontologia_dagster.demo.summary import figures, show, verdict
+    from ontologia_dagster.platform import STORAGE
+
+    for category in (dg.BetaWarning, dg.PreviewWarning):
+        warnings.filterwarnings("ignore", category=category)
+    logging.getLogger("storage_engine").addHandler(logging.NullHandler())  # the summary tells
+    narrator = Narrator(console)
+    resources = demo_definitions().resources or {}
+    ontology, spark = resources[STORAGE], resources["spark"]
+    console.print(f"A year of flights from New York, into {ontology.storage_uri}", soft_wrap=True)
+    source = expected()
+    try:
+        with open_instance() as instance:
+            outcome = Demo(instance, ontology, spark, narrator).run()
+    except (dg.Failure, dg.DagsterError) as error:
+        console.print(f"\n[red]A run failed:[/red] {error}", soft_wrap=True)
+        console.print("[bold]make ui[/bold] shows it with its log, under Runs.")
+        return FAILED
+    found = figures(ontology, outcome, source)
+    show(console, ontology, outcome, found, narrator.elapsed)
+    if not verdict(console, found):
+        return MISMATCH
+    console.print(f"\nSee it in Dagster: [bold]make {'ui-s3' if s3 else 'ui'}[/bold]")
+    return 0
+
+
+def ui(port: int, *, s3: bool) -> int:
+    """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
+    from ontologia_dagster.demo.instance import open_instance
+
+    open_instance().dispose()
+    command = [
+        str(Path(sys.executable).with_name("dagster")),
+        "dev",
+        "--workspace",
+        str(Path(__file__).with_name("workspace.yaml")),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    # Dagster warns of parts of itself that are new or old, in every process, at every start.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    if not s3:
+        os.execv(command[0], command)  # noqa: S606 - so that signals reach it, whoever sends them
+    started = subprocess.Popen(command)
+    try:
+        return started.wait()
+    except KeyboardInterrupt:
+        return started.wait()  # at a terminal it has had the signal too
+
+
+@contextmanager
+def _on_local_s3(console: Console) -> Iterator[None]:
+    """A server with its data under the demo's folder; the storage is a bucket on it."""
+    from dagster_aws.s3 import S3Resource
+
+    from ontologia_dagster.demo.local_s3 import local_s3
+
+    folder = home() / "s3"
+    folder.mkdir(parents=True, exist_ok=True)
+    with local_s3(folder, _KEY, _KEY) as server:
+        console.print(f"SeaweedFS at {server.endpoint}, data in {folder}", soft_wrap=True)
+        os.environ |= {
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL_S3": server.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_S3_FORCE_PATH_STYLE": "true",
+            STORAGE_URI: f"s3://{_BUCKET}/demo",
+        }
+        client = S3Resource(
+            endpoint_url=server.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=_KEY,
+            aws_secret_access_key=_KEY,
+        ).get_client()
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                client.create_bucket(Bucket=_BUCKET)
+                break
+            except client.exceptions.BucketAlreadyOwnedByYou:
+                break
+            except Exception as error:
+                if server.process.poll() is not None or time.monotonic() > deadline:
+                    raise ConfigurationError(
+                        f"the local S3 server did not start ({error}):\n{server.said()}"
+                    ) from error
+                time.sleep(0.3)
+        yield

@@ -1,0 +1,271 @@
+"""What the demo shows at its end: figures beside those of the source, answers, and the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ontologia_dagster.demo.assets import opened
+from ontologia_dagster.demo.expected import Expected
+from ontologia_dagster.demo.handlers import NOTICE, SEVERE_DELAY
+from ontologia_dagster.demo.reports import punctuality
+from ontologia_dagster.demo.run import Outcome
+from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
+from ontologia_dagster.demo.types import (
+    ENTITIES,
+    RELATIONS,
+    Airport,
+    Flight,
+    Incident,
+    Plane,
+)
+from ontologia_dagster.prices import PER_REQUEST, price, request_total
+from ontologia_dagster.resources import OntologyResource
+from storage_engine import Session
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that was found, and what the source says it must be."""
+
+    name: str
+    found: Any
+    expected: Any
+
+    @property
+    def right(self) -> bool:
+        return bool(self.found == self.expected)
+
+
+def figures(ontology: OntologyResource, outcome: Outcome, expected: Expected) -> list[Figure]:
+    """What is stored now, before the corrections, and what happened in between."""
+    with opened(ontology) as session:
+        stored = _counts(session)
+        found = [
+            Figure("Airline", stored["Airline"], expected.airlines),
+            Figure("Airport", stored["Airport"], expected.airports_then),
+            Figure("Plane", stored["Plane"], expected.planes_then),
+            Figure("WeatherObservation", stored["WeatherObservation"], expected.weather),
+            Figure("Flight", stored["Flight"], expected.flights),
+            Figure("Flight, by month", _by_month(session), expected.flights_by_month),
+            Figure("Operates", stored["Operates"], expected.operates),
+            Figure("ObservedAt", stored["ObservedAt"], expected.observed_at),
+            Figure(
+                "Incident of a delay", _incidents(session, SEVERE_DELAY), expected.severe_delays
+            ),
+            Figure("Incident, notices", _incidents(session, NOTICE), 1),
+            Figure("Disruption", stored["Disruption"], expected.disrupted_days),
+            *_changes(session, expected),
+        ]
+        if outcome.first_commit:
+            found += _first_pass(session, outcome, expected)
+    return [*found, *_events(outcome, expected)]
+
+
+def _counts(session: Session) -> dict[str, int]:
+    query = session.query()
+    return {
+        **{one.__name__: query.entities(one).count() for one in ENTITIES},
+        **{one.__name__: query.relations(one).count() for one in RELATIONS},
+    }
+
+
+def _by_month(session: Session) -> dict[str, int]:
+    rows = session.sql(
+        "select strftime(date_trunc('month', day), '%Y-%m-%d') as month, count(*) as n "
+        "from Flight group by month"
+    ).collect()
+    return {row["month"]: row["n"] for row in rows}
+
+
+def _incidents(session: Session, kind: str) -> int:
+    return session.query().entities(Incident).where(Incident.kind == kind).count()
+
+
+def _changes(session: Session, expected: Expected) -> list[Figure]:
+    """What the corrections changed, read from history: rows that have an earlier version."""
+    planes = session.query().entities(Plane)
+    flights = session.query().relations(Flight)
+    late = (Flight.departure == int(NOT_MIDNIGHT)) | (Flight.arrival == int(NOT_MIDNIGHT))
+    before = Plane.manufacturer.in_(list(SAME_MAKER))
+    return [
+        Figure("airports added as stubs", _stubs(session, Airport), len(expected.unknown_airports)),
+        Figure("planes added as stubs", _stubs(session, Plane), expected.unknown_planes),
+        Figure(
+            "manufacturers unified",
+            planes.with_history().where(before).count() - planes.where(before).count(),
+            expected.makers_unified,
+        ),
+        Figure(
+            "times of 2400 mended",
+            flights.with_history().where(late).count() - flights.where(late).count(),
+            expected.times_mended,
+        ),
+    ]
+
+
+def _stubs(session: Session, entity: type[Airport] | type[Plane]) -> int:
+    return session.query().entities(entity).where(entity.stub.is_true()).count()
+
+
+def _first_pass(session: Session, outcome: Outcome, expected: Expected) -> list[Figure]:
+    """The storage as the first pass left it, by time travel, and what the checks said of it."""
+    then = session.at(outcome.first_commit).query()
+    to_nowhere = session.at(outcome.first_commit).sql(
+        "select count(*) as n from Flight where right_key not in (select faa from Airport)"
+    )
+    said = " ".join(outcome.failed_first.values())
+    return [
+        Figure("Airport, first pass", then.entities(Airport).count(), expected.airports_first),
+        Figure("Plane, first pass", then.entities(Plane).count(), expected.planes_first),
+        Figure(
+            "flights to unknown airports",
+            to_nowhere.collect()[0]["n"],
+            expected.flights_to_unknown_airports,
+        ),
+        Figure(
+            "the same, by deep verify",
+            f"({expected.flights_to_unknown_airports} relations)" in said,
+            True,
+        ),
+        Figure(
+            "unknown planes, by deep verify", f"{expected.unknown_planes} right keys" in said, True
+        ),
+        Figure("dead letters", outcome.dead_letters, 1),
+        Figure("dead letters redriven", outcome.redriven, 1),
+    ]
+
+
+def _events(outcome: Outcome, expected: Expected) -> list[Figure]:
+    again = outcome.repeated
+    return [
+        Figure(
+            "SevereDelay events sent",
+            outcome.events_sent.get("severe_delays", 0),
+            0 if again else expected.severe_delays,
+        ),
+        Figure(
+            "DisruptedDay events sent",
+            outcome.events_sent.get("disrupted_days", 0),
+            0 if again else expected.disrupted_days,
+        ),
+        Figure("failed checks at the end", len(outcome.failed_last), 0),
+    ]
+
+
+# -- shown ----------------------------------------------------------------------------------------
+
+
+def show(
+    console: Console,
+    ontology: OntologyResource,
+    outcome: Outcome,
+    found: Sequence[Figure],
+    seconds: float,
+) -> None:
+    with opened(ontology) as session:
+        _show_figures(console, found)
+        _show_question(console, session)
+        _show_time_travel(console, session, outcome)
+        _show_commits(console, session)
+    _show_cost(console, outcome)
+    console.print(
+        f"\nDone in {seconds:.0f} s. The storage is {ontology.storage_uri}", soft_wrap=True
+    )
+
+
+def verdict(console: Console, found: Sequence[Figure]) -> bool:
+    """Whether every figure is as the source says; those that are not are named."""
+    wrong = [one for one in found if not one.right]
+    if wrong:
+        console.print(f"\n[red]{len(wrong)} figures are not what the source says:[/red]")
+        for one in wrong:
+            said = f"  {one.name}: found {one.found}, the source has {one.expected}"
+            console.print(said, soft_wrap=True)
+    return not wrong
+
+
+def _show_figures(console: Console, found: Sequence[Figure]) -> None:
+    table = Table(title="Found, beside what the source says", title_justify="left")
+    table.add_column("figure", no_wrap=True)
+    table.add_column("found", justify="right", no_wrap=True)
+    table.add_column("source", justify="right", no_wrap=True)
+    table.add_column("")
+    for one in found:
+        mark = "[green]✓[/green]" if one.right else "[red]✗[/red]"
+        table.add_row(one.name, _shown(one.found), _shown(one.expected), mark)
+    console.print()
+    console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{len(value)} months"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _show_question(console: Console, session: Session) -> None:
+    rows = punctuality(session.at(session.snapshot))
+    console.print("\n[bold]A typed question: which airlines left latest?[/bold]")
+    _code(
+        console,
+        "session.query().relations(Flight).where(Flight.departure_delay.is_not_null())",
+        "    .group_by(Flight.carrier).agg(departed=count(), late=avg(Flight.departure_delay))",
+    )
+    table = Table("airline", "flights", "minutes late on average")
+    for row in rows[:5]:
+        table.add_row(row["airline"], f"{row['flights']:,}", f"{row['average_delay']:.1f}")
+    console.print(table)
+
+
+def _show_time_travel(console: Console, session: Session, outcome: Outcome) -> None:
+    """Makers' names before and after the corrections, from one and the same storage."""
+    first = outcome.first_commit or _first_pass_commit(session)
+    console.print("\n[bold]Time travel: the makers of planes, then and now[/bold]")
+    _code(
+        console,
+        "session.query().entities(Plane).as_of(commit).where(Plane.manufacturer == name).count()",
+    )
+    table = Table("manufacturer", f"as of commit {first}", "now")
+    planes = session.query().entities(Plane)
+    for name in sorted({*SAME_MAKER, *SAME_MAKER.values()}):
+        made = planes.where(Plane.manufacturer == name)
+        table.add_row(name, f"{made.as_of(first).count():,}", f"{made.count():,}")
+    console.print(table)
+
+
+def _code(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(f"  {line}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _first_pass_commit(session: Session) -> int:
+    """The last commit before a stub was known, of a storage that went through it earlier."""
+    stubs = session.query().entities(Airport).where(Airport.stub.is_true()).collect()
+    return min(stub.meta().commit_id for stub in stubs) - 1
+
+
+def _show_commits(console: Console, session: Session) -> None:
+    console.print("\n[bold]The history[/bold]")
+    head = session.snapshot
+    table = Table("commit", "made by", "types")
+    shown = [*session.list_commits(limit=6)]
+    for commit in shown:
+        meta = commit["metadata"]
+        who = meta.get("dagster/asset_key") or meta.get("handler") or meta.get("alarm") or ""
+        table.add_row(str(commit["id"]), who, ", ".join(commit["types"]))
+    if head > len(shown):
+        table.add_row("...", f"{head - len(shown)} before", "")
+    console.print(table)
+
+
+def _show_cost(console: Console, outcome: Outcome) -> None:
+    requests = outcome.requests
+    kinds = ", ".join(f"{kind} {requests[kind]:,}" for kind in PER_REQUEST if kind in requests)
+    console.print("\n[bold]What it took[/bold]")
+    console.print(f"  {request_total(requests):,} requests to the store ({kinds})", soft_wrap=True)
+    console.print(f"  on S3 they would cost about ${price(requests):.4f}")

@@ -1,0 +1,193 @@
+"""The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import Field
+
+from ontologia_dagster import partitions, provenance
+from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.located import definition_metadata
+from ontologia_dagster.metadata import FINGERPRINT, write_metadata
+from ontologia_dagster.preview import observe_preview
+from ontologia_dagster.runner import carry_out, earlier
+
+if TYPE_CHECKING:
+    from jobs.orders import IngestOrder
+    from ontologia_dagster.resources import OntologyResource
+    from ontologia_dagster.spark import SparkResource
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.repository.protocol import Repository
+    from storage_engine.spark.results import WriteResult
+
+SPARK = "spark"
+
+
+class IngestConfig(dg.Config):
+    """What can be said in the launchpad."""
+
+    dry_run: bool = Field(
+        default=False,
+        description="Count what would be inserted and changed, and write nothing: a preview "
+        "before a backfill",
+    )
+
+
+def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
+    """The asset of a declaration. Loading it imports no models and opens no storage."""
+    definition = partitions.partitions_def(declared.partitions)
+    backfill = None
+    if definition is not None:
+        single = declared.backfill == "single_run"
+        backfill = dg.BackfillPolicy.single_run() if single else dg.BackfillPolicy.multi_run(1)
+
+    def ingest_type(
+        context: dg.AssetExecutionContext, config: IngestConfig
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        ontology: OntologyResource = getattr(context.resources, declared.storage)
+        with reported_failures(context.instance):
+            yield from _ingested(context, declared, ontology, dry_run=config.dry_run)
+
+    with warnings.catch_warnings():
+        # Range runs need a backfill policy, which Dagster still calls beta.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            key=declared.asset_key,
+            deps=[dg.AssetKey.from_user_string(dep) for dep in declared.deps],
+            description=declared.description,
+            group_name=declared.group,
+            owners=list(declared.owners),
+            tags=declared.tags,
+            kinds={"spark", "parquet"},
+            metadata={**definition_metadata(declared), "dagster/table_name": declared.type},
+            partitions_def=definition,
+            backfill_policy=backfill,
+            automation_condition=declared.automation,
+            freshness_policy=declared.freshness.policy() if declared.freshness else None,
+            retry_policy=declared.retry.policy(),
+            code_version=declared.code_version,
+            pool=declared.pool,
+            required_resource_keys={declared.storage, SPARK},
+            output_required=False,
+        )
+        return decorate(ingest_type)
+
+
+def _ingested(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    ontology: "OntologyResource",
+    *,
+    dry_run: bool,
+) -> Iterator[dg.MaterializeResult[None]]:
+    spark: SparkResource = getattr(context.resources, SPARK)
+    keys = list(context.partition_keys) if declared.partitions is not None else []
+    order, spec = ingest_order(declared, ontology.storage_uri, keys)
+    fingerprint = provenance.source_fingerprint(declared.source, order.source.paths, ontology)
+    order = replace(
+        order,
+        idempotency=provenance.unit_of_work(
+            context, declared, keys, ontology.location, fingerprint
+        ),
+        meta=provenance.commit_metadata(context, declared, keys),
+    )
+    if dry_run:
+        observe_preview(context, declared.asset_key, order, ontology, spark, keys)
+        return
+    result = earlier(order, ontology, spec)
+    if result is None:
+        result = carry_out(context, order, ontology, spark, provenance.holder(context))
+    yield _materialised(context, declared, ontology, spec, result, keys, fingerprint)
+
+
+def ingest_order(
+    declared: OntologyAsset, storage_uri: str, keys: Sequence[str]
+) -> "tuple[IngestOrder, TypeSpec]":
+    """The order for the job, with the bounds of the partitions in its condition, and its type."""
+    from jobs.ingest import type_of
+    from jobs.orders import DriftPolicy, IngestOrder, Source
+
+    source = declared.source
+    order = IngestOrder(
+        storage_uri=storage_uri,
+        type=declared.type,
+        models=declared.models,
+        source=Source(
+            format=source.format,
+            paths=tuple(partitions.expanded_paths(source.paths, keys)),
+            options=source.options,
+            schema=source.row_schema,
+            null_value=source.null_value,
+        ),
+        columns=declared.columns,
+        where=declared.where,
+        transform=declared.transform,
+        distinct=declared.distinct,
+        order_by=declared.order_by,
+        on_bad_rows=declared.on_bad_rows,
+        drift=DriftPolicy.parse(declared.drift),
+        expectations=tuple(declared.expectations),
+        target_part_bytes=declared.target_part_bytes,
+    )
+    spec = type_of(order)
+    if declared.partitions is None or not keys:
+        return order, spec
+    kind = partitions.field_type(spec, declared.partitions.field)
+    bounds = partitions.source_condition(declared, keys, kind)
+    where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
+    return replace(order, where=where), spec
+
+
+def _materialised(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    ontology: "OntologyResource",
+    spec: "TypeSpec",
+    result: "WriteResult",
+    keys: Sequence[str],
+    fingerprint: str | None,
+) -> dg.MaterializeResult[None]:
+    version = result.type_commit_id
+    with ontology.repository() as repository:
+        metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
+        if declared.partitions is not None and keys:
+            stored = _held(repository, spec, declared, keys)
+            for key in keys:
+                # Metadata of a partition is shown with its own event, in a range run too.
+                context.add_asset_metadata(
+                    {"dagster/partition_row_count": stored[key].rows}, partition_key=key
+                )
+            # A partition's version is what last changed a row of it, not of its neighbours.
+            latest = max(one.commit_id for one in stored.values())
+            version = result.commit_id or latest or result.type_commit_id
+    if fingerprint is not None:
+        metadata[FINGERPRINT] = fingerprint
+    if result.commit_id is None:
+        context.log.info("%s is unchanged since commit %d", declared.type, version)
+    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(str(version)))
+
+
+def row_count(repository: "Repository", spec: "TypeSpec") -> int:
+    """Identities of the type: from the log where it tells, else counted."""
+    from storage_engine.maintenance.metrics import collect
+
+    for one in collect(repository).types:
+        if (one.kind, one.type_name) == spec.ref and one.identities is not None:
+            return one.identities
+    if spec.ref not in {known.ref for known in repository.known_types()}:
+        return 0
+    rows = repository.executor().sql(f'SELECT count(*) AS n FROM "{spec.name}"')
+    return int(next(iter(rows.batches)).column(0)[0].as_py())
+
+
+def _held(
+    repository: "Repository", spec: "TypeSpec", declared: OntologyAsset, keys: Sequence[str]
+) -> dict[str, partitions.Held]:
+    assert declared.partitions is not None
+    if spec.ref not in {known.ref for known in repository.known_types()}:
+        return dict.fromkeys(keys, partitions.Held())
+    return partitions.held(repository.executor(), spec, declared.partitions, keys)

@@ -1,0 +1,64 @@
+"""The ingestion assets of the location, by what their definitions say of themselves.
+
+Jobs and sensors of a storage find its types this way, wherever they were declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import CompactionSpec, OntologyAsset, PartitionSpec
+
+TYPE = "ontologia/type"
+STORAGE = "ontologia/storage"
+PARTITION_BY = "ontologia/partition_by"
+COMPACTION = "ontologia/compaction"
+
+
+@dataclass(frozen=True)
+class Located:
+    """An asset that is a type of a storage."""
+
+    key: dg.AssetKey
+    type_name: str
+    partition_by: PartitionSpec | None = None
+    compaction: CompactionSpec | None = None
+
+
+def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
+    """What an asset's definition says, to be found again."""
+    found: dict[str, Any] = {TYPE: declared.type, STORAGE: declared.storage}
+    if declared.partitions is not None:
+        found[PARTITION_BY] = declared.partitions.model_dump(mode="json")
+    if declared.compaction is not None:
+        found[COMPACTION] = declared.compaction.model_dump(mode="json")
+    return found
+
+
+def located(repository: dg.RepositoryDefinition, storage: str) -> list[Located]:
+    found = []
+    graph = repository.asset_graph
+    for key in sorted(graph.materializable_asset_keys):
+        said = {name: _plain(value) for name, value in graph.get(key).metadata.items()}
+        if said.get(STORAGE) == storage and TYPE in said:
+            found.append(
+                Located(
+                    key,
+                    said[TYPE],
+                    _parsed(PartitionSpec, said, PARTITION_BY),
+                    _parsed(CompactionSpec, said, COMPACTION),
+                )
+            )
+    return found
+
+
+def _parsed(model: Any, said: Mapping[str, Any], name: str) -> Any:
+    return model(**said[name]) if name in said else None
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, dg.MetadataValue) else value

@@ -1,0 +1,183 @@
+"""Partitions of a type: Dagster's definition of them, the condition that selects their rows from
+a source, and what the storage has of each.
+
+A row belongs to the partition that its own field says, in the source and in the storage alike, so
+counts are told from what is stored, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import OntologyAsset, PartitionSpec
+
+if TYPE_CHECKING:
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.query.executor import SqlExecutor
+
+_TIMED = {
+    "hourly": dg.HourlyPartitionsDefinition,
+    "daily": dg.DailyPartitionsDefinition,
+    "weekly": dg.WeeklyPartitionsDefinition,
+    "monthly": dg.MonthlyPartitionsDefinition,
+}
+
+
+def partitions_def(spec: PartitionSpec | None) -> Any:
+    """As Dagster has it; None when the type is not cut."""
+    if spec is None:
+        return None
+    if spec.kind == "static":
+        return dg.StaticPartitionsDefinition(list(spec.keys))
+    assert spec.start is not None
+    fmt = "%Y-%m-%d"
+    return _TIMED[spec.kind](
+        start_date=datetime.strptime(spec.start, fmt),  # noqa: DTZ007 - the zone is given apart
+        end_date=datetime.strptime(spec.end, fmt) if spec.end else None,  # noqa: DTZ007
+        timezone=spec.timezone,
+    )
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One partition: its key, and for time partitions where it begins and ends."""
+
+    key: str
+    start: datetime | None = None
+    end: datetime | None = None
+
+
+def slices(spec: PartitionSpec, keys: Sequence[str]) -> list[Slice]:
+    definition = partitions_def(spec)
+    if isinstance(definition, dg.StaticPartitionsDefinition):
+        return [Slice(key) for key in keys]
+    windows = [definition.time_window_for_partition_key(key) for key in keys]
+    return [Slice(key, window.start, window.end) for key, window in zip(keys, windows, strict=True)]
+
+
+def source_condition(declared: OntologyAsset, keys: Sequence[str], field_type: str) -> str | None:
+    """SQL over the source that selects the rows of these partitions; bounds, not a list, where
+    partitions are spans of time."""
+    spec = declared.partitions
+    if spec is None:
+        return None
+    column = spec.expression or declared.columns.get(spec.field) or f"`{spec.field}`"
+    found = slices(spec, keys)
+    if found[0].start is None or field_type == "str":
+        listed = ", ".join(_text(key) for key in keys)
+        return f"CAST(({column}) AS STRING) IN ({listed})"
+    cast = "DATE" if field_type == "date" else "TIMESTAMP"
+    spans = [
+        f"(CAST(({column}) AS {cast}) >= {cast} {_text(low)} "
+        f"AND CAST(({column}) AS {cast}) < {cast} {_text(high)})"
+        for low, high in _spans(found, field_type)
+    ]
+    return " OR ".join(spans)
+
+
+def expanded_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Paths with `{partition_key}` in them, once for each key."""
+    found: list[str] = []
+    for path in paths:
+        if "{partition_key}" in path:
+            found += [path.replace("{partition_key}", key) for key in keys]
+        else:
+            found.append(path)
+    return found
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the storage has of a partition: rows now, and the commit that last changed one."""
+
+    rows: int = 0
+    commit_id: int = 0
+
+
+def held(
+    executor: SqlExecutor, type_spec: TypeSpec, spec: PartitionSpec, keys: Sequence[str]
+) -> dict[str, Held]:
+    """Rows and last commit of each of these partitions, by one query."""
+    found = dict.fromkeys(keys, Held())
+    cut = slices(spec, keys)
+    kind = field_type(type_spec, spec.field)
+    column = f't."{spec.field}"'
+    if cut[0].start is None or kind == "str":
+        rows = ", ".join("(?)" for _ in cut)
+        parameters: list[Any] = [one.key for one in cut]
+        table, match = f"(VALUES {rows}) AS p(key)", f"CAST({column} AS VARCHAR) = p.key"
+    else:
+        cast = "DATE" if kind == "date" else "TIMESTAMPTZ"
+        rows = ", ".join(f"(?, CAST(? AS {cast}), CAST(? AS {cast}))" for _ in cut)
+        parameters = [
+            value
+            for one in cut
+            for value in (one.key, *(bound for span in _spans([one], kind) for bound in span))
+        ]
+        table = f"(VALUES {rows}) AS p(key, low, high)"
+        match = f"{column} >= p.low AND {column} < p.high"
+    statement = (
+        f"SELECT p.key AS key, count(*) AS n, max(t.commit_id) AS commit_id "
+        f'FROM "{type_spec.name}" AS t JOIN {table} ON {match} GROUP BY p.key'
+    )
+    for batch in executor.sql(statement, parameters).batches:
+        for row in batch.to_pylist():
+            found[row["key"]] = Held(row["n"], row["commit_id"])
+    return found
+
+
+def key_of(spec: PartitionSpec, value: Any) -> str | None:
+    """The partition that a stored value belongs to; None when to none."""
+    if value is None:
+        return None
+    definition = partitions_def(spec)
+    if isinstance(definition, dg.StaticPartitionsDefinition) or isinstance(value, str):
+        return str(value) if definition.has_partition_key(str(value)) else None
+    from zoneinfo import ZoneInfo
+
+    zone = ZoneInfo(spec.timezone)
+    if isinstance(value, datetime):
+        moment = value.astimezone(zone) if value.tzinfo else value.replace(tzinfo=UTC)
+    else:
+        assert isinstance(value, date)
+        moment = datetime(value.year, value.month, value.day, tzinfo=zone)
+    found = definition.get_partition_key_for_timestamp(moment.timestamp())
+    return found if definition.has_partition_key(found) else None
+
+
+def field_type(type_spec: TypeSpec, name: str) -> str:
+    """str, date, datetime, ... of a declared field; ValueError when it has none of that name."""
+    for one in type_spec.fields:
+        if one.name == name:
+            return str(one.storage)
+    names = ", ".join(one.name for one in type_spec.fields)
+    raise ValueError(f"{type_spec.name} has no field {name!r} to partition by; it has {names}")
+
+
+def _spans(found: Sequence[Slice], kind: str) -> list[tuple[str, str]]:
+    """Bounds as texts, adjacent partitions joined."""
+    joined: list[tuple[datetime, datetime]] = []
+    for one in found:
+        assert one.start is not None
+        assert one.end is not None
+        if joined and joined[-1][1] == one.start:
+            joined[-1] = (joined[-1][0], one.end)
+        else:
+            joined.append((one.start, one.end))
+    return [(_bound(low, kind), _bound(high, kind)) for low, high in joined]
+
+
+def _bound(moment: datetime, kind: str) -> str:
+    """A date is of the partitions' own zone; an instant is told in UTC."""
+    if kind == "date":
+        return moment.date().isoformat()
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S+00:00")
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,81 @@
+"""What a storage brings to Dagster beside its types: head, checks, jobs, schedules, sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+
+from ontologia_dagster import alerts, bus, checks, maintenance
+from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.factory import build_types
+from ontologia_dagster.head import head_asset
+from ontologia_dagster.log_tail import log_tail_sensor
+from ontologia_dagster.metrics import metrics_job
+
+STORAGE = "ontology"
+# Nightly and weekly, each with the night to itself; all are off until somebody turns them on.
+_SCHEDULES = {
+    "compact": "0 2 * * *",
+    "index_repair": "30 2 * * *",
+    "gc": "0 3 * * 0",
+    "deep_verify": "0 4 * * 0",
+}
+
+
+def build_platform(
+    declared: Sequence[OntologyAsset] = (),
+    *,
+    storage: str = STORAGE,
+    types: Sequence[str] = (),
+    handlers: Sequence[str] = (),
+    running: bool = False,
+) -> dg.Definitions:
+    """All definitions of one storage and its types.
+
+    storage:   the key of its OntologyResource; several storages have a platform each
+    types:     stored types that are declared elsewhere (in YAML), to be deeply verified by name
+    handlers:  modules with event handlers; without any there is no event sensor
+    running:   sensors and schedules are on from the start
+    """
+    on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
+    names = list(dict.fromkeys([*(one.type for one in declared), *types]))
+    deep = checks.deep_checks(storage, names)
+    jobs: dict[str, Any] = {
+        "compact": maintenance.compaction_job(storage, declared),
+        "index_repair": maintenance.repair_job(storage),
+        "gc": maintenance.gc_job(storage),
+        "deep_verify": maintenance.deep_verify_job(storage, deep),
+    }
+    sensors = [
+        log_tail_sensor(storage, status=on),
+        alerts.conditions_sensor(storage, handlers=handlers, status=on),
+    ]
+    more: list[Any] = [metrics_job(storage, handlers)]
+    if handlers:
+        drain = bus.drain_job(storage, handlers)
+        more += [drain, bus.redrive_job(storage)]
+        sensors.append(bus.event_sensor(storage, handlers, drain, status=on))
+    own = dg.Definitions(
+        assets=[head_asset(storage), checks.log_asset(storage)],
+        asset_checks=[deep],
+        jobs=[*jobs.values(), *more],
+        schedules=[_schedule(storage, name, job, running) for name, job in jobs.items()],
+        sensors=sensors,
+    )
+    return dg.Definitions.merge(build_types(declared), own)
+
+
+def _schedule(storage: str, name: str, job: Any, running: bool) -> dg.ScheduleDefinition:
+    on = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
+    config = {}
+    if name == "gc":
+        config = {"ops": {f"{storage}_collect_garbage": {"config": {"dry_run": False}}}}
+    return dg.ScheduleDefinition(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule=_SCHEDULES[name],
+        run_config=config,
+        default_status=on,
+    )

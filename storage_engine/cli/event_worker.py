@@ -1,0 +1,130 @@
+"""`onto events run`: a worker, with a line that says how it is getting on."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storage_engine.cli.options import Invocation
+
+if TYPE_CHECKING:
+    from storage_engine.events.dispatcher import Totals
+
+
+def checked(namespace: str | None) -> str | None:
+    from storage_engine.runtime.options import checked_namespace
+
+    return checked_namespace(namespace) if namespace is not None else None
+
+
+Namespace = Annotated[
+    str,
+    typer.Option("--namespace", metavar="NAME", help="The namespace to look at.", callback=checked),
+]
+
+
+def run(
+    invocation: Invocation,
+    handlers: Annotated[
+        list[str],
+        typer.Option(
+            "--handlers",
+            metavar="MODULE",
+            help="Python module with handlers and schedules; may be given several times.",
+        ),
+    ],
+    namespace: Namespace = "default",
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End when nothing is due, instead of waiting.")
+    ] = False,
+    max_iterations: Annotated[
+        int | None,
+        typer.Option("--max-iterations", metavar="N", min=1, help="End after so many rounds."),
+    ] = None,
+) -> None:
+    """Run a worker: handle events as they come, until SIGTERM or Ctrl-C."""
+    from storage_engine.runtime.session import Session
+
+    if drain and max_iterations is not None:
+        raise typer.BadParameter("--drain and --max-iterations exclude each other")
+    found, schedules = _load(handlers)
+    session = Session(_session_target(invocation), config=invocation.config(), namespace=namespace)
+    try:
+        with _status_line() as report:
+            if drain:
+                totals = session.drain(found, progress=report)
+            else:
+                totals = session.run(
+                    found, schedules=schedules, max_iterations=max_iterations, progress=report
+                )
+    finally:
+        session.close()
+    if invocation.output.json:
+        invocation.output.document(asdict(totals))
+    else:
+        invocation.output.line(_sentence(totals))
+
+
+def _session_target(invocation: Invocation) -> str:
+    target = invocation.target()
+    return target.sqlite_path if target.sqlite_path is not None else target.uri
+
+
+def _load(modules: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Handlers and schedules by the names that the modules give them."""
+    from storage_engine.errors import HandlerError
+    from storage_engine.events.schedules import Schedule
+    from storage_engine.runtime.handlers import Handler
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # modules of the current folder, as with `python -m`
+    handlers: list[Any] = []
+    schedules: list[Any] = []
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            raise HandlerError(
+                f"the module {name} cannot be imported ({error}); give a module name such as "
+                "shop.handlers, in the current folder or installed"
+            ) from error
+        values = list(vars(module).values())
+        handlers += [v for v in values if isinstance(v, Handler) and v not in handlers]
+        schedules += [v for v in values if isinstance(v, Schedule) and v not in schedules]
+    if not handlers:
+        raise HandlerError(
+            f"no handlers in {', '.join(modules)}: decorate functions with @on_event(EventClass)"
+        )
+    return handlers, schedules
+
+
+@contextmanager
+def _status_line() -> Iterator[Callable[[Totals], None] | None]:
+    """One line on stderr that is kept up to date, where someone may be watching."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, emoji=False)
+    with console.status("waiting for events") as status:
+        yield lambda totals: status.update(_sentence(totals))
+
+
+def _sentence(totals: Totals) -> str:
+    parts = [f"{totals.handled} handled", f"{totals.failed} failed"]
+    for count, what in (
+        (totals.dead_lettered, "dead letters"),
+        (totals.dropped, "lost to other workers"),
+        (totals.fired, "fired by schedules"),
+        (totals.held, "in hand"),
+    ):
+        if count:
+            parts.append(f"{count} {what}")
+    return ", ".join(parts)

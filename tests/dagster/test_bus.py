@@ -1,0 +1,143 @@
+"""The event bus: the sensor only looks, the run handles, dead letters are shown and redriven."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from ontologia_dagster import bus
+from ontologia_dagster.platform import build_platform
+from ontologia_dagster.resources import OntologyResource
+from tests.dagster import shop
+from tests.dagster.world import MODELS, evaluated, facts, resources, rows, storage
+
+FAST = {"event_backoff_base_ms": 1, "event_backoff_max_ms": 1, "event_max_attempts": 3}
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    shop.attempts.clear()
+    shop.failures.clear()
+
+
+@pytest.fixture
+def ontology(tmp_path: Path) -> OntologyResource:
+    return storage(tmp_path, engine_options=FAST)
+
+
+def place(ontology: OntologyResource, *order_ids: str) -> None:
+    with ontology.session() as session:
+        session.emit([shop.OrderPlaced(order_id=order_id) for order_id in order_ids])
+
+
+def tick(ontology: OntologyResource, instance: dg.DagsterInstance) -> Any:
+    definitions = build_platform(handlers=[MODELS])
+    return evaluated(definitions, "ontology_events", resources(ontology), instance)
+
+
+def drain(
+    ontology: OntologyResource, instance: dg.DagsterInstance, **config: Any
+) -> dict[str, Any]:
+    job = bus.drain_job("ontology", [MODELS])
+    result = job.execute_in_process(
+        resources={"ontology": ontology},
+        instance=instance,
+        run_config={"ops": {"ontology_handle_events": {"config": config}}},
+    )
+    [event] = [e for e in result.all_events if e.is_successful_output]
+    return facts(event.step_output_data.metadata)
+
+
+def invoices(ontology: OntologyResource) -> list[str]:
+    with ontology.session() as session:
+        return sorted(one.id for one in session.query().entities(shop.Invoice).collect())
+
+
+def test_the_sensor_looks_and_the_run_handles(ontology: OntologyResource) -> None:
+    instance = dg.DagsterInstance.ephemeral()
+
+    assert "no events" in str(tick(ontology, instance).skip_message)
+    place(ontology, "o1", "o2")
+    first, second = tick(ontology, instance), tick(ontology, instance)
+    with ontology.bus() as store:
+        untouched = store.list_events("default", 10, status="pending")
+
+    assert len(untouched) == 2  # looking claimed nothing
+    for asked in (first, second):
+        assert asked.cursor is None
+        [request] = asked.run_requests
+        assert request.run_key is None
+        assert request.tags["ontologia/events_due"] == "2"
+
+    assert drain(ontology, instance)["handled"] == 2
+    assert invoices(ontology) == ["o1", "o2"]
+    assert "no events" in str(tick(ontology, instance).skip_message)
+
+
+def test_one_run_at_a_time(ontology: OntologyResource) -> None:
+    place(ontology, "o1")
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(
+            bus.drain_job("ontology", [MODELS]), status=dg.DagsterRunStatus.STARTED
+        )
+        assert f"run {run.run_id} is on it" in str(tick(ontology, instance).skip_message)
+
+        instance.report_run_failed(run)  # it died before it claimed anything
+        assert tick(ontology, instance).run_requests
+
+
+def test_the_run_ends_at_its_limit(ontology: OntologyResource) -> None:
+    place(ontology, "o1", "o2", "o3")
+    options = {**FAST, "event_claim_limit": 1}
+    limited = OntologyResource(storage_uri=ontology.storage_uri, engine_options=options)
+    instance = dg.DagsterInstance.ephemeral()
+
+    assert drain(limited, instance, max_events=1)["handled"] < 3
+    drain(limited, instance)
+    assert invoices(ontology) == ["o1", "o2", "o3"]
+
+
+def test_a_handler_fails_twice_and_then_succeeds(ontology: OntologyResource) -> None:
+    shop.failures["o1"] = 2
+    place(ontology, "o1")
+    instance = dg.DagsterInstance.ephemeral()
+
+    for _ in range(3):
+        drain(ontology, instance)
+        time.sleep(0.01)
+
+    assert shop.attempts["o1"] == 3
+    assert invoices(ontology) == ["o1"]
+
+
+def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None:
+    shop.failures["o1"] = 3
+    place(ontology, "o1")
+    instance = dg.DagsterInstance.ephemeral()
+    for _ in range(3):
+        said = drain(ontology, instance)
+        time.sleep(0.01)
+    [letter] = rows(said["dead_letters"])
+    assert letter["handler"] == "tests.dagster.shop.bill"
+    assert letter["type"] == "OrderPlaced"
+    assert "printer is on fire" in letter["error"]
+
+    def redrive(**config: Any) -> dict[str, Any]:
+        result = bus.redrive_job("ontology").execute_in_process(
+            resources={"ontology": ontology},
+            run_config={"ops": {"ontology_redrive_dead_letters": {"config": config}}},
+        )
+        [event] = [e for e in result.all_events if e.is_successful_output]
+        return facts(event.step_output_data.metadata)
+
+    assert redrive(dry_run=True) | {"found": 1, "sent": 0} == redrive(dry_run=True)
+    assert redrive(handler="nobody")["found"] == 0
+    assert redrive(event_id=letter["event"])["sent"] == 1
+    assert tick(ontology, instance).run_requests
+    drain(ontology, instance)
+    assert invoices(ontology) == ["o1"]
+    assert redrive()["found"] == 0

@@ -1,0 +1,94 @@
+"""Query assets, the IO manager and metrics: what is built on top of what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from ontologia_dagster.io_manager import OntologyIOManager
+from ontologia_dagster.metrics import metrics_job, prometheus
+from ontologia_dagster.queries import query_asset
+from ontologia_dagster.resources import OntologyResource
+from storage_engine import View
+from tests.dagster.shop import Customer
+from tests.dagster.world import MODELS, facts, materialisations, storage, version
+
+
+@pytest.fixture
+def ontology(tmp_path: Path) -> OntologyResource:
+    found = storage(tmp_path)
+    for visits in (3, 5):
+        with found.session() as session:
+            session.ensure([Customer(id="c1", name="A|da", visits=visits)])
+    return found
+
+
+def test_a_typed_query_with_as_of(ontology: OntologyResource) -> None:
+    def frequent(view: View) -> Any:
+        return view.query().entities(Customer).where(Customer.visits > 2).to_arrow()
+
+    typed = query_asset("frequent", frequent, deps=["customer"], plot={"visits": "visits"})
+    counted = query_asset("counted", "select count(*) as n from Customer")
+
+    def ask(**config: Any) -> dict[str, dg.AssetMaterialization]:
+        result = dg.materialize(
+            [typed, counted],
+            resources={"ontology": ontology},
+            run_config={"ops": {"frequent": {"config": config}}},
+        )
+        return {m.asset_key.path[-1]: m for m in materialisations(result)}
+
+    now, again, before = ask(), ask(), ask(as_of="1")
+
+    said = facts(now["frequent"].metadata)
+    assert said | {"as_of_commit": 2, "dagster/row_count": 1, "visits": 5.0} == said
+    assert "| name |" in said["preview"]
+    assert "A\\|da" in said["preview"]
+    assert facts(before["frequent"].metadata)["visits"] == 3.0
+    assert version(now["frequent"]) == version(again["frequent"]) != version(before["frequent"])
+    assert facts(now["counted"].metadata)["dagster/row_count"] == 1
+
+
+def test_frames_become_rows_and_come_back(ontology: OntologyResource) -> None:
+    kept: dict[str, Any] = {"ontologia/type": "Customer", "ontologia/models": MODELS}
+
+    @dg.asset(metadata=kept, io_manager_key="ontology_io")
+    def customers() -> pa.Table:
+        return pa.table({"id": ["c2"], "name": ["Bo"], "visits": [1]})
+
+    @dg.asset
+    def by_pandas(customers: pd.DataFrame) -> dg.MaterializeResult[None]:
+        return dg.MaterializeResult(metadata={"names": sorted(customers["name"])})
+
+    @dg.asset
+    def by_polars(customers: pl.DataFrame) -> dg.MaterializeResult[None]:
+        return dg.MaterializeResult(metadata={"rows": customers.height})
+
+    bound = {"ontology_io": OntologyIOManager(ontology=ontology)}
+    result = dg.materialize([customers, by_pandas, by_polars], resources=bound)
+
+    found = {m.asset_key.path[-1]: facts(m.metadata) for m in materialisations(result)}
+    assert found["customers"] | {"commit": 3, "rows_inserted": 1} == found["customers"]
+    assert found["by_pandas"]["names"] == ["A|da", "Bo"]
+    assert found["by_polars"]["rows"] == 2
+
+
+def test_metrics_as_prometheus_text(tmp_path: Path, ontology: OntologyResource) -> None:
+    text = prometheus(ontology, [MODELS])
+    assert 'type="Customer"' in text
+    assert "ontologia_events_due" in text
+    assert "ontologia_dead_letters" in text
+
+    metrics_job("ontology").execute_in_process(
+        resources={"ontology": ontology},
+        run_config={
+            "ops": {"ontology_collect_metrics": {"config": {"directory": str(tmp_path / "prom")}}}
+        },
+    )
+    assert "ontologia_head_commit_id" in (tmp_path / "prom" / "ontology.prom").read_text()

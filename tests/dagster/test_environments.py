@@ -1,0 +1,182 @@
+"""Environments: what ONTOLOGIA_ENV selects, what is refused, and that secrets stay secret."""
+
+import json
+import logging
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster_aws.s3 import S3Resource
+
+from ontologia_dagster.bindings import location_resources
+from ontologia_dagster.environments import Environments
+from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.spark import SparkResource
+from storage_engine.errors import ConfigurationError, LockContentionError
+
+FILE = """
+[development]
+storage_uri = "s3://company/ontology"
+prefix = "dev"
+
+[staging]
+storage_uri = "s3://company/ontology"
+prefix = "staging"
+
+[production]
+storage_uri = "s3://company/ontology"
+prefix = "live"
+engine = {s3_lock_timeout_ms = 20000}
+handlers = ["shop.handlers"]
+
+[production.s3]
+region = "eu-west-1"
+access_key_id_variable = "ACME_KEY_ID"
+secret_access_key_variable = "ACME_SECRET"
+
+[production.spark]
+mode = "pipes"
+master = "spark://master:7077"
+config = {"spark.executor.memory" = "8g"}
+
+[production.tenants.acme]
+prefix = "live-acme"
+"""
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    path = tmp_path / "environments.toml"
+    path.write_text(FILE)
+    return {"ONTOLOGIA_ENVIRONMENTS": str(path)}
+
+
+def test_the_environment_selects_storage_prefix_and_spark(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACME_KEY_ID", "AKIA123")
+    monkeypatch.setenv("ACME_SECRET", "s3cr3t-value")
+    default = location_resources(Environments.load(variables))
+    live = location_resources(Environments.load({**variables, "ONTOLOGIA_ENV": "production"}))
+
+    assert default["ontology"].storage_uri == "s3://company/ontology/dev"
+    assert default["spark"].mode == "in_process"
+    assert sorted(live) == ["notifier", "ontology", "ontology_acme", "spark"]
+    assert live["ontology"].storage_uri == "s3://company/ontology/live"
+    assert live["ontology_acme"].storage_uri == "s3://company/ontology/live-acme"
+    assert live["ontology"].engine_options == {"s3_lock_timeout_ms": 20000}
+    assert (live["spark"].mode, live["spark"].master) == ("pipes", "spark://master:7077")
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("s3://company/ontology/live", "it is production's s3://company/ontology/live"),
+        ("s3://company/ontology/live/", "it is production's"),
+        ("s3://company/ontology/live/sub", "it is production's"),
+        ("s3://company/ontology/live-acme", "it is production's s3://company/ontology/live-acme"),
+        ("s3://other/prod/ontology", "its prefix says production"),
+        ("/data/production/store", "its prefix says production"),
+    ],
+)
+def test_development_refuses_a_production_prefix(
+    variables: dict[str, str], uri: str, why: str
+) -> None:
+    for name in ("development", "staging"):
+        chosen = {**variables, "ONTOLOGIA_ENV": name, "ONTOLOGIA_STORAGE_URI": uri}
+        with pytest.raises(ConfigurationError, match=f"the {name} location refuses .* {why}"):
+            Environments.load(chosen)
+    allowed = {**variables, "ONTOLOGIA_ENV": "production", "ONTOLOGIA_STORAGE_URI": uri}
+    assert Environments.load(allowed).current.storage_uri == uri
+
+
+def test_the_resource_refuses_it_too(variables: dict[str, str]) -> None:
+    guarded = OntologyResource(
+        storage_uri="s3://company/ontology/live",
+        environment="development",
+        guarded=True,
+        production_uris=["s3://company/ontology/live"],
+    )
+    with pytest.raises(ConfigurationError, match="the development location refuses"):
+        guarded.session()
+    with pytest.raises(ConfigurationError, match="refuses"), guarded.repository():
+        pass
+
+
+def test_names_that_are_not_there(variables: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="none of the environments: development, prod"):
+        Environments.load({**variables, "ONTOLOGIA_ENV": "qa"})
+    with pytest.raises(ConfigurationError, match="is no file"):
+        Environments.load({"ONTOLOGIA_ENVIRONMENTS": str(tmp_path / "nowhere.toml")})
+    (tmp_path / "environments.toml").write_text("[development]\nstorage = 'x'\n")
+    with pytest.raises(ConfigurationError, match=r"\[development\]: storage: Extra inputs"):
+        Environments.load(variables)
+
+
+def test_secrets_are_in_no_log_event_config_or_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACME_KEY_ID", "AKIA-acme-key")
+    monkeypatch.setenv("ACME_SECRET", "very-s3cr3t-value")
+    ontology = OntologyResource(
+        storage_uri=str(tmp_path / "nothing"),
+        s3=S3Resource(
+            aws_access_key_id=dg.EnvVar("ACME_KEY_ID"),
+            aws_secret_access_key=dg.EnvVar("ACME_SECRET"),
+        ),
+    )
+    spark = SparkResource(mode="pipes", master="spark://m:7077")
+    seen: dict[str, str] = {}
+
+    @dg.asset
+    def ingest(
+        context: dg.AssetExecutionContext, ontology: OntologyResource, spark: SparkResource
+    ) -> None:
+        context.log.info("%r %s", ontology.config(), spark.command("ingest.py", ["--type", "T"]))
+        seen.update(ontology.child_environment())
+        with reported_failures(context.instance), ontology.repository():
+            pass
+
+    caplog.set_level(logging.DEBUG)
+    instance = dg.DagsterInstance.ephemeral()
+    result = dg.materialize(
+        [ingest],
+        resources={"ontology": ontology, "spark": spark},
+        instance=instance,
+        raise_on_error=False,
+    )
+
+    assert not result.success
+    assert seen["AWS_SECRET_ACCESS_KEY"] == "very-s3cr3t-value"  # by the environment alone
+    record = instance.get_run_by_id(result.run_id)
+    assert record is not None
+    written = [
+        caplog.text,
+        json.dumps(record.run_config, default=str),
+        str(record.tags),
+        *(str(entry) for entry in instance.all_logs(result.run_id)),
+    ]
+    for text in written:
+        assert "very-s3cr3t-value" not in text
+        assert "AKIA-acme-key" not in text
+
+
+def test_a_failure_links_to_the_run_that_holds_the_lock() -> None:
+    def failure(run_id: str, instance: dg.DagsterInstance) -> dg.Failure:
+        with pytest.raises(dg.Failure) as caught, reported_failures(instance):
+            raise LockContentionError(
+                waited_ms=5, owner_id="dagster", holder={"dagster/run_id": run_id}
+            )
+        return caught.value
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(
+            dg.JobDefinition(graph_def=dg.GraphDefinition("other")),
+            status=dg.DagsterRunStatus.STARTED,
+        )
+        ours, other = failure(run.run_id, instance), failure("unknown", instance)
+
+    assert ours.allow_retries is True
+    assert ours.metadata["lock_held_by_run"] == dg.MetadataValue.dagster_run(run.run_id)
+    assert other.metadata["lock_held_by_run"].value == "unknown of another instance"

@@ -1,0 +1,142 @@
+"""Commits that no run has reported become materialisations; those that one has do not."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from ontologia_dagster import provenance
+from ontologia_dagster.declaration import on_new_data
+from ontologia_dagster.platform import build_platform
+from ontologia_dagster.resources import OntologyResource
+from tests.dagster.shop import Customer, Order
+from tests.dagster.world import customers, evaluated, orders, resources, storage
+
+
+@pytest.fixture
+def ontology(tmp_path: Path) -> OntologyResource:
+    return storage(tmp_path)
+
+
+class Tail:
+    """The sensor with its cursor; what it reports goes into the instance, as the daemon does."""
+
+    def __init__(self, folder: Path, ontology: OntologyResource) -> None:
+        self.definitions = build_platform([customers(folder), orders(folder)])
+        self.bound = resources(ontology)
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.cursor: str | None = None
+
+    def tick(self) -> list[tuple[str, str | None, str]]:
+        name = "ontology_log_tail"
+        data = evaluated(self.definitions, name, self.bound, self.instance, self.cursor)
+        self.cursor = data.cursor
+        for event in data.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return [
+            (e.asset_key.to_user_string(), e.partition, e.tags["dagster/data_version"])
+            for e in data.asset_events
+        ]
+
+
+def ensure(ontology: OntologyResource, *objects: Any, **meta: str) -> None:
+    with ontology.session() as session:
+        session.ensure(objects)
+        session.commit(meta={name.replace("__", "/"): text for name, text in meta.items()})
+
+
+def order(number: int, day: str) -> Order:
+    return Order(id=str(number), day=date.fromisoformat(day), total=number)
+
+
+def test_commits_from_elsewhere_are_reported_once(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    ensure(ontology, Customer(id="c1", name="Ada"))
+    ensure(ontology, order(1, "2013-01-05"), order(2, "2013-03-05"), order(3, "2014-01-01"))
+
+    assert tail.tick() == [
+        ("customer", None, "1"),
+        ("order", "2013-01-01", "2"),
+        ("order", "2013-03-01", "2"),
+    ]
+    assert tail.tick() == []
+    ensure(ontology, Customer(id="c1", name="Bo"))
+    assert tail.tick() == [("customer", None, "3")]
+
+
+def test_what_a_run_has_reported_is_known(tmp_path: Path, ontology: OntologyResource) -> None:
+    tail = Tail(tmp_path, ontology)
+    ensure(ontology, Customer(id="c1", name="Ada"))
+    reported = dg.AssetMaterialization("customer", tags={"dagster/data_version": "1"})
+    tail.instance.report_runless_asset_event(reported)
+
+    assert tail.tick() == []
+
+
+def test_the_commit_of_a_going_run_is_left_to_it_and_that_of_a_killed_one_is_not(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    job = dg.JobDefinition(graph_def=dg.GraphDefinition("ingest"))
+    run = tail.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    ensure(
+        ontology,
+        order(1, "2013-02-05"),
+        dagster__run_id=run.run_id,
+        dagster__asset_key="order",
+        dagster__partitions="2013-02-01,2013-03-01",
+    )
+    ensure(ontology, Customer(id="c1", name="Ada"), dagster__run_id="of-another-instance")
+    assert provenance.RUN_ID == "dagster/run_id"
+
+    assert tail.tick() == [("customer", None, "2")]
+    assert tail.tick() == []
+    tail.instance.report_run_failed(run)  # as run monitoring does when the process is gone
+    assert tail.tick() == [("order", "2013-02-01", "1"), ("order", "2013-03-01", "1")]
+    assert tail.tick() == []
+
+
+def test_a_change_asks_for_downstream_runs_and_a_run_without_one_does_not(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    """Through `data_version_changed`: what counts is the version, not that something ran."""
+    tail = Tail(tmp_path, ontology)
+
+    @dg.asset(deps=["customer"], automation_condition=on_new_data())
+    def report() -> None: ...
+
+    definitions = dg.Definitions.merge(
+        tail.definitions,
+        dg.Definitions(assets=[report], resources=tail.bound),
+    )
+    instance, cursor = tail.instance, None
+
+    def asked() -> int:
+        nonlocal cursor
+        result = dg.evaluate_automation_conditions(definitions, instance, cursor=cursor)
+        cursor = result.cursor
+        return result.get_num_requested(dg.AssetKey("report"))
+
+    def materialised(key: str, version: str) -> None:
+        event = dg.AssetMaterialization(key, tags={"dagster/data_version": version})
+        instance.report_runless_asset_event(event)
+
+    assert asked() == 0  # nothing is there yet
+    ensure(ontology, Customer(id="c1", name="Ada"))
+    tail.tick()
+    assert asked() == 1
+    materialised("report", "a")
+    assert asked() == 0
+    materialised("customer", "1")  # a run that changed nothing reports the version there was
+    assert asked() == 0
+    ensure(ontology, Customer(id="c1", name="Bo"))
+    tail.tick()
+    assert asked() == 1
+    materialised("report", "b")
+    assert asked() == 0

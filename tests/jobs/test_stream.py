@@ -1,0 +1,77 @@
+"""`jobs/stream.py`: what arrives is published once, whatever happens in between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from jobs import stream as program
+from jobs.ingest import DriftPolicy, Source
+from jobs.stream import stream
+from storage_engine.errors import ConfigurationError
+from storage_engine.spark import publishing
+from tests.jobs.support import head, new_storage, order_for, rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "id STRING, name STRING, seats BIGINT"
+ALL = "select id, name, seats from Customer order by id"
+
+
+def test_each_batch_takes_effect_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, folder = new_storage(tmp_path), tmp_path / "in"
+    folder.mkdir()
+    checkpoint = str(tmp_path / "checkpoint")
+    order = order_for(
+        uri,
+        Source("csv", (str(folder),), schema=SCHEMA, null_value="NA"),
+        columns={"name": "upper(name)"},
+        where="id <> 'skip'",
+        on_bad_rows="quarantine",
+        drift=DriftPolicy(retyped="quarantine"),
+    )
+    (folder / "1.csv").write_text("id,name,seats\na,ann,1\nb,NA,x\nskip,me,1\n")
+    stream(spark, order, checkpoint).awaitTermination()
+    assert rows(uri, ALL) == [("a", "ANN", 1)]
+
+    (folder / "2.csv").write_text("id,name,seats\na,ann,2\nc,cid,3\n")
+    right = publishing.publish
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        right(*arguments, **options)
+        raise RuntimeError("killed after the commit")
+
+    from storage_engine.spark import writer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "publish", killed)
+        with pytest.raises(Exception, match="killed after the commit"):
+            stream(spark, order, checkpoint).awaitTermination()
+    assert head(uri) == 2
+    code = program.main(
+        [*order.to_arguments(), f"--checkpoint={checkpoint}", "--trigger=available-now"]
+    )
+    assert (code, head(uri)) == (0, 2)
+    assert rows(uri, ALL) == [("a", "ANN", 2), ("c", "CID", 3)]
+
+
+def test_what_cannot_be_followed_is_said(spark: SparkSession, tmp_path: Path) -> None:
+    uri = new_storage(tmp_path)
+    source = Source("csv", ("in",), schema=SCHEMA)
+    order = order_for(uri, source)
+    for wrong, said in (
+        (replace(source, schema=None), "a stream infers nothing"),
+        (replace(source, paths=("a", "b")), "follows one folder"),
+        (replace(source, paths=("a.zip",)), "zipped files cannot be followed"),
+        (Source("jdbc", ("jdbc:x",), {"dbtable": "t"}), "a database cannot be followed"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            stream(spark, replace(order, source=wrong), str(tmp_path / "c"))
