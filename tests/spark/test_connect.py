@@ -20,7 +20,7 @@ from storage_engine import initialize_storage
 from tests.servers import free_ports
 from tests.spark_support import SETTINGS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
 
 ROOT = Path(__file__).parents[2]
 _START_S = 120
@@ -101,7 +101,7 @@ def _run(program: str, *arguments: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=360,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]

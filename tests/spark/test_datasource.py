@@ -17,7 +17,7 @@ from tests.servers import S3Server
 from tests.spark import read_world as world
 from tests.spark.read_world import Follows, Place, Sample, Stay, commit, expected, rows, sample
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # many Python processes
 
 
 @pytest.fixture(params=["directory", pytest.param("seaweedfs", marks=pytest.mark.s3)])

@@ -23,7 +23,7 @@ from tests.spark import read_world as world
 from tests.spark.read_world import Place, Sample, commit, expected, sample
 from tests.spark.streams import stream
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a second JVM beside others
 
 FILES = 2
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def test_a_query_killed_by_sigkill_goes_on_from_its_checkpoint(
         [*program, place.uri, source, str(tmp_path / "checkpoint")],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
-        timeout=170,
+        timeout=360,
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
