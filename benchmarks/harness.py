@@ -102,10 +102,10 @@ def _in_child(step: Callable[..., dict[str, Any]], arguments: Sequence[Any]) -> 
 
 def _run(sender: Any, step: Callable[..., dict[str, Any]], arguments: Sequence[Any]) -> None:
     outcome = step(*arguments)
-    sender.send((outcome, _peak_mib()))
+    sender.send((outcome, peak_mib()))
 
 
-def _peak_mib() -> int:
+def peak_mib() -> int:
     """Of this process alone: `ru_maxrss` begins with what the parent had."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")

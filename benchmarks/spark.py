@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from benchmarks.harness import Measured, Report, _peak_mib
+from benchmarks.harness import Measured, Report, peak_mib
 from storage_engine import Entity, Field, Session, initialize_storage
 from storage_engine.model import spec_of
 
@@ -124,7 +124,7 @@ def ingest(report: Report, folder: Path) -> None:
         cpu = round(statistics.median(cost.cpu for cost in runs), 2)
         middle = statistics.median(seconds)
         rounded = [round(s, 3) for s in seconds]
-        report.steps.append(Measured(name, middle, rounded, _peak_mib(), {"cpu": cpu}))
+        report.steps.append(Measured(name, middle, rounded, peak_mib(), {"cpu": cpu}))
     report.steps[-1].facts.update(facts)
     compare(report, "ingest within 2x of df.write.parquet", "first load", "df.write.parquet")
     compare(report, "staging within 1.4x", "first load: stage", "df.write.parquet")

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness import Report
-from benchmarks.spark import RUNS, Reading, add, make_data, session_of_spark
+from benchmarks.harness import Measured, Report, peak_mib
+from benchmarks.spark import RUNS, Reading, make_data, session_of_spark
 from storage_engine import CompactionPolicy, Session, initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
 
@@ -104,6 +104,11 @@ def compare(
     add(report, f"read_entities, {state}", native)
     add(report, f"format('ontologia'), {state}", arrow)
     return plain, native
+
+
+def add(report: Report, name: str, seconds: list[float], **facts: Any) -> None:
+    rounded = [round(s, 3) for s in seconds]
+    report.steps.append(Measured(name, statistics.median(seconds), rounded, peak_mib(), facts))
 
 
 def timed(frame: DataFrame) -> tuple[float, tuple[Any, ...]]:

@@ -26,7 +26,7 @@ _SETTLE_ATTEMPTS = 5
 _GATHER_S = 0.02  # for what is handled meanwhile to be settled together
 _DRAIN_ATTEMPTS = 5  # of a storage that fails, before drain gives up
 _LONGEST_PAUSE_S = 30.0
-_FOREGROUND = 10  # every so many rounds nothing is claimed ahead: suspects get their turn
+_FOREGROUND = 10  # every so many rounds, suspects that wait get their turn: none is claimed ahead
 _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for the acks
 
 
@@ -321,7 +321,7 @@ class Dispatcher:
                 whole = False
                 if batch[0].suspect:
                     self._settler.flush()  # nothing else may come to harm
-                elif not last and self.totals.iterations % _FOREGROUND:
+                elif not last and not self._is_turn_of_suspects():
                     self._next = self.store.background(lambda: self._claim(ahead=True))
                 self._handle(batch)
             else:
@@ -334,6 +334,9 @@ class Dispatcher:
                 return
             if not batch and not until_idle:
                 self._pause()
+
+    def _is_turn_of_suspects(self) -> bool:
+        return self.consumer.suspects and self.totals.iterations % _FOREGROUND == 0
 
     def _claimed(self, whole: bool) -> list[Claim]:
         pending, self._next = self._next, None

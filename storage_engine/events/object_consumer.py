@@ -83,6 +83,7 @@ class ObjectConsumer:
         self._must_look = False  # the last look beside claims failed
         self._saved_at = store.now()
         self._alone = False  # whether the last claim was a suspect
+        self.suspects = False
 
     # -- claiming -----------------------------------------------------------------------------
 
@@ -155,6 +156,7 @@ class ObjectConsumer:
         with self._mutex:
             self._ready.sort(key=lambda candidate: candidate.rank)
             suspect = [c for c in self._ready if self._is_suspect(c)]
+            self.suspects = bool(suspect)
             ordinary = [c for c in self._ready if c not in suspect] if suspect else self._ready
             self._alone = suspects and bool(suspect) and not (self._alone and ordinary)
             chosen = suspect[:1] if self._alone else ordinary[:limit]

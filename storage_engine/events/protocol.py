@@ -75,6 +75,9 @@ class Failure:
 class Consumer(Protocol):
     """Claims events for some handlers of one worker. One thread claims; any may settle."""
 
+    suspects: bool
+    """Whether the last claim saw a suspect one that is due."""
+
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         """Up to `limit` events that are due, by priority. A suspect one, whose handler may be
         killing its process, comes alone.

@@ -50,6 +50,7 @@ class SqliteConsumer:
         self._subscriptions = subscriptions
         self._session_id = session_id
         self._alone = False
+        self.suspects = False
 
     # -- claiming -----------------------------------------------------------------------------
 
@@ -62,6 +63,7 @@ class SqliteConsumer:
         with self._store.writing("claim events") as connection:
             due = self._due(connection, limit)
             suspect = [item for item in due if self._is_suspect(item[1])]
+            self.suspects = bool(suspect)
             ordinary = [item for item in due if not self._is_suspect(item[1])]
             self._alone = not ahead and bool(suspect) and not (self._alone and ordinary)
             due = suspect[:1] if self._alone else ordinary
