@@ -8,6 +8,7 @@ materialises, so that they run on their own schedule alone.
 A check always has a result: a storage that cannot be read is a failed check that says why.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,16 @@ def always(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
     try:
         return check()
     except OntologiaError as error:
-        return dg.AssetCheckResult(
-            passed=False,
-            description=str(error),
-            metadata={"error": type(error).__name__, "retryable": error.retryable},
-        )
+        return _failed(error)
+
+
+def _failed(error: OntologiaError, **of: Any) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=False,
+        description=str(error),
+        metadata={"error": type(error).__name__, "retryable": error.retryable},
+        **of,
+    )
 
 
 def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str) -> Any:
@@ -144,7 +150,7 @@ def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
         try:
             results = list(_deep_results(key, deep_report(ontology), types))
         except OntologiaError as error:
-            results = [_not_verified(key, spec.name, error) for spec in specs]
+            results = [_failed(error, asset_key=key, check_name=spec.name) for spec in specs]
         yield from (one for one in results if one.check_name in wanted)
 
     return deep_verify
@@ -160,58 +166,45 @@ def deep_report(ontology: "OntologyResource") -> "IntegrityReport":
 def _deep_results(
     key: dg.AssetKey, report: "IntegrityReport", types: Sequence[str]
 ) -> Iterator[dg.AssetCheckResult]:
-    by_type: dict[str | None, list[Finding]] = {name: [] for name in types}
+    """By what was counted: of many findings the report keeps only the first."""
+    shown: dict[str | None, list[Finding]] = {name: [] for name in types}
     rest: list[Finding] = []
     for finding in report.findings:
-        by_type.get(finding.type_name, rest).append(finding)
-    hidden = report.total - len(report.findings)
-    yield _deep_result(key, LOG_AREA, rest, report, passed=not rest and not hidden)
+        shown.get(finding.type_name, rest).append(finding)
+    others = report.total - sum(report.by_type[name] for name in types)
+    yield _deep_result(key, LOG_AREA, rest, others, report)
     for name in types:
-        found = by_type[name]
-        yield _deep_result(key, deep_check_name(name), found, report, passed=not found)
+        yield _deep_result(key, deep_check_name(name), shown[name], report.by_type[name], report)
 
 
 def _deep_result(
     key: dg.AssetKey,
     name: str,
-    findings: "Sequence[Finding]",
+    shown: "Sequence[Finding]",
+    count: int,
     report: "IntegrityReport",
-    *,
-    passed: bool,
 ) -> dg.AssetCheckResult:
     checked = dict(report.checked)
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=name,
-        passed=passed,
-        description=None if passed else _summary(findings, report),
+        passed=not count,
+        description=_summary(shown, count) if count else None,
         metadata={
-            "findings": len(findings),
+            "findings": count,
             "finding_list": table(
                 ["type", "area", *_FINDING[1:]],
-                [(f.type_name, f.area, f.reason, f.commit_id, f.message, f.key) for f in findings],
+                [(f.type_name, f.area, f.reason, f.commit_id, f.message, f.key) for f in shown],
             ),
             "head_commit": report.head_commit_id,
-            **{f"checked_{what}": count for what, count in sorted(checked.items())},
+            **{f"checked_{what}": number for what, number in sorted(checked.items())},
         },
     )
 
 
-def _summary(findings: "Sequence[Finding]", report: "IntegrityReport") -> str:
-    counts: dict[str, int] = {}
-    for finding in findings:
-        counts[finding.reason] = counts.get(finding.reason, 0) + 1
-    said = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-    hidden = report.total - len(report.findings)
-    more = f"; {hidden} findings more are counted only" if hidden else ""
-    return f"{said or 'nothing of its own'}{more}"
-
-
-def _not_verified(key: dg.AssetKey, name: str, error: OntologiaError) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(
-        asset_key=key,
-        check_name=name,
-        passed=False,
-        description=str(error),
-        metadata={"error": type(error).__name__, "retryable": error.retryable},
-    )
+def _summary(shown: "Sequence[Finding]", count: int) -> str:
+    reasons = Counter(finding.reason for finding in shown)
+    said = [f"{number} x {reason}" for reason, number in sorted(reasons.items())]
+    if count > len(shown):
+        said.append(f"{count - len(shown)} more that are counted only")
+    return ", ".join(said)
