@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, snake_case
+from ontologia_dagster.located import STORAGE
 from ontologia_dagster.tables import table
 from storage_engine.errors import OntologiaError
 
@@ -113,6 +114,7 @@ def log_asset(storage: str) -> dg.AssetSpec:
         description="The commit log with its data files, as deep verification sees it.",
         group_name="ontologia",
         kinds={"parquet"},
+        metadata={STORAGE: storage},
     )
 
 

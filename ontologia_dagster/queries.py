@@ -21,6 +21,7 @@ from pydantic import Field
 
 from ontologia_dagster.declaration import on_new_data
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.located import STORAGE
 from ontologia_dagster.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def query_asset(
         group_name=group,
         description=description,
         kinds={"duckdb"},
+        metadata={STORAGE: storage},
         automation_condition=automation or on_new_data(),
         required_resource_keys={storage},
         code_version=_code_version(query),
