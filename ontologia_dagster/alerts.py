@@ -17,9 +17,9 @@ import dagster as dg
 from pydantic import Field
 
 from ontologia_dagster import bus
-from ontologia_dagster.durations import duration
 from ontologia_dagster.failures import reported_failures
 from ontologia_dagster.located import checks_of
+from storage_engine.durations import duration
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
@@ -188,7 +188,7 @@ def _failed_checks(
         if record is None:
             continue
         evaluation = record.evaluation
-        if evaluation is None:
+        if not isinstance(evaluation, dg.AssetCheckEvaluation):  # it is planned, or runs
             unclear.add(name)
         elif not evaluation.passed:
             failed.append(

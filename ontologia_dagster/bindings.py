@@ -14,7 +14,6 @@ from ontologia_dagster.platform import STORAGE
 from ontologia_dagster.resources import DEFAULT_LOCATION, OntologyResource
 from ontologia_dagster.spark import SparkResource
 
-
 _WEBHOOK = "ONTOLOGIA_WEBHOOK_URL"
 
 

@@ -18,7 +18,5 @@ def defs() -> dg.Definitions:
         types,
         build_platforms(environments.current, types),
         # One process and one JVM for all steps of a run.
-        dg.Definitions(
-            resources=location_resources(environments), executor=dg.in_process_executor
-        ),
+        dg.Definitions(resources=location_resources(environments), executor=dg.in_process_executor),
     )

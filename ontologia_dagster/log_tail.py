@@ -30,7 +30,6 @@ from ontologia_dagster.located import Located, located
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
-    from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import CommitRecord, Repository
 
 _INTERVAL_S = 30

@@ -14,7 +14,7 @@ from ontologia_dagster import bus, liveness
 from ontologia_dagster.platform import build_platform
 from ontologia_dagster.resources import OntologyResource
 from tests.dagster import shop
-from tests.dagster.world import MODELS, evaluated, facts, resources, rows, storage
+from tests.dagster.world import MODELS, evaluated, facts, remote_job, resources, rows, storage
 
 FAST = {"event_backoff_base_ms": 1, "event_backoff_max_ms": 1, "event_max_attempts": 3}
 
@@ -93,18 +93,11 @@ def test_one_run_at_a_time(ontology: OntologyResource) -> None:
 
 def started(instance: dg.DagsterInstance, location: str = "shop") -> dg.DagsterRun:
     """A drain run whose process nobody hears of again."""
-    from dagster._core.remote_origin import (
-        RegisteredCodeLocationOrigin,
-        RemoteJobOrigin,
-        RemoteRepositoryOrigin,
-    )
-
-    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), "__repository__")
     job = bus.drain_job("ontology", [MODELS])
     return instance.create_run_for_job(
         job,
         status=dg.DagsterRunStatus.STARTED,
-        remote_job_origin=RemoteJobOrigin(repository, job.name),
+        remote_job_origin=remote_job(location, job.name),
     )
 
 
