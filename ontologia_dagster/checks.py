@@ -9,13 +9,14 @@ A check always has a result: a storage that cannot be read is a failed check tha
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, snake_case
 from ontologia_dagster.located import STORAGE
+from ontologia_dagster.metadata import request_metadata, requests_of
 from ontologia_dagster.tables import table
 from storage_engine.errors import OntologiaError
 
@@ -65,7 +66,7 @@ def _failed(error: OntologiaError, **of: Any) -> dg.AssetCheckResult:
 
 
 def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str) -> Any:
-    examined = examine(ontology, type_name)
+    examined, requests = examine(ontology, type_name)
     findings = [finding for one in examined for finding in one.findings]
     metadata: dict[str, Any] = {
         "index_lag": max((one.lag for one in examined), default=0),
@@ -73,6 +74,7 @@ def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str)
         "finding_list": table(
             _FINDING, [(f.type_name, f.reason, f.commit_id, f.message, f.path) for f in findings]
         ),
+        **request_metadata(requests),
     }
     if not findings:
         return dg.AssetCheckResult(passed=True, metadata=metadata)
@@ -87,21 +89,25 @@ def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str)
     )
 
 
-def examine(ontology: "OntologyResource", type_name: str) -> "list[Examination]":
-    """What the index of a type is and should be; nothing where there are no indices."""
+def examine(
+    ontology: "OntologyResource", type_name: str
+) -> "tuple[list[Examination], dict[str, int]]":
+    """What the index of a type is and should be (nothing where there are no indices), and the
+    requests that it took."""
     from storage_engine.maintenance.indices import index_verifier
     from storage_engine.repository.object.engine import ObjectRepository
 
     with ontology.repository() as repository:
         if not isinstance(repository, ObjectRepository):
-            return []  # SQLite keeps rows in tables
+            return [], {}  # SQLite keeps rows in tables
         verifier = index_verifier(repository)
         head = verifier.chain.read_head().head
         refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
-        return [
+        found = [
             verifier.examine_type(head, ref, verifier.indices.read(ref, log_id=head.log_id))
             for ref in refs
         ]
+        return found, requests_of(repository)
 
 
 # -- deep -----------------------------------------------------------------------------------------
@@ -150,7 +156,8 @@ def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
         ontology: OntologyResource = getattr(context.resources, storage)
         wanted = {one.name for one in context.selected_asset_check_keys}
         try:
-            results = list(_deep_results(key, deep_report(ontology), types))
+            report, requests = deep_report(ontology)
+            results = list(_deep_results(key, report, types, requests))
         except OntologiaError as error:
             results = [_failed(error, asset_key=key, check_name=spec.name) for spec in specs]
         yield from (one for one in results if one.check_name in wanted)
@@ -158,23 +165,28 @@ def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
     return deep_verify
 
 
-def deep_report(ontology: "OntologyResource") -> "IntegrityReport":
+def deep_report(ontology: "OntologyResource") -> "tuple[IntegrityReport, dict[str, int]]":
+    """What is wrong with the storage, and the requests that it took to know."""
     from storage_engine.maintenance.integrity import verify_storage
 
     with ontology.repository() as repository:
-        return verify_storage(repository, deep=True)
+        return verify_storage(repository, deep=True), requests_of(repository)
 
 
 def _deep_results(
-    key: dg.AssetKey, report: "IntegrityReport", types: Sequence[str]
+    key: dg.AssetKey,
+    report: "IntegrityReport",
+    types: Sequence[str],
+    requests: Mapping[str, int],
 ) -> Iterator[dg.AssetCheckResult]:
-    """By what was counted: of many findings the report keeps only the first."""
+    """By what was counted: of many findings the report keeps only the first. What it took is told
+    once, with the log's."""
     shown: dict[str | None, list[Finding]] = {name: [] for name in types}
     rest: list[Finding] = []
     for finding in report.findings:
         shown.get(finding.type_name, rest).append(finding)
     others = report.total - sum(report.by_type[name] for name in types)
-    yield _deep_result(key, LOG_AREA, rest, others, report)
+    yield _deep_result(key, LOG_AREA, rest, others, report, **request_metadata(requests))
     for name in types:
         yield _deep_result(key, deep_check_name(name), shown[name], report.by_type[name], report)
 
@@ -185,6 +197,7 @@ def _deep_result(
     shown: "Sequence[Finding]",
     count: int,
     report: "IntegrityReport",
+    **more: Any,
 ) -> dg.AssetCheckResult:
     checked = dict(report.checked)
     return dg.AssetCheckResult(
@@ -200,6 +213,7 @@ def _deep_result(
             ),
             "head_commit": report.head_commit_id,
             **{f"checked_{what}": number for what, number in sorted(checked.items())},
+            **more,
         },
     )
 

@@ -89,8 +89,10 @@ def read(spec: PartitionSpec, text: str) -> list[str] | None:
             if first == last:
                 keys.append(first)
             else:
-                start, end = slices(spec, [first, last])
-                window = dg.TimeWindow(start.start, end.end)
+                begin, end = slices(spec, [first, last])
+                assert begin.start is not None
+                assert end.end is not None
+                window = dg.TimeWindow(begin.start, end.end)
                 keys += definition.get_partition_keys_in_time_window(window)
     except (TypeError, ValueError):
         return None

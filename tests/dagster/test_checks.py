@@ -109,6 +109,10 @@ def test_deep_verification_has_a_result_for_each_type(ontology: OntologyResource
         session.ensure(Placed(left_key="c1", right_key="o1"))
 
     found = deep(ontology)
+    took = facts(found["deep_verify_log"].metadata)
+    assert took["requests"] > 0
+    assert took["store_bytes_read"] > 0
+    assert took["price_estimate_usd"] > 0
     assert found["deep_verify_customer"].passed
     assert not found["deep_verify_placed"].passed
     [finding] = rows(facts(found["deep_verify_placed"].metadata)["finding_list"])
