@@ -12,7 +12,6 @@ from ontologia_dagster.demo.types import Disruption, Incident
 from ontologia_dagster.environments import Environments
 from ontologia_dagster.platform import build_platform
 
-LOCATION = "flights"  # as workspace.yaml names it
 HANDLERS = "ontologia_dagster.demo.handlers"
 INGEST_JOB = "ingest_all"
 CHECK_JOB = "check_indices"
@@ -71,7 +70,7 @@ def demo_definitions() -> dg.Definitions:
         ),
         dg.Definitions(assets=ASSETS, jobs=jobs),
         dg.Definitions(
-            resources=location_resources(_environments(), location=LOCATION),
+            resources=location_resources(_environments()),
             executor=dg.in_process_executor,  # one process, one JVM for all steps of a run
         ),
     )
