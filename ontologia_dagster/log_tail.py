@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 30
 _PER_TICK = 200  # commits
-_PER_QUERY = 1_000  # partitions
+_PER_QUERY = 10_000  # partitions
 # A run reports its commit as soon as it has counted rows. One that has not by then never will.
 _LEFT_TO_RUN = timedelta(minutes=15)
 

@@ -331,13 +331,16 @@ def test_a_wrong_uri_is_a_failure_too() -> None:
 
 
 def test_every_file_names_the_same_location() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dg"]["project"]
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = whole["tool"]["dg"]["project"]
     [workspace] = yaml.safe_load((ROOT / "workspace.yaml").read_text())["load_from"]
     [cloud] = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
 
     assert workspace["python_module"]["location_name"] == project["code_location_name"]
     assert cloud["location_name"] == project["code_location_name"]
     assert cloud["code_source"]["module_name"] == workspace["python_module"]["module_name"]
+    extras = whole["project"]["optional-dependencies"]
+    assert any(one.startswith("dagster-dg-cli==") for one in extras["dagster"])  # `dg` is there
 
 
 def test_the_workspace_and_a_location_with_types_validate(project: Path) -> None:
