@@ -138,12 +138,9 @@ def conditions_sensor(
         new = [one for one in found if one.key not in before or one.mark > before[one.key]]
         told = _tell(context, new)
         # What has ended is forgotten; a check that runs again has not ended.
-        now = {one.key: max(one.mark, before.get(one.key, "")) for one in found}
-        now |= {key: mark for key, mark in before.items() if key in unclear}
-        for left in new[told:]:
-            now.pop(left.key)
-            if left.key in before:
-                now[left.key] = before[left.key]
+        keys = {one.key for one in found} | unclear
+        now = {key: mark for key, mark in before.items() if key in keys}
+        now |= {one.key: one.mark for one in new[:told]}
         said = f"{len(found)} conditions hold, {len(new)} of them new, {told} of these told"
         return dg.SensorResult(skip_reason=said, cursor=json.dumps(now, sort_keys=True))
 
