@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ print(json.dumps({
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path: Path) -> Iterator[Path]:
     """A location with types in YAML and a tenant, on storages that are not there."""
     package = tmp_path / "shop"
     for name, text in (("orders", ORDERS), ("customers", CUSTOMERS)):
@@ -183,7 +184,9 @@ def project(tmp_path: Path) -> Path:
         "load_from:\n  - python_module: {module_name: shop.definitions, location_name: shop}\n"
     )
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    return tmp_path
+    yield tmp_path
+    for name in [one for one in sys.modules if one.partition(".")[0] == package.name]:
+        del sys.modules[name]  # what `dg` imported in this process
 
 
 def run_in(project: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
