@@ -17,13 +17,12 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.hash_compare import judge
 from storage_engine.spark.rows import SourceRows, cannot_be_written
 from storage_engine.spark.staging import INSERT
 from storage_engine.spark.stored import COMMIT
 
 _BROADCAST_ROWS = 2_000_000  # identities: some 100 MB in an executor
-_FEW_ROWS = 100_000  # stored: Spark joins these by sending them to all executors
+_FEW_ROWS = 100_000
 _TASK_ROWS = 2_000_000  # some 150 MB
 _KEYS = ["__k1", "__k2"]
 _CONTENT = "__content"
@@ -81,17 +80,10 @@ def reconcile(
     # identity. So one pass gives both the figures and the identities.
     wanted = [*_KEYS, *([_ORDER] if order_by is not None else [])]
     differs = F.col("__status").isin(*_WRITTEN)
-    if stored is not None and unique and order_by is None and stored_count > _FEW_ROWS:
-        known = _latest(stored, spec, unique=True, order_by=None)
-        partitions = max(_partitions(known), -(-stored_count // _TASK_ROWS))
-        judged = judge(narrow, known.select(*_KEYS, f"{_CONTENT}s"), partitions)
-    else:
-        judged = _joined(narrow, stored, spec, unique, order_by, stored_count).withColumn(
-            "__n", F.lit(1)
-        )
     judged = (
-        judged.groupBy(*(F.when(differs, F.col(n)).alias(n) for n in [*wanted, INSERT]), "__status")
-        .agg(F.sum("__n").alias("__n"))
+        _joined(narrow, stored, spec, unique, order_by, stored_count)
+        .groupBy(*(F.when(differs, F.col(n)).alias(n) for n in [*wanted, INSERT]), "__status")
+        .agg(F.count(F.lit(1)).alias("__n"))
         .persist(StorageLevel.MEMORY_AND_DISK)
     )
     figures = judged.groupBy("__status").agg(F.sum("__n"), F.count(F.lit(1))).collect()
@@ -138,11 +130,8 @@ def _joined(
 def _by_hash(known: DataFrame, rows: int) -> bool:
     """Whether a table of the stored hashes fits in a task, which spares sorting both sides. Few
     are left to Spark: it can send them to all executors instead."""
-    return rows > _FEW_ROWS and rows / _partitions(known) <= _TASK_ROWS
-
-
-def _partitions(frame: DataFrame) -> int:
-    return int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    partitions = int(known.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    return rows > _FEW_ROWS and rows / partitions <= _TASK_ROWS
 
 
 def _narrow(source: SourceRows, spec: TypeSpec, order_by: str | None) -> DataFrame:

@@ -31,7 +31,6 @@ from storage_engine.repository import open_repository
 from storage_engine.spark import (
     WriteProgress,
     duplicates,
-    reconcile,
     write_entities,
     write_relations,
     write_type,
@@ -57,13 +56,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # the JVM may have to wait its turn
 
 CUSTOMERS = "id string, name string, age int"
-
-
-@pytest.fixture(params=["join", "buckets"])
-def comparing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to compare with what is stored; which one is taken depends on how much that is."""
-    if request.param == "buckets":
-        monkeypatch.setattr(reconcile, "_FEW_ROWS", -1)
 
 
 @pytest.fixture
@@ -208,9 +200,7 @@ def test_any_number_of_partitions(
 # -- what differs ---------------------------------------------------------------------------------
 
 
-def test_only_what_differs_and_only_once(
-    spark: SparkSession, session: Session, comparing: None
-) -> None:
+def test_only_what_differs_and_only_once(spark: SparkSession, session: Session) -> None:
     stated = [(f"c{n:03d}", f"name {n}", n if n % 2 else None) for n in range(100)]
     df = spark.createDataFrame(stated, CUSTOMERS).repartition(3)
     seen: list[WriteProgress] = []
@@ -396,7 +386,7 @@ def test_a_side_table_of_ones_own_and_native_rows(
 
 
 def test_bad_rows_do_not_speak_for_good_ones_beside_them(
-    spark: SparkSession, session: Session, comparing: None
+    spark: SparkSession, session: Session
 ) -> None:
     """Whatever identity a bad row claims, the others of that identity are judged without it."""
     expected = [parse_expectation({"pattern": {"column": "name", "pattern": "[a-z ]*"}})]
