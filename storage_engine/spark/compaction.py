@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -191,7 +192,7 @@ def cancelled_when_lost(jobs: Jobs, attempt: Attempt, guard: Guard) -> Iterator[
     watcher.start()
     try:
         yield
-    except (PySparkException, Cancelled) as error:
+    except (PySparkException, Py4JJavaError, Cancelled) as error:
         if lost:
             raise lost[0] from error
         raise _as_known(error) from error

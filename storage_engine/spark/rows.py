@@ -23,7 +23,14 @@ from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
 from storage_engine.spark.schema import check_dataframe
-from storage_engine.spark.staging import FAULTS, ORIGINAL, REASONS, as_json, sift_with_reasons
+from storage_engine.spark.staging import (
+    FAULTS,
+    ORIGINAL,
+    REASONS,
+    as_json,
+    objects_of,
+    sift_with_reasons,
+)
 
 SPARK_TYPES: dict[Storage, str] = {
     "str": "string",
@@ -144,11 +151,16 @@ def _misfit(field: FieldSpec, column: Column) -> Column:
     elif field.storage == "str":
         bad = bad | ~F.is_valid_utf8(column)
     elif field.storage == "date":
-        bad = bad | (column < F.lit(date.min)) | (column > F.lit(date.max))
+        days = F.unix_date(column)
+        bad = bad | (days < _days(date.min)) | (days > _days(date.max))
     elif field.storage == "datetime":
         micros = F.unix_micros(column)
         bad = bad | (micros < _micros(_FIRST)) | (micros > _micros(_LAST))
     return F.coalesce(bad, F.lit(False))
+
+
+def _days(day: date) -> int:
+    return day.toordinal() - _EPOCH.toordinal()
 
 
 def _micros(moment: datetime) -> int:
@@ -182,7 +194,7 @@ class ConformTask:
             yield _marked(sifted.rows, [None] * sifted.rows.num_rows, [None] * sifted.rows.num_rows)
             if sifted.faults:
                 numbers = sorted(sifted.faults)
-                rows = own.take(pa.array(numbers, pa.int64())).to_pylist()
+                rows = objects_of(own.take(pa.array(numbers, pa.int64())))
                 faults = [
                     json.dumps([[f.what, f.detail] for f in sifted.faults[n]]) for n in numbers
                 ]

@@ -97,13 +97,17 @@ def reaches(spark: SparkSession, uri: str, config: OntologiaConfig) -> bool:
     bucket = uri.removeprefix("s3://").partition("/")[0]
     theirs = hadoop.get(f"fs.s3a.bucket.{bucket}.endpoint") or hadoop.get("fs.s3a.endpoint") or ""
     ours = S3Settings.resolve(config).endpoint or ""
-    return _server(theirs) == _server(ours)
+    return same_server(theirs, ours)
 
 
-def _server(endpoint: str) -> str:
-    """Host and port; "" for AWS itself, whatever the region."""
-    name = endpoint.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
-    return "" if name.partition(":")[0].endswith(".amazonaws.com") else name
+def same_server(one: str, other: str) -> bool:
+    """Whether two endpoints are one; "" is AWS, whatever the region."""
+
+    def name(endpoint: str) -> str:
+        plain = endpoint.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
+        return "" if plain.partition(":")[0].endswith(".amazonaws.com") else plain
+
+    return name(one) == name(other)
 
 
 def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:
