@@ -266,14 +266,16 @@ def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.Recor
 
 def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows that may hold times for which Python has no object: those columns come as text."""
+    found: list[dict[str, Any]]
     try:
-        return rows.to_pylist()
+        found = rows.to_pylist()
     except (OverflowError, ValueError):
-        made = [
+        texts = [
             column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
             for column in rows.columns
         ]
-        return pa.RecordBatch.from_arrays(made, names=rows.schema.names).to_pylist()
+        found = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
+    return found
 
 
 def as_json(row: Mapping[str, Any]) -> str:

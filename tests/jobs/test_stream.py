@@ -74,8 +74,8 @@ def test_what_drifts_is_dealt_with_as_ordered(
     uri, folder = new_storage(tmp_path), tmp_path / "in"
     folder.mkdir()
 
-    def deliver(name: str, **row: Any) -> None:
-        path = folder / f"{name}.{format}"
+    def deliver(file: str, **row: Any) -> None:
+        path = folder / f"{file}.{format}"
         match format:
             case "csv":
                 path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
