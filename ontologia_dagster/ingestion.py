@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ontologia_dagster.spark import SparkResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
-    from storage_engine.spark.results import WriteResult
 
 SPARK = "spark"
 

@@ -18,7 +18,7 @@ import dagster as dg
 
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.partitions import expanded_paths
-from ontologia_dagster.source_files import PARTITION_KEY, SourceFile, source_files
+from ontologia_dagster.source_files import PARTITION_KEY, SourceFile, SourceFiles
 from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -81,12 +81,11 @@ def source_fingerprints(
 ) -> dict[str, str | None]:
     """The state of what each of these partitions comes from (under "" for a type that is not
     cut). None when nobody can tell it."""
-    source = declared.source
+    source, files = declared.source, SourceFiles(ontology)
     if not any(PARTITION_KEY in path for path in source.paths):
-        return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, ontology))
+        return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
     return {
-        key: source_fingerprint(source, expanded_paths(source.paths, [key]), ontology)
-        for key in keys
+        key: source_fingerprint(source, expanded_paths(source.paths, [key]), files) for key in keys
     }
 
 
@@ -99,16 +98,14 @@ def combined(prints: Iterable[str | None]) -> str | None:
     return known[0] if len(known) == 1 else _digest(known)
 
 
-def source_fingerprint(
-    source: SourceSpec, paths: Sequence[str], ontology: OntologyResource
-) -> str | None:
+def source_fingerprint(source: SourceSpec, paths: Sequence[str], files: SourceFiles) -> str | None:
     """Names the present state of a source: its files with size and time (on S3: ETag). None when
     nobody can tell: a database, another file system, or a path at which we see no file."""
     if source.fingerprint is not None:
         return _digest([str(_call(source.fingerprint, source))])
     if source.format == "jdbc":
         return None
-    return state_of(source_files(path, ontology) for path in paths)
+    return state_of(files.at(path) for path in paths)
 
 
 def state_of(found: Iterable[Sequence[SourceFile] | None]) -> str | None:

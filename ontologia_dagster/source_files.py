@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
@@ -33,55 +34,51 @@ class SourceFile:
     state: str
 
 
-def source_files(path: str, ontology: OntologyResource) -> list[SourceFile] | None:
-    """The files that a path names, by name; None where nobody can tell."""
-    scheme, bucket, rest = _parts(path)
-    if scheme == "file":
-        return sorted(set(_local(rest)))
-    if scheme in _S3:
-        return sorted(set(_on_s3(bucket, rest, ontology)))
-    return None
+class SourceFiles:
+    """Looks at files; on S3 as the storage's own S3Resource says, through one client."""
 
+    def __init__(self, ontology: OntologyResource) -> None:
+        self._ontology = ontology
 
-def files_by_key(
-    path: str, keys: Sequence[str], ontology: OntologyResource
-) -> dict[str, list[SourceFile]] | None:
-    """Of a path with `{partition_key}` in it the files of each of these keys, by one look.
-
-    Keys must not be parts of each other, as those of time partitions never are.
-    """
-    listed = source_files(path.replace(PARTITION_KEY, "*"), ontology)
-    if listed is None:
+    def at(self, path: str) -> list[SourceFile] | None:
+        """The files that a path names, by name; None where nobody can tell."""
+        scheme, bucket, rest = _parts(path)
+        if scheme == "file":
+            return sorted(set(_local(rest)))
+        if scheme in _S3:
+            return sorted(set(self._on_s3(bucket, rest)))
         return None
-    scheme, bucket, rest = _parts(path.replace(PARTITION_KEY, _MARK))
-    known = f"(?P<key>{'|'.join(re.escape(key) for key in keys)})"
-    place = f"s3://{bucket}/" if scheme in _S3 else ""
-    named = [
-        re.compile(
-            re.escape(place)
-            + _regex(one).replace(_MARK, known, 1).replace(_MARK, "(?P=key)")
-            + "(?:/.*)?",
-            re.S,
-        )
-        for one in alternatives(rest.rstrip("/"))
-    ]
-    found: dict[str, list[SourceFile]] = {key: [] for key in keys}
-    for file in listed:
-        for key in {match["key"] for one in named if (match := one.fullmatch(file.name))}:
-            found[key].append(file)
-    return found
 
+    def by_key(self, path: str, keys: Sequence[str]) -> dict[str, list[SourceFile]] | None:
+        """Of a path with `{partition_key}` in it the files of each of these keys, by one look.
 
-def _parts(path: str) -> tuple[str, str, str]:
-    """Scheme, bucket or host, and the rest."""
-    found = _SCHEME.fullmatch(path)
-    if found is None:
-        return "file", "", path
-    scheme, rest = found["scheme"].lower(), found["rest"]
-    if not rest.startswith("//"):
-        return scheme, "", rest
-    host, slash, below = rest[2:].partition("/")
-    return scheme, host, below if scheme in _S3 else slash + below
+        Keys must not be parts of each other, as those of time partitions never are.
+        """
+        listed = self.at(path.replace(PARTITION_KEY, "*"))
+        if listed is None:
+            return None
+        named = _keyed(path, keys)
+        found: dict[str, list[SourceFile]] = {key: [] for key in keys}
+        for file in listed:
+            for key in {match["key"] for one in named if (match := one.fullmatch(file.name))}:
+                found[key].append(file)
+        return found
+
+    def _on_s3(self, bucket: str, key: str) -> Iterator[SourceFile]:
+        whole = key.rstrip("/")
+        named = "|".join(_regex(one) for one in alternatives(whole))
+        inside = re.compile(f"(?:{named})(?:/(?P<below>.*))?" if whole else "(?P<below>.*)", re.S)
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=bucket, Prefix=_SPECIAL.split(whole, maxsplit=1)[0]):
+            for item in page.get("Contents", []):
+                found = inside.fullmatch(item["Key"])
+                if found and not item["Key"].endswith("/") and not _is_hidden(found["below"] or ""):
+                    name = f"s3://{bucket}/{item['Key']}"
+                    yield SourceFile(name, f"{item['Size']} {item['ETag']}")
+
+    @cached_property
+    def _client(self) -> Any:
+        return self._ontology.s3.get_client()
 
 
 def alternatives(path: str) -> list[str]:
@@ -131,12 +128,33 @@ def _choices(path: str, begin: int) -> tuple[list[str], int]:
     return found, 0
 
 
+def _parts(path: str) -> tuple[str, str, str]:
+    """Scheme, bucket or host, and the rest."""
+    found = _SCHEME.fullmatch(path)
+    if found is None:
+        return "file", "", path
+    scheme, rest = found["scheme"].lower(), found["rest"]
+    if not rest.startswith("//"):
+        return scheme, "", rest
+    host, slash, below = rest[2:].partition("/")
+    return scheme, host, below if scheme in _S3 else slash + below
+
+
+def _keyed(path: str, keys: Sequence[str]) -> list[re.Pattern[str]]:
+    """What the names of files match, with the key that they are of."""
+    scheme, bucket, rest = _parts(path.replace(PARTITION_KEY, _MARK))
+    known = f"(?P<key>{'|'.join(re.escape(key) for key in keys)})"
+    place = re.escape(f"s3://{bucket}/") if scheme in _S3 else ""
+    named = [_regex(one).replace(_MARK, known, 1) for one in alternatives(rest.rstrip("/"))]
+    return [re.compile(f"{place}{one.replace(_MARK, '(?P=key)')}(?:/.*)?", re.S) for one in named]
+
+
 def _regex(path: str) -> str:
-    return "".join(_piece(piece, "[^/]*", "[^/]", "^") for piece in _pieces(path))
+    return "".join(_piece(piece, "[^/]*", "[^/]", "^", re.escape) for piece in _pieces(path))
 
 
 def _as_glob(path: str) -> str:
-    return "".join(_piece(piece, "*", "?", "!") for piece in _pieces(path))
+    return "".join(_piece(piece, "*", "?", "!", glob.escape) for piece in _pieces(path))
 
 
 def _pieces(path: str) -> Iterator[str]:
@@ -145,16 +163,14 @@ def _pieces(path: str) -> Iterator[str]:
         yield found.group()
 
 
-def _piece(piece: str, many: str, one: str, but: str) -> str:
+def _piece(piece: str, many: str, one: str, but: str, escape: Callable[[str], str]) -> str:
+    """In the language of regular expressions or of `glob`."""
     if piece in ("*", "?"):
         return many if piece == "*" else one
     if len(piece) > 1 and piece[0] == "[":
-        inner = piece[1:-1]
-        negated = inner[:1] in ("^", "!")
-        inner = inner[1:] if negated else inner
-        return f"[{but if negated else ''}{inner}]"
-    plain = piece[-1]
-    return re.escape(plain) if but == "^" else glob.escape(plain)
+        negated = piece[1] in "^!"
+        return f"[{but if negated else ''}{piece[1 + negated : -1]}]"
+    return escape(piece[-1])
 
 
 def _local(path: str) -> Iterator[SourceFile]:
@@ -171,19 +187,6 @@ def _in(root: str) -> Iterator[SourceFile]:
             facts = file.stat()
             name = f"{root.rstrip('/')}/{below}" if below else root
             yield SourceFile(name, f"{facts.st_size} {facts.st_mtime_ns}")
-
-
-def _on_s3(bucket: str, key: str, ontology: OntologyResource) -> Iterator[SourceFile]:
-    whole = key.rstrip("/")
-    named = "|".join(_regex(one) for one in alternatives(whole))
-    inside = re.compile(f"(?:{named})(?:/(?P<below>.*))?" if whole else "(?P<below>.*)", re.S)
-    pages = ontology.s3.get_client().get_paginator("list_objects_v2")
-    for page in pages.paginate(Bucket=bucket, Prefix=_SPECIAL.split(whole, maxsplit=1)[0]):
-        for item in page.get("Contents", []):
-            found = inside.fullmatch(item["Key"])
-            if found and not item["Key"].endswith("/") and not _is_hidden(found["below"] or ""):
-                name = f"s3://{bucket}/{item['Key']}"
-                yield SourceFile(name, f"{item['Size']} {item['ETag']}")
 
 
 def _is_hidden(below: str) -> bool:

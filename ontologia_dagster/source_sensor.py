@@ -15,7 +15,7 @@ import dagster as dg
 from ontologia_dagster import partitions, provenance
 from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.metadata import FINGERPRINT
-from ontologia_dagster.source_files import PARTITION_KEY, files_by_key, source_files
+from ontologia_dagster.source_files import PARTITION_KEY, SourceFiles
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
@@ -62,20 +62,20 @@ def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
 
 def states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[str, str] | None:
     """The fingerprint of each partition whose files are all there; None when nobody can tell."""
-    source, spec = declared.source, declared.partitions
+    source, spec, files = declared.source, declared.partitions, SourceFiles(ontology)
     keys = partitions.partitions_def(spec).get_partition_keys() if spec is not None else [_WHOLE]
     if source.format == "jdbc" or source.fingerprint is not None:
-        found = provenance.source_fingerprint(source, source.paths, ontology)
+        found = provenance.source_fingerprint(source, source.paths, files)
         return None if found is None else dict.fromkeys(keys, found)
     by_path: list[Any] = []
     for path in source.paths:
         if PARTITION_KEY not in path:
-            by_path.append(source_files(path, ontology))
+            by_path.append(files.at(path))
         elif spec is not None and spec.kind == "static":
-            looks = {k: source_files(path.replace(PARTITION_KEY, k), ontology) for k in keys}
+            looks = {key: files.at(path.replace(PARTITION_KEY, key)) for key in keys}
             by_path.append(None if None in looks.values() else looks)
         else:
-            by_path.append(files_by_key(path, keys, ontology))
+            by_path.append(files.by_key(path, keys))
     if None in by_path:
         return None
     told = {

@@ -1,4 +1,4 @@
-"""The state of a source: which files count, when it is another one, and what the sensor asks for."""
+"""The state of a source: which files count, when it changes, and what the sensor asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSp
 from ontologia_dagster.factory import build_type
 from ontologia_dagster.provenance import source_fingerprint
 from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.source_files import alternatives, source_files
+from ontologia_dagster.source_files import SourceFiles, alternatives
 from tests.dagster.world import MODELS, customers, evaluated, resources
 from tests.servers import S3Server
 
@@ -55,10 +55,11 @@ class Place:
 
     def __init__(self, root: str, ontology: OntologyResource, put: Callable[[str, str], None]):
         self.root, self.ontology, self.put = root, ontology, put
+        self.files = SourceFiles(ontology)
 
     def fingerprint(self, *paths: str) -> str | None:
         source = SourceSpec(paths=[f"{self.root}/{path}" for path in paths])
-        return source_fingerprint(source, source.paths, self.ontology)
+        return source_fingerprint(source, source.paths, self.files)
 
 
 def local(folder: Path) -> Place:
@@ -94,7 +95,7 @@ def test_paths_name_what_spark_reads_and_a_change_is_another_state(place: Place)
         place.put(name, name)
 
     for path, names in NAMED.items():
-        found = source_files(f"{place.root}/{path}", place.ontology)
+        found = place.files.at(f"{place.root}/{path}")
         assert found is not None
         ends = [file.name.split("landing/")[-1].removeprefix(f"{place.root}/") for file in found]
         assert ends == names, path
@@ -108,14 +109,14 @@ def test_paths_name_what_spark_reads_and_a_change_is_another_state(place: Place)
 
 
 def test_other_file_systems_and_databases_cannot_be_told(tmp_path: Path) -> None:
-    ontology = OntologyResource(storage_uri=str(tmp_path))
+    files = SourceFiles(OntologyResource(storage_uri=str(tmp_path)))
     for path in ("gs://b/a.csv", "hdfs://host:9000/a.csv", "abfss://c@host/a.csv", "hdfs:/a.csv"):
-        assert source_fingerprint(SourceSpec(paths=[path]), [path], ontology) is None
+        assert source_fingerprint(SourceSpec(paths=[path]), [path], files) is None
     database = SourceSpec(format="jdbc", paths=["jdbc:postgresql://host/db"])
-    assert source_fingerprint(database, database.paths, ontology) is None
+    assert source_fingerprint(database, database.paths, files) is None
     (tmp_path / "a b%20.csv").touch()
     for path in (tmp_path / "a b%20.csv", f"file://{tmp_path}/a b%20.csv"):
-        assert source_fingerprint(SourceSpec(paths=[str(path)]), [str(path)], ontology)
+        assert source_fingerprint(SourceSpec(paths=[str(path)]), [str(path)], files)
     assert alternatives("{a,b}{1,2}") == ["a1", "a2", "b1", "b2"]
     assert alternatives("{a{b") == ["{a{b"]
 
