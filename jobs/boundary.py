@@ -32,7 +32,7 @@ _LONGEST = 1000
 # file that is not what its reader expects.
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _OF_STATE = {"42": USAGE, "22": MISMATCH, "KD": MISMATCH}
-_REST = ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stacktrace", "Traceback")
+_REST = ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stack", "Traceback")
 _NOISE = re.compile(r"^(: |An error occurred while calling .*|[a-z]+(\.\w+)+(Exception|Error): )")
 
 
@@ -63,10 +63,22 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
 
     if isinstance(error, PySparkException | Py4JJavaError):
         found = _STATE.search(str(error))
-        state = (found.group(1) if found else "")[:2]
-        return _OF_STATE.get(state, GENERAL), spark_said(error), {}
+        code = _OF_STATE.get((found.group(1) if found else "")[:2], GENERAL)
+        condition = _condition(error)
+        facts = {"condition": condition} if condition else {}
+        # A mistake in an expression or a value is there the next time too.
+        return code, spark_said(error), {"retryable": code == GENERAL, "facts": facts}
     said = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
     return GENERAL, f"{said}ontologia, please report it with the traceback that -v shows", {}
+
+
+def _condition(error: Exception) -> str | None:
+    """Spark's name for what went wrong. It is asked of the JVM, which may be gone by now."""
+    ask = getattr(error, "getCondition", None)  # py4j's own errors have none
+    try:
+        return str(ask() or "") or None if ask is not None else None
+    except Exception:  # noqa: BLE001 - the error itself must be told
+        return None
 
 
 def spark_said(error: Exception) -> str:
@@ -81,9 +93,7 @@ def spark_said(error: Exception) -> str:
 def _sentence(text: str) -> str:
     kept: list[str] = []
     for line in text.splitlines():
-        if line.startswith(
-            ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stack", "Traceback")
-        ):
+        if line.startswith(_REST):
             break
         kept.append(_NOISE.sub("", line))
     return one_line(" ".join(kept))

@@ -7,7 +7,6 @@ own. Lines that cannot be read come as their text in a column of their own, MALF
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -26,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from jobs.boundary import spark_said
+from jobs.environment import revealed
 from jobs.orders import Source
 from jobs.zipped import MALFORMED, read_zipped
 from storage_engine.errors import ConfigurationError
@@ -33,8 +33,6 @@ from storage_engine.spark.quality import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_ENVIRONMENT = "env:"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Opened:
 
 def open_source(spark: SparkSession, source: Source) -> Opened:
     """Raises ConfigurationError when there is nothing to read or an option is wrong."""
-    options = {name: _value(name, text) for name, text in source.options.items()}
+    options = _revealed(source)
     try:
         match source.format:
             case "csv":
@@ -82,7 +80,7 @@ def stream_source(spark: SparkSession, source: Source, max_files: int | None) ->
     is compared with it batch by batch. Columns that are not declared cannot be seen."""
     declared = declared_schema(source)
     assert declared is not None
-    options = {name: _value(name, text) for name, text in source.options.items()}
+    options = _revealed(source)
     if source.format == "csv":
         options = {"header": "true", "escape": '"', "enforceSchema": "false", **options}
     if max_files is not None:
@@ -157,17 +155,8 @@ def _jdbc(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Da
     return spark.read.format("jdbc").options(url=source.paths[0], **options).load()
 
 
-def _value(name: str, text: str) -> str:
-    if not text.startswith(_ENVIRONMENT):
-        return text
-    variable = text.removeprefix(_ENVIRONMENT)
-    found = os.environ.get(variable)
-    if found is None:
-        raise ConfigurationError(
-            f"source.options.{name} is to come from the environment variable {variable}, which "
-            "is not set"
-        )
-    return found
+def _revealed(source: Source) -> dict[str, str]:
+    return {name: revealed(f"source.options.{name}", text) for name, text in source.options.items()}
 
 
 def _shown(source: Source) -> str:

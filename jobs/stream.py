@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.arguments import Parser, add_order_options, add_run_options, order_of, run_options
 from jobs.boundary import OK, run
+from jobs.environment import storage_config
 from jobs.ingest import drifted, summary, type_of, write_options
 from jobs.orders import IngestOrder
 from jobs.program import start_spark
@@ -106,7 +107,12 @@ class _Batches:
         options: dict[str, Any] = write_options(order)
         app = options.pop("idempotency")
         write = batch_writer(
-            spec, order.storage_uri, app_id=app[0] if app else None, on_result=tell, **options
+            spec,
+            order.storage_uri,
+            app_id=app[0] if app else None,
+            config=storage_config(),
+            on_result=tell,
+            **options,
         )
         write(prepared.frame, batch_id)
 

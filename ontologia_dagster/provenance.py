@@ -62,14 +62,15 @@ def unit_of_work(
     """The idempotency key of this write."""
     parts = [location, declared.asset_key.to_user_string()]
     if keys:
-        parts.append(_named(keys))
+        parts.append(named(keys))
     run = context.run
     root = run.root_run_id or run.run_id
     start = root if fingerprint is not None else run.run_id
     return "/".join(parts), f"{start}:{fingerprint or '-'}:{declared.code_version}"
 
 
-def _named(keys: Sequence[str]) -> str:
+def named(keys: Sequence[str]) -> str:
+    """One or several partitions as part of an app id."""
     if len(keys) == 1:
         return keys[0]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:8]

@@ -115,8 +115,9 @@ def test_other_file_systems_and_databases_cannot_be_told(tmp_path: Path) -> None
     database = SourceSpec(format="jdbc", paths=["jdbc:postgresql://host/db"])
     assert source_fingerprint(database, database.paths, files) is None
     (tmp_path / "a b%20.csv").touch()
-    for path in (tmp_path / "a b%20.csv", f"file://{tmp_path}/a b%20.csv"):
-        assert source_fingerprint(SourceSpec(paths=[str(path)]), [str(path)], files)
+    for place in (f"{tmp_path}", f"file://{tmp_path}", f"file:{tmp_path}"):
+        path = f"{place}/a b%20.csv"
+        assert source_fingerprint(SourceSpec(paths=[path]), [path], files)
     assert alternatives("{a,b}{1,2}") == ["a1", "a2", "b1", "b2"]
     assert alternatives("{a{b") == ["{a{b"]
 
