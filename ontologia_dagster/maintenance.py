@@ -94,7 +94,7 @@ def _compact(
 
     spark: SparkResource = context.resources.spark
 
-    def large(run: RunPlan) -> bool:
+    def large(run: "RunPlan") -> bool:
         return repository.engine_version == "v2" and run.bytes >= config.spark_above_bytes
 
     before = figures(repository)

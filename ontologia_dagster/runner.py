@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,8 @@ def look_ahead(
 ) -> WriteResult:
     """What the order would do, without doing it."""
     if spark.mode == PIPES:
-        return _submitted(context, order, ontology, spark, "--dry-run")
+        # Without Pipes: after it Dagster insists on an output, and a preview has none.
+        return _submitted(context, order, ontology, spark, "--dry-run", piped=False)
     from jobs.ingest import ingest
 
     with _spark_failures(context.instance), ontology.session() as session:
@@ -122,13 +123,13 @@ def _submitted(
     ontology: OntologyResource,
     spark: SparkResource,
     *options: str,
+    piped: bool = True,
 ) -> WriteResult:
     from storage_engine.spark.results import WriteResult
 
     order, secrets = hidden_options(order)
-    said = submit(
-        context, ontology, spark, "ingest.py", [*order.to_arguments(), *options], env=secrets
-    )
+    arguments = [*order.to_arguments(), *options]
+    said = submit(context, ontology, spark, "ingest.py", arguments, env=secrets, piped=piped)
     names = {field.name for field in fields(WriteResult)}
     return WriteResult(**{name: value for name, value in said.items() if name in names})
 
@@ -139,7 +140,9 @@ def submit(
     spark: SparkResource,
     program: str,
     arguments: Sequence[str],
+    *,
     env: Mapping[str, str] = MappingProxyType({}),
+    piped: bool = True,
 ) -> dict[str, Any]:
     """Run one of the programs in `jobs/` to its end; the result that it prints.
 
@@ -148,14 +151,10 @@ def submit(
     """
     command = spark.command(program, [*arguments, "--json"])
     environment = ontology.child_environment(spark.child_environment(os.environ))
-    with dg.open_pipes_session(
-        context=context,
-        context_injector=dg.PipesTempFileContextInjector(),
-        message_reader=dg.PipesTempFileMessageReader(),
-    ) as pipes:
+    with _pipes(context) if piped else nullcontext({}) as bootstrap:
         child = subprocess.Popen(
             command,
-            env={**environment, **env, **pipes.get_bootstrap_env_vars()},
+            env={**environment, **env, **bootstrap},
             start_new_session=True,
             stdout=subprocess.PIPE,
             text=True,
@@ -178,6 +177,19 @@ def submit(
         bool(error.get("retryable", child.returncode not in {REFUSED, USAGE})),
         context.instance,
     )
+
+
+@contextmanager
+def _pipes(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+) -> Iterator[Mapping[str, str]]:
+    """What a program must find in its environment to report to this run."""
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        yield session.get_bootstrap_env_vars()
 
 
 def _last_json(printed: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def seen(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _ingest(_spark: Any, order: IngestOrder, **_: Any) -> WriteResult:
+def _ingest(_spark: Any, order: IngestOrder, *, dry_run: bool, **_: Any) -> WriteResult:
     with opened(order.storage_uri, None) as session:
         runtime_id = session.repository.config.runtime_id  # type: ignore[attr-defined]
     told = {"command": sys.argv, "spark": spark_config(), "runtime_id": runtime_id}
@@ -49,7 +49,7 @@ def _ingest(_spark: Any, order: IngestOrder, **_: Any) -> WriteResult:
             raise ValidationError("no such value", type="Customer", field="name")
         case "gone":
             os._exit(9)
-    return WriteResult("Customer", None, 0)
+    return WriteResult("Customer", None, 0, inserted=3 if dry_run else 0)
 
 
 def main() -> int:

@@ -149,12 +149,13 @@ class Driver:
         monkeypatch.setenv("TEST_FOLDER", str(folder))
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
-    def run(self, how: str) -> Any:
+    def run(self, how: str, **config: Any) -> Any:
         self._patch.setenv("TEST_DRIVER", how)
         return dg.materialize(
             [ingestion_asset(customers(self._folder, retry={"max_retries": 0}))],
             resources={"ontology": self.ontology, "spark": self._spark},
             instance=self.instance,
+            run_config={"ops": {"customer": {"config": config}}},
             raise_on_error=False,
         )
 
@@ -178,7 +179,7 @@ def test_errors_of_the_child_are_what_they_are_in_process(
     contended, again = made.failure("contended")
     refused, refused_again = made.failure("refused")
     gone, gone_again = made.failure("gone")
-    made.run("well")
+    assert made.run("well").success
 
     said = {name: value.value for name, value in contended.metadata.items()}
     assert contended.metadata["lock_held_by_run"] == dg.MetadataValue.dagster_run(holding.run_id)
@@ -194,3 +195,16 @@ def test_errors_of_the_child_are_what_they_are_in_process(
     assert seen["runtime_id"] == "nightly"
     assert seen["spark"] == {"spark.hadoop.fs.s3a.secret.key": "hush"}
     assert not any("hush" in one for one in seen["command"])
+
+
+def test_a_preview_by_the_child_writes_and_materialises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Driver(tmp_path, monkeypatch).run("well", dry_run=True)
+
+    assert result.success
+    assert "--dry-run" in driver.seen(tmp_path)["command"]
+    assert result.get_asset_materialization_events() == []
+    [observed] = result.get_asset_observation_events()
+    counted = observed.asset_observation_data.asset_observation.metadata
+    assert counted["preview_rows_inserted"].value == 3

@@ -13,6 +13,7 @@ from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
 from ontologia_dagster.factory import build_type
+from ontologia_dagster.ingestion import ingestion_asset
 from ontologia_dagster.provenance import source_fingerprint
 from ontologia_dagster.resources import OntologyResource
 from ontologia_dagster.source_files import SourceFiles, alternatives
@@ -233,3 +234,29 @@ def test_static_partitions_and_sources_that_nobody_can_tell(tmp_path: Path) -> N
     assert blind.tick() == []
     assert blind.said is not None
     assert "give it a fingerprint" in blind.said
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "said"),
+    [
+        ("hourly", "day", "Order.day is a date, which does not tell the hour: use daily"),
+        ("daily", "total", "Order.total is int: daily partitions need a field that is date"),
+        ("daily", "month", "Order has no field 'month' to partition by; it has id, day, total"),
+    ],
+)
+def test_partitions_that_no_field_tells_are_refused(
+    tmp_path: Path, kind: Any, field: str, said: str
+) -> None:
+    """They would select nothing, or fail in Spark, try after try."""
+    cut = PartitionSpec(kind=kind, field=field, start="2013-01-01", end="2013-01-02")
+    declared = months(local(tmp_path), "*.csv").model_copy(update={"partitions": cut})
+
+    with pytest.raises(dg.Failure) as caught:
+        dg.materialize(
+            [ingestion_asset(declared)],
+            resources=resources(local(tmp_path).ontology),
+            partition_key="2013-01-01-00:00" if kind == "hourly" else "2013-01-01",
+        )
+
+    assert said in (caught.value.description or "")
+    assert caught.value.allow_retries is False
