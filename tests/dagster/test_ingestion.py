@@ -114,7 +114,6 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:  # as two runs of a backfill
         march, april = pool.map(one, ["2013-03-01", "2013-04-01"])
-    january = one("2013-01-01")
 
     found = {m.partition: m for m in materialisations(ranged)}
     counts = {k: facts(m.metadata)["dagster/partition_row_count"] for k, m in found.items()}
@@ -125,8 +124,6 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
     assert counted["preview_rows_inserted"] == 1
     assert materialisations(preview) == []
     assert {version(march), version(april)} == {"2", "3"}
-    assert version(january) == "1"  # what last changed a row of it, not of its neighbours
-    assert facts(january.metadata)["dagster/row_count"] == 5
     with ontology.repository() as repository:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
     assert {*said[:2]} == {"2013-03-01", "2013-04-01"}
