@@ -208,5 +208,11 @@ def test_bad_data_is_never_published(tmp_path: Path) -> None:
 
     assert caught.value.allow_retries is False
     assert "name" in (caught.value.description or "")
+    declared = customers(tmp_path, columns={"visits": "CAST(name AS BIGINT)"})
+    with pytest.raises(dg.Failure) as spark_said:
+        dg.materialize([ingestion_asset(declared)], resources=resources(ontology))
+
+    assert spark_said.value.allow_retries is False
+    assert spark_said.value.metadata["condition"].value == "CAST_INVALID_INPUT"
     with ontology.repository() as repository:
         assert repository.head_commit_id() == 0
