@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from ontologia_dagster import partitions
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.partitions import expanded_paths
 from ontologia_dagster.source_files import PARTITION_KEY, SourceFile, SourceFiles
@@ -29,7 +30,6 @@ STEP = "dagster/step"
 ASSET_KEY = "dagster/asset_key"
 PARTITIONS = "dagster/partitions"
 CODE_VERSION = "dagster/code_version"
-_SHOWN_PARTITIONS = 1_000
 
 
 def commit_metadata(
@@ -42,8 +42,8 @@ def commit_metadata(
         ASSET_KEY: declared.asset_key.to_user_string(),
         CODE_VERSION: declared.code_version,
     }
-    if keys:
-        found[PARTITIONS] = ",".join(keys[:_SHOWN_PARTITIONS])
+    if declared.partitions is not None and keys:
+        found[PARTITIONS] = partitions.written(declared.partitions, keys)
     return found
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -151,7 +151,8 @@ def submit(
     """
     command = spark.command(program, [*arguments, "--json"])
     environment = ontology.child_environment(spark.child_environment(os.environ))
-    with _pipes(context) if piped else nullcontext({}) as bootstrap:
+    nothing: AbstractContextManager[Mapping[str, str]] = nullcontext({})
+    with _pipes(context) if piped else nothing as bootstrap:
         child = subprocess.Popen(
             command,
             env={**environment, **env, **bootstrap},

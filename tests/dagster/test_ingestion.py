@@ -126,8 +126,8 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
     assert {version(march), version(april)} == {"2", "3"}
     with ontology.repository() as repository:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
-    assert {*said[:2]} == {"2013-03-01", "2013-04-01"}
-    assert said[2] == "2013-01-01,2013-02-01"
+    assert {*said[:2]} == {'["2013-03-01"]', '["2013-04-01"]'}
+    assert said[2] == '[["2013-01-01", "2013-02-01"]]'
 
 
 def test_each_partition_has_the_version_of_its_own_last_change(tmp_path: Path) -> None:
