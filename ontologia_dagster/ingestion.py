@@ -101,23 +101,21 @@ def _ingested(
     result = earlier(order, ontology, spec)
     if result is None:
         result = carry_out(context, order, ontology, spark, provenance.holder(context))
+    if result.commit_id is None:
+        context.log.info("%s is as it was; nothing was written", declared.type)
     with ontology.repository() as repository:
         metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
         stored = _held(repository, spec, declared, keys) if keys else {}
-    if result.commit_id is None:
-        context.log.info("%s is as it was; nothing was written", declared.type)
     if not keys:
-        version = result.type_commit_id
-        yield dg.MaterializeResult(
-            metadata={**metadata, **_fingerprint(prints[""])},
-            data_version=dg.DataVersion(str(version)),
-        )
+        version = dg.DataVersion(str(result.type_commit_id))
+        told = {**metadata, **_fingerprint(prints[""])}
+        yield dg.MaterializeResult(metadata=told, data_version=version)
         return
     own = {
-        key: {"dagster/partition_row_count": stored[key].rows, **_fingerprint(prints[key])}
-        for key in keys
+        key: {"dagster/partition_row_count": one.rows, **_fingerprint(prints[key])}
+        for key, one in stored.items()
     }
-    versions = {key: stored[key].commit_id for key in keys}
+    versions = {key: one.commit_id for key, one in stored.items()}
     yield from materialised(context, declared, metadata, own, versions)
 
 

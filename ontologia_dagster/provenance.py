@@ -83,7 +83,7 @@ def source_fingerprints(
     """The state of what each of these partitions comes from (under "" for a type that is not
     cut). None when nobody can tell it."""
     source, files = declared.source, SourceFiles(ontology)
-    if not any(PARTITION_KEY in path for path in source.paths):
+    if not keys or not any(PARTITION_KEY in path for path in source.paths):
         return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
     return {
         key: source_fingerprint(source, expanded_paths(source.paths, [key]), files) for key in keys
