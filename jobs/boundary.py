@@ -42,6 +42,7 @@ _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _OF_STATE = {"42": USAGE, "22": MISMATCH, "KD": MISMATCH}
 # What our own code raised in a task, or on a Spark Connect server: only its text comes back.
 _OURS = re.compile(r"storage_engine\.errors\.(\w+): (.*)")
+_REST = ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stack", "Traceback")
 _NOISE = re.compile(r"^(: |An error occurred while calling .*|[a-z]+(\.\w+)+(Exception|Error): )")
 
 
@@ -74,8 +75,11 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
         if ours := _raised_there(str(error)):
             return ours
         found = _STATE.search(str(error))
-        state = (found.group(1) if found else "")[:2]
-        return _OF_STATE.get(state, GENERAL), spark_said(error), {}
+        code = _OF_STATE.get((found.group(1) if found else "")[:2], GENERAL)
+        condition = _condition(error)
+        facts = {"condition": condition} if condition else {}
+        # A mistake in an expression or a value is there the next time too.
+        return code, spark_said(error), {"retryable": code == GENERAL, "facts": facts}
     said = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
     return GENERAL, f"{said}ontologia, please report it with the traceback that -v shows", {}
 
@@ -86,8 +90,17 @@ def _raised_there(text: str) -> tuple[int, str, dict[str, Any]] | None:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, errors.OntologiaError):
             code = MISMATCH if issubclass(kind, _REFUSED) else exit_code_of(kind)
-            return code, one_line(message)[:_LONGEST], {"retryable": code == STORAGE}
+            return code, one_line(message)[:_LONGEST], {"retryable": code == STORAGE, "facts": {}}
     return None
+
+
+def _condition(error: Exception) -> str | None:
+    """Spark's name for what went wrong. It is asked of the JVM, which may be gone by now."""
+    ask = getattr(error, "getCondition", None)  # py4j's own errors have none
+    try:
+        return str(ask() or "") or None if ask is not None else None
+    except Exception:  # noqa: BLE001 - the error itself must be told
+        return None
 
 
 def spark_said(error: Exception) -> str:
@@ -102,9 +115,7 @@ def spark_said(error: Exception) -> str:
 def _sentence(text: str) -> str:
     kept: list[str] = []
     for line in text.splitlines():
-        if line.startswith(
-            ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stack", "Traceback")
-        ):
+        if line.startswith(_REST):
             break
         kept.append(_NOISE.sub("", line))
     return one_line(" ".join(kept))

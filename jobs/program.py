@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jobs.arguments import RunOptions
+from jobs.environment import spark_config, storage_config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,7 +19,9 @@ def start_spark(name: str, run: RunOptions) -> SparkSession:
     """As the command line asks: a Connect server, a master, or what spark-submit says."""
     from storage_engine.spark.context import spark_session
 
-    config = run.conf if run.remote is None else {**run.conf, "spark.remote": run.remote}
+    config = {**spark_config(), **run.conf}
+    if run.remote is not None:
+        config["spark.remote"] = run.remote
     return spark_session(name, master=run.master, config=config)
 
 
@@ -29,5 +32,5 @@ def opened(uri: str, session: Session | None) -> Iterator[Session]:
         return
     from storage_engine.runtime.session import Session as Opened
 
-    with Opened(uri) as own:
+    with Opened(uri, config=storage_config()) as own:
         yield own

@@ -7,7 +7,6 @@ own. Lines that cannot be read come as their text in a column of their own, MALF
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from jobs.boundary import spark_said
+from jobs.environment import revealed
 from jobs.orders import Source
 from jobs.zipped import MALFORMED, read_zipped
 from storage_engine.errors import ConfigurationError
@@ -35,7 +35,6 @@ from storage_engine.spark.quality import quoted
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ENVIRONMENT = "env:"
 # How a stream looks for files; the rest of a source's options is for reading them.
 _OF_DISCOVERY = {
     "cleanSource",
@@ -63,7 +62,7 @@ class Opened:
 
 def open_source(spark: SparkSession, source: Source) -> Opened:
     """Raises ConfigurationError when there is nothing to read or an option is wrong."""
-    options = {name: _value(name, text) for name, text in source.options.items()}
+    options = _revealed(source)
     try:
         match source.format:
             case "csv":
@@ -96,7 +95,7 @@ def declared_schema(source: Source) -> StructType | None:
 def followed(spark: SparkSession, source: Source, max_files: int | None) -> DataFrame:
     """The names of files as they arrive. Their rows are not read here: each batch opens its files
     as any source, so that whatever has drifted in them is seen."""
-    options = {n: _value(n, text) for n, text in source.options.items() if n in _OF_DISCOVERY}
+    options = {n: text for n, text in _revealed(source).items() if n in _OF_DISCOVERY}
     if max_files is not None:
         options["maxFilesPerTrigger"] = str(max_files)
     reader = spark.readStream.format("binaryFile").schema(_FILES).options(**options)
@@ -173,17 +172,8 @@ def _jdbc(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Da
     return spark.read.format("jdbc").options(url=source.paths[0], **options).load()
 
 
-def _value(name: str, text: str) -> str:
-    if not text.startswith(_ENVIRONMENT):
-        return text
-    variable = text.removeprefix(_ENVIRONMENT)
-    found = os.environ.get(variable)
-    if found is None:
-        raise ConfigurationError(
-            f"source.options.{name} is to come from the environment variable {variable}, which "
-            "is not set"
-        )
-    return found
+def _revealed(source: Source) -> dict[str, str]:
+    return {name: revealed(f"source.options.{name}", text) for name, text in source.options.items()}
 
 
 def _shown(source: Source) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.arguments import Parser, add_order_options, add_run_options, order_of, run_options
 from jobs.boundary import OK, run
+from jobs.environment import storage_config
 from jobs.ingest import drifted, summary, type_of, write_options
 from jobs.orders import IngestOrder
 from jobs.program import start_spark
@@ -131,7 +132,12 @@ class Batches:
         options: dict[str, Any] = write_options(order)
         del options["idempotency"]  # each batch is a unit of work of its own
         write = batch_writer(
-            spec, order.storage_uri, app_id=self._app_id, on_result=tell, **options
+            spec,
+            order.storage_uri,
+            app_id=self._app_id,
+            config=storage_config(),
+            on_result=tell,
+            **options,
         )
         write(prepared.frame, batch_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,23 +21,36 @@ def reported_failures(instance: dg.DagsterInstance | None = None) -> Iterator[No
     try:
         yield
     except OntologiaError as error:
-        raise dg.Failure(
-            description=str(error),
-            metadata={
-                "error": type(error).__name__,
-                **{name: _shown(fact) for name, fact in error.facts().items()},
-                **_holding_run(error, instance),
-            },
-            allow_retries=error.retryable,
-        ) from error
+        name, facts = type(error).__name__, error.facts()
+        raise failure(name, str(error), facts, error.retryable, instance) from error
+
+
+def failure(
+    name: str,
+    said: str,
+    facts: Mapping[str, Any],
+    retryable: bool,
+    instance: dg.DagsterInstance | None,
+) -> dg.Failure:
+    """Of an error by its name and facts, which may have come from another process."""
+    return dg.Failure(
+        description=said,
+        metadata={
+            "error": name,
+            **{name: _shown(fact) for name, fact in facts.items()},
+            **_holding_run(name, facts, instance),
+        },
+        allow_retries=retryable,
+    )
 
 
 def _holding_run(
-    error: OntologiaError, instance: dg.DagsterInstance | None
+    name: str, facts: Mapping[str, Any], instance: dg.DagsterInstance | None
 ) -> dict[str, dg.MetadataValue[Any]]:
-    if not isinstance(error, LockContentionError):
+    holder = facts.get("holder")
+    if name != LockContentionError.__name__ or not isinstance(holder, Mapping):
         return {}
-    run_id = error.holder.get(RUN_ID) or error.holder.get("run_id")
+    run_id = holder.get(RUN_ID) or holder.get("run_id")
     if not run_id:
         return {}
     if instance is None or not instance.has_run(str(run_id)):

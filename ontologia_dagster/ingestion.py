@@ -14,6 +14,7 @@ from ontologia_dagster.failures import reported_failures
 from ontologia_dagster.located import definition_metadata
 from ontologia_dagster.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.preview import observe_preview
+from ontologia_dagster.reported import materialised
 from ontologia_dagster.runner import carry_out, earlier
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ontologia_dagster.spark import SparkResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
-    from storage_engine.spark.results import WriteResult
 
 SPARK = "spark"
 
@@ -87,11 +87,11 @@ def _ingested(
     spark: SparkResource = getattr(context.resources, SPARK)
     keys = list(context.partition_keys) if declared.partitions is not None else []
     order, spec = ingest_order(declared, ontology.storage_uri, keys)
-    fingerprint = provenance.source_fingerprint(declared.source, order.source.paths, ontology)
+    prints = provenance.source_fingerprints(declared, keys, ontology)
     order = replace(
         order,
         idempotency=provenance.unit_of_work(
-            context, declared, keys, ontology.location, fingerprint
+            context, declared, keys, ontology.location, provenance.combined(prints.values())
         ),
         meta=provenance.commit_metadata(context, declared, keys),
     )
@@ -101,7 +101,22 @@ def _ingested(
     result = earlier(order, ontology, spec)
     if result is None:
         result = carry_out(context, order, ontology, spark, provenance.holder(context))
-    yield _materialised(context, declared, ontology, spec, result, keys, fingerprint)
+    if result.commit_id is None:
+        context.log.info("%s is as it was; nothing was written", declared.type)
+    with ontology.repository() as repository:
+        metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
+        stored = _held(repository, spec, declared, keys) if keys else {}
+    if not keys:
+        version = dg.DataVersion(str(result.type_commit_id))
+        told = {**metadata, **_fingerprint(prints[""])}
+        yield dg.MaterializeResult(metadata=told, data_version=version)
+        return
+    own = {
+        key: {"dagster/partition_row_count": one.rows, **_fingerprint(prints[key])}
+        for key, one in stored.items()
+    }
+    versions = {key: one.commit_id for key, one in stored.items()}
+    yield from materialised(context, declared, metadata, own, versions)
 
 
 def ingest_order(
@@ -136,39 +151,14 @@ def ingest_order(
     spec = type_of(order)
     if declared.partitions is None or not keys:
         return order, spec
-    kind = partitions.field_type(spec, declared.partitions.field)
+    kind = partitions.field_type(spec, declared.partitions)
     bounds = partitions.source_condition(declared, keys, kind)
     where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
     return replace(order, where=where), spec
 
 
-def _materialised(
-    context: dg.AssetExecutionContext,
-    declared: OntologyAsset,
-    ontology: "OntologyResource",
-    spec: "TypeSpec",
-    result: "WriteResult",
-    keys: Sequence[str],
-    fingerprint: str | None,
-) -> dg.MaterializeResult[None]:
-    version = result.type_commit_id
-    with ontology.repository() as repository:
-        metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
-        if declared.partitions is not None and keys:
-            stored = _held(repository, spec, declared, keys)
-            for key in keys:
-                # Metadata of a partition is shown with its own event, in a range run too.
-                context.add_asset_metadata(
-                    {"dagster/partition_row_count": stored[key].rows}, partition_key=key
-                )
-            # A partition's version is what last changed a row of it, not of its neighbours.
-            latest = max(one.commit_id for one in stored.values())
-            version = result.commit_id or latest or result.type_commit_id
-    if fingerprint is not None:
-        metadata[FINGERPRINT] = fingerprint
-    if result.commit_id is None:
-        context.log.info("%s is unchanged since commit %d", declared.type, version)
-    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(str(version)))
+def _fingerprint(found: str | None) -> dict[str, str]:
+    return {FINGERPRINT: found} if found is not None else {}
 
 
 def row_count(repository: "Repository", spec: "TypeSpec") -> int:

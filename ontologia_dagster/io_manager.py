@@ -5,8 +5,9 @@
     def customers() -> pa.Table: ...
 
 Arrow tables, pandas and Polars frames are taken, and given back as what an input is annotated
-with. The write is idempotent by run and step, as an ingestion asset's is. For data that does not
-fit in memory use an ingestion asset.
+with. Only what differs from the stored rows is written, once for each run: a step that is tried
+again after its commit finds it. The data version is the commit that last changed the type. For data
+that does not fit in memory use an ingestion asset.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class OntologyIOManager(dg.ConfigurableIOManager):
             provenance.STEP: context.step_key,
             provenance.ASSET_KEY: key,
         }
+        app = "/".join([self.ontology.location, key, *_partition(context)])
         with reported_failures(), self.ontology.session(holder={"run_id": context.run_id}) as work:
             assert spec.python_class is not None
             work.ingest(spec.python_class, obj)
-            commit_id = work.commit(meta=meta)
+            commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
+        context.step_context.set_data_version(context.asset_key, dg.DataVersion(str(head)))
         changes = [one for one in (last.changes if last else ()) if one.type_name == spec.name]
         context.add_output_metadata(
             {
@@ -70,6 +73,10 @@ class OntologyIOManager(dg.ConfigurableIOManager):
         with reported_failures(), self.ontology.session() as session:
             table = session.sql(f'SELECT * EXCLUDE (commit_id) FROM "{spec.name}"').to_arrow()
         return _as_asked(table, context.dagster_type.typing_type)
+
+
+def _partition(context: dg.OutputContext) -> list[str]:
+    return [provenance.named(context.asset_partition_keys)] if context.has_asset_partitions else []
 
 
 def _type_of(metadata: Any, key: dg.AssetKey) -> TypeSpec:

@@ -141,9 +141,10 @@ class _Tail:
                 if asset.type_name in commit.types:
                     keys = self._partitions_of(asset, commit)
                     known = self._known_versions(asset.key, keys)
-                    for partition in keys:
-                        if known.get(partition, 0) < commit.id:
-                            yield _materialisation(asset, commit.id, partition, commit)
+                    untold = [key for key in keys if known.get(key, 0) < commit.id]
+                    for partition, at in self._versions(asset, untold, commit.id).items():
+                        if known.get(partition, -1) < at:
+                            yield _materialisation(asset, commit.id, partition, commit, at)
 
     def last_changes(self, *, anew: bool) -> Iterator[dg.AssetMaterialization]:
         """The last change of each type and partition. `anew`: what was told before was of another
@@ -158,7 +159,7 @@ class _Tail:
                     continue
                 commit = recent.get(commit_id)
                 if commit is None or not self._is_left_to_run(commit):
-                    yield _materialisation(asset, commit_id, partition, commit)
+                    yield _materialisation(asset, commit_id, partition, commit, commit_id)
 
     def _is_left_to_run(self, commit: "CommitRecord") -> bool:
         run_id = commit.metadata.get(provenance.RUN_ID)
@@ -177,13 +178,23 @@ class _Tail:
         if asset.partition_by is None:
             last = self._repository.type_head(spec)
             return {None: last} if last else {}
-        found: dict[str | None, int] = {}
-        executor = self._repository.executor()
         every = partitions.partitions_def(asset.partition_by).get_partition_keys()
-        for first in range(0, len(every), _PER_QUERY):
-            keys = every[first : first + _PER_QUERY]
-            held = partitions.held(executor, spec, asset.partition_by, keys)
-            found |= {key: one.commit_id for key, one in held.items() if one.commit_id}
+        found = self._versions(asset, every)
+        return {key: commit_id for key, commit_id in found.items() if commit_id}
+
+    def _versions(
+        self, asset: Located, keys: Sequence[str | None], as_of: int | None = None
+    ) -> dict[str | None, int]:
+        """The commit that last changed a row of each of these partitions (0: it has none). A run
+        on several may have changed some of them alone."""
+        if asset.partition_by is None:
+            return dict.fromkeys(keys, as_of or 0)
+        executor, spec = self._repository.executor(as_of), self._specs[asset.type_name]
+        found: dict[str | None, int] = {}
+        for first in range(0, len(keys), _PER_QUERY):
+            some = [key for key in keys[first : first + _PER_QUERY] if key is not None]
+            held = partitions.held(executor, spec, asset.partition_by, some)
+            found |= {key: one.commit_id for key, one in held.items()}
         return found
 
     def _partitions_of(self, asset: Located, commit: "CommitRecord") -> Sequence[str | None]:
@@ -227,9 +238,14 @@ def _version(tags: Mapping[str, str]) -> int:
 
 
 def _materialisation(
-    asset: Located, commit_id: int, partition: str | None, commit: "CommitRecord | None"
+    asset: Located,
+    commit_id: int,
+    partition: str | None,
+    commit: "CommitRecord | None",
+    version: int,
 ) -> dg.AssetMaterialization:
-    """`commit` None: one so old that its manifest was not read."""
+    """`commit` None: one so old that its manifest was not read. `version` is less than the commit
+    for a partition that its run left as it was."""
     said: dict[str, Any] = {"commit": commit_id}
     if commit is not None:
         said |= {
@@ -242,5 +258,5 @@ def _materialisation(
         partition=partition,
         description=f"Commit {commit_id}, made outside this instance's runs.",
         metadata=said,
-        tags={DATA_VERSION_TAG: str(commit_id), DATA_VERSION_IS_USER_PROVIDED_TAG: "true"},
+        tags={DATA_VERSION_TAG: str(version), DATA_VERSION_IS_USER_PROVIDED_TAG: "true"},
     )

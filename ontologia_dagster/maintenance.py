@@ -27,7 +27,11 @@ from storage_engine.durations import duration
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
     from ontologia_dagster.spark import SparkResource
-    from storage_engine.maintenance.compaction import CompactionPlan, CompactionPolicy
+    from storage_engine.maintenance.compaction import (
+        CompactionPolicy,
+        CompactionReport,
+        RunPlan,
+    )
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.protocol import Repository
 
@@ -90,6 +94,9 @@ def _compact(
 
     spark: SparkResource = context.resources.spark
 
+    def large(run: "RunPlan") -> bool:
+        return repository.engine_version == "v2" and run.bytes >= config.spark_above_bytes
+
     before = figures(repository)
     planned: list[Any] = []
     done: list[Any] = []
@@ -99,17 +106,17 @@ def _compact(
         planned += [item for item in plan.types if item.work]
         if config.dry_run or plan.empty:
             continue
-        if spark.mode == PIPES and _is_large(plan, config.spark_above_bytes):
-            _submit(context, ontology, spark, policy, types, config.spark_above_bytes)
-            plan = plan_compaction(repository, policy, types)
-        # Spark is started for the first run that is large enough, if any is.
-        builds = spark_builds(spark.session, repository, config.spark_above_bytes)
-        report = compact(repository, plan, build=builds)
+        if spark.mode == PIPES and any(large(run) for run in plan.runs):
+            report = _submitted(context, ontology, spark, policy, types, config.spark_above_bytes)
+        else:
+            # Spark is started for the first run that is large enough, if any is.
+            builds = spark_builds(spark.session, repository, config.spark_above_bytes)
+            report = compact(repository, plan, build=builds)
         done += list(report.runs)
         skipped |= report.skipped
     metadata = {
         "plan": table(
-            ["type", "entries", "entries_after", "rows", "bytes", "why"],
+            ["type", "entries", "entries_after", "rows", "bytes", "why", "runs", "by_spark"],
             [
                 (
                     item.type_name,
@@ -118,6 +125,8 @@ def _compact(
                     sum(run.rows for run in item.runs),
                     sum(run.bytes for run in item.runs),
                     item.reason,
+                    len(item.runs),
+                    sum(large(run) for run in item.runs),
                 )
                 for item in planned
             ],
@@ -153,26 +162,26 @@ def _located_policies(context: dg.OpExecutionContext, storage: str) -> dict[str,
     return {one.type_name: one.compaction for one in found if one.compaction is not None}
 
 
-def _is_large(plan: "CompactionPlan", above_bytes: int) -> bool:
-    return any(run.bytes >= above_bytes for run in plan.runs)
-
-
-def _submit(
+def _submitted(
     context: dg.OpExecutionContext,
     ontology: "OntologyResource",
     spark: "SparkResource",
     policy: "CompactionPolicy",
     types: Sequence[str],
     above_bytes: int,
-) -> None:
+) -> "CompactionReport":
     """The whole of it on the cluster: what is small there is merged by its driver."""
+    from storage_engine.maintenance.compaction import CompactionReport, RunReport
+
     arguments = ["--storage-uri", ontology.storage_uri, "--apply"]
     arguments += ["--spark-above", str(above_bytes)]
     arguments += ["--min-entries", str(policy.min_entries), "--ratio", str(policy.ratio)]
     for name in types:
         arguments += ["--type", name]
-    env = {**spark.child_environment(), **ontology.child_environment()}
-    submit(context, spark.command("compact.py", arguments), env, spark.termination_timeout_s)
+    # Nothing is reported when somebody else was faster.
+    said = submit(context, ontology, spark, "compact.py", arguments).get("report", {})
+    runs = tuple(RunReport(**run) for run in said.get("runs", ()))
+    return CompactionReport(ontology.storage_uri, runs, said.get("skipped", {}))
 
 
 def _policies(

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec
+from ontologia_dagster.source_files import PARTITION_KEY
+from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
@@ -27,6 +29,7 @@ _TIMED = {
     "weekly": dg.WeeklyPartitionsDefinition,
     "monthly": dg.MonthlyPartitionsDefinition,
 }
+_TELLS_TIME = ("date", "datetime", "str")
 
 
 def partitions_def(spec: PartitionSpec | None) -> Any:
@@ -123,8 +126,8 @@ def expanded_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Paths with `{partition_key}` in them, once for each key."""
     found: list[str] = []
     for path in paths:
-        if "{partition_key}" in path:
-            found += [path.replace("{partition_key}", key) for key in keys]
+        if PARTITION_KEY in path:
+            found += [path.replace(PARTITION_KEY, key) for key in keys]
         else:
             found.append(path)
     return found
@@ -144,7 +147,7 @@ def held(
     """Rows and last commit of each of these partitions, by one query."""
     found = dict.fromkeys(keys, Held())
     cut = slices(spec, keys)
-    kind = field_type(type_spec, spec.field)
+    kind = field_type(type_spec, spec)
     column = f't."{spec.field}"'
     if cut[0].start is None or kind == "str":
         rows = ", ".join("(?)" for _ in cut)
@@ -189,13 +192,27 @@ def key_of(spec: PartitionSpec, value: Any) -> str | None:
     return found if definition.has_partition_key(found) else None
 
 
-def field_type(type_spec: TypeSpec, name: str) -> str:
-    """str, date, datetime, ... of a declared field; ValueError when it has none of that name."""
-    for one in type_spec.fields:
-        if one.name == name:
-            return str(one.storage)
-    names = ", ".join(one.name for one in type_spec.fields)
-    raise ValueError(f"{type_spec.name} has no field {name!r} to partition by; it has {names}")
+def field_type(type_spec: TypeSpec, spec: PartitionSpec) -> str:
+    """str, date, datetime, ... of the field that the type is cut by; ConfigurationError when there
+    is no such field, or none that tells which partition of this kind a row is in."""
+    kinds = {one.name: str(one.storage) for one in type_spec.fields}
+    if spec.field not in kinds:
+        raise ConfigurationError(
+            f"{type_spec.name} has no field {spec.field!r} to partition by; it has "
+            f"{', '.join(kinds)}"
+        )
+    kind = kinds[spec.field]
+    if spec.kind != "static" and kind not in _TELLS_TIME:
+        raise ConfigurationError(
+            f"{type_spec.name}.{spec.field} is {kind}: {spec.kind} partitions need a field that is "
+            f"{', '.join(_TELLS_TIME)}; choose another field, or static partitions"
+        )
+    if spec.kind == "hourly" and kind == "date":
+        raise ConfigurationError(
+            f"{type_spec.name}.{spec.field} is a date, which does not tell the hour: use daily "
+            "partitions, or a datetime field"
+        )
+    return kind
 
 
 def _spans(found: Sequence[Slice], kind: str) -> list[tuple[str, str]]:

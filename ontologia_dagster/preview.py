@@ -33,6 +33,8 @@ def observe_preview(
         result.updated,
         result.unchanged,
     )
+    if result.problem is not None:
+        context.log.warning("the write would be refused: %s", result.problem)
     context.log_event(
         dg.AssetObservation(
             asset_key=key,
@@ -45,6 +47,7 @@ def observe_preview(
                 "preview_rows_unchanged": result.unchanged,
                 "preview_rows_quarantined": result.quarantined,
                 "preview_partitions": len(keys),
+                "preview_problem": result.problem or "none",
             },
         )
     )

@@ -3,25 +3,23 @@
 App id = location/asset/partition, version = root run + source fingerprint + code version: a step
 that is tried again finds its own commit and writes nothing, while re-executing the run after the
 source was corrected, or the mapping changed, does write. Sources whose state nobody can name (a
-database table without a `fingerprint` function) count by the run itself.
+database table or a file system that we cannot see, without a `fingerprint` function) count by the
+run itself.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import hashlib
 import importlib
-import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 import dagster as dg
 
 from ontologia_dagster import partitions
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
+from ontologia_dagster.partitions import expanded_paths
+from ontologia_dagster.source_files import PARTITION_KEY, SourceFile, SourceFiles
 from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -64,35 +62,65 @@ def unit_of_work(
     """The idempotency key of this write."""
     parts = [location, declared.asset_key.to_user_string()]
     if keys:
-        parts.append(_named(keys))
+        parts.append(named(keys))
     run = context.run
     root = run.root_run_id or run.run_id
     start = root if fingerprint is not None else run.run_id
     return "/".join(parts), f"{start}:{fingerprint or '-'}:{declared.code_version}"
 
 
-def _named(keys: Sequence[str]) -> str:
+def named(keys: Sequence[str]) -> str:
+    """One or several partitions as part of an app id."""
     if len(keys) == 1:
         return keys[0]
     digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:8]
     return f"{keys[0]}..{keys[-1]} ({len(keys)}, {digest})"
 
 
-def source_fingerprint(
-    source: SourceSpec, paths: Sequence[str], ontology: OntologyResource
-) -> str | None:
+def source_fingerprints(
+    declared: OntologyAsset, keys: Sequence[str], ontology: OntologyResource
+) -> dict[str, str | None]:
+    """The state of what each of these partitions comes from (under "" for a type that is not
+    cut). None when nobody can tell it."""
+    source, files = declared.source, SourceFiles(ontology)
+    if not keys or not any(PARTITION_KEY in path for path in source.paths):
+        return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
+    return {
+        key: source_fingerprint(source, expanded_paths(source.paths, [key]), files) for key in keys
+    }
+
+
+def combined(prints: Iterable[str | None]) -> str | None:
+    """Of several partitions as one; None when one of them cannot be told."""
+    found = list(dict.fromkeys(prints))
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    return known[0] if len(known) == 1 else _digest(known)
+
+
+def source_fingerprint(source: SourceSpec, paths: Sequence[str], files: SourceFiles) -> str | None:
     """Names the present state of a source: its files with size and time (on S3: ETag). None when
-    nobody can tell."""
-    digest = hashlib.sha256()
+    nobody can tell: a database, another file system, or a path at which we see no file."""
     if source.fingerprint is not None:
-        digest.update(str(_call(source.fingerprint, source)).encode())
-        return digest.hexdigest()[:16]
+        return _digest([str(_call(source.fingerprint, source))])
     if source.format == "jdbc":
         return None
-    for path in paths:
-        for fact in _facts(path, ontology):
-            digest.update(fact.encode())
-    return digest.hexdigest()[:16]
+    return state_of(files.at(path) for path in paths)
+
+
+def state_of(found: Iterable[Sequence[SourceFile] | None]) -> str | None:
+    """The fingerprint of files, by path; None when those of one path cannot be told."""
+    facts: list[str] = []
+    for files in found:
+        if not files:
+            return None
+        facts += [f"{file.name} {file.state}" for file in files]
+    return _digest(facts)
+
+
+def _digest(facts: Iterable[str]) -> str:
+    return hashlib.sha256("".join(f"{fact}\n" for fact in facts).encode()).hexdigest()[:16]
 
 
 def _call(name: str, source: SourceSpec) -> Any:
@@ -104,32 +132,3 @@ def _call(name: str, source: SourceSpec) -> Any:
             f"source.fingerprint {name!r} cannot be loaded: {error}"
         ) from error
     return found(source)
-
-
-def _facts(path: str, ontology: OntologyResource) -> Iterator[str]:
-    parts = urlsplit(path)
-    if parts.scheme in {"s3", "s3a"}:
-        yield from _s3_facts(parts.netloc, parts.path.lstrip("/"), ontology)
-    elif parts.scheme in {"", "file"}:
-        yield from _file_facts(unquote(parts.path) if parts.scheme else path)
-    else:
-        yield f"{path}\n"  # another file system: its name is all we know
-
-
-def _file_facts(pattern: str) -> Iterator[str]:
-    for found in sorted(glob.glob(pattern)):
-        root = Path(found)
-        files = sorted(one for one in root.rglob("*") if one.is_file()) if root.is_dir() else [root]
-        for file in files:
-            facts = file.stat()
-            yield f"{file} {facts.st_size} {facts.st_mtime_ns}\n"
-
-
-def _s3_facts(bucket: str, pattern: str, ontology: OntologyResource) -> Iterator[str]:
-    fixed = re.split(r"[*?\[{]", pattern, maxsplit=1)[0]
-    pages = ontology.s3.get_client().get_paginator("list_objects_v2")
-    for page in pages.paginate(Bucket=bucket, Prefix=fixed):
-        for item in page.get("Contents", []):
-            key = item["Key"]
-            if fixed == pattern or fnmatch.fnmatch(key, pattern) or key.startswith(f"{pattern}/"):
-                yield f"{key} {item['Size']} {item['ETag']}\n"

@@ -14,6 +14,7 @@ import dagster as dg
 from dagster_aws.s3 import S3Resource
 from pydantic import Field, PrivateAttr, SecretStr
 
+from ontologia_dagster.child import child_environment
 from ontologia_dagster.environments import refuse_production
 from storage_engine.config import OntologiaConfig, S3Credentials
 from storage_engine.errors import ConfigurationError
@@ -93,19 +94,9 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         }
         return OntologiaConfig(**{**options, **self.engine_options})
 
-    def child_environment(self) -> dict[str, str]:
-        """What a process started for this storage needs to reach it: for its environment, as a
-        command line can be read by everybody on the machine."""
-        s3 = self.s3
-        found = {
-            "AWS_PROFILE": s3.profile_name,
-            "AWS_ACCESS_KEY_ID": s3.aws_access_key_id,
-            "AWS_SECRET_ACCESS_KEY": s3.aws_secret_access_key,
-            "AWS_SESSION_TOKEN": s3.aws_session_token,
-            "AWS_ENDPOINT_URL_S3": s3.endpoint_url,
-            "AWS_REGION": s3.region_name,
-        }
-        return {name: value for name, value in found.items() if value}
+    def child_environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a process that is started for this storage: it opens it as we do."""
+        return child_environment(self, inherited)
 
     @contextmanager
     def repository(self) -> Iterator[Repository]:

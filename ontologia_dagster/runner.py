@@ -12,12 +12,15 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from ontologia_dagster.failures import failure
+from ontologia_dagster.hidden import hidden_options
 from ontologia_dagster.spark import PIPES, SparkResource
 
 if TYPE_CHECKING:
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.spark.results import WriteResult
 
-REFUSED = 3  # exit code: the data or the schema; trying again cannot help
+# Exit codes of a program that could not say more: trying again cannot help.
+REFUSED = 3
 USAGE = 2
 
 
@@ -42,7 +46,7 @@ def carry_out(
         return _submitted(context, order, ontology, spark)
     from jobs.ingest import ingest
 
-    with _spark_failures(), ontology.session(holder=holder) as session:
+    with _spark_failures(context.instance), ontology.session(holder=holder) as session:
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
@@ -77,29 +81,28 @@ def look_ahead(
 ) -> WriteResult:
     """What the order would do, without doing it."""
     if spark.mode == PIPES:
-        return _submitted(context, order, ontology, spark, "--dry-run")
+        # Without Pipes: after it Dagster insists on an output, and a preview has none.
+        return _submitted(context, order, ontology, spark, "--dry-run", piped=False)
     from jobs.ingest import ingest
 
-    with _spark_failures(), ontology.session() as session:
+    with _spark_failures(context.instance), ontology.session() as session:
         return ingest(spark.session(), order, session=session, dry_run=True)
 
 
 @contextmanager
-def _spark_failures() -> Iterator[None]:
+def _spark_failures(instance: dg.DagsterInstance) -> Iterator[None]:
     """Spark's own errors: a mistake in an expression or a value is not tried again."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from jobs.boundary import describe
 
     try:
         yield
-    except PySparkException as error:
-        code, said, facts = describe(error)
-        raise dg.Failure(
-            said,
-            metadata={"error": type(error).__name__, "condition": str(facts.get("condition"))},
-            allow_retries=code not in {REFUSED, USAGE},
-        ) from error
+    except (PySparkException, Py4JJavaError) as error:
+        _, said, more = describe(error)
+        name, facts = type(error).__name__, more["facts"]
+        raise failure(name, said, facts, more["retryable"], instance) from error
 
 
 def _teller(context: dg.AssetExecutionContext) -> Any:
@@ -120,36 +123,39 @@ def _submitted(
     ontology: OntologyResource,
     spark: SparkResource,
     *options: str,
+    piped: bool = True,
 ) -> WriteResult:
     from storage_engine.spark.results import WriteResult
 
-    # The result is a line of JSON; progress and errors go to stderr, which the run's log has.
-    command = spark.command("ingest.py", [*order.to_arguments(), "--json", *options])
-    env = {**spark.child_environment(), **ontology.child_environment()}
-    said = submit(context, command, env, spark.termination_timeout_s)
+    order, secrets = hidden_options(order)
+    arguments = [*order.to_arguments(), *options]
+    said = submit(context, ontology, spark, "ingest.py", arguments, env=secrets, piped=piped)
     names = {field.name for field in fields(WriteResult)}
     return WriteResult(**{name: value for name, value in said.items() if name in names})
 
 
 def submit(
     context: dg.AssetExecutionContext | dg.OpExecutionContext,
-    command: Sequence[str],
-    env: Mapping[str, str],
-    termination_timeout_s: float,
+    ontology: OntologyResource,
+    spark: SparkResource,
+    program: str,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    piped: bool = True,
 ) -> dict[str, Any]:
-    """Run a program to its end; what it printed last, as JSON.
+    """Run one of the programs in `jobs/` to its end; the result that it prints.
 
-    What it reports through Pipes appears in the run. A program that refuses its input is not
-    tried again; other failures may be.
+    What it reports through Pipes appears in the run, progress and warnings in the step's stderr.
+    Its errors become what they would have become here.
     """
-    with dg.open_pipes_session(
-        context=context,
-        context_injector=dg.PipesTempFileContextInjector(),
-        message_reader=dg.PipesTempFileMessageReader(),
-    ) as pipes:
+    command = spark.command(program, [*arguments, "--json"])
+    environment = ontology.child_environment(spark.child_environment(os.environ))
+    nothing: AbstractContextManager[Mapping[str, str]] = nullcontext({})
+    with _pipes(context) if piped else nothing as bootstrap:
         child = subprocess.Popen(
-            list(command),
-            env={**os.environ, **env, **pipes.get_bootstrap_env_vars()},
+            command,
+            env={**environment, **env, **bootstrap},
             start_new_session=True,
             stdout=subprocess.PIPE,
             text=True,
@@ -158,17 +164,33 @@ def submit(
             printed, _ = child.communicate()
         except BaseException:
             context.log.info(f"ending the Spark driver, process group {child.pid}")
-            _end(child, termination_timeout_s)
+            _end(child, spark.termination_timeout_s)
             raise
     said = _last_json(printed)
-    if child.returncode == 0:
-        return said
+    if child.returncode == 0 or said.get("dry_run"):
+        return said  # a preview of what would be refused is a preview too
     error = said.get("error", {})
-    raise dg.Failure(
-        error.get("message") or f"the Spark job ended with exit code {child.returncode}",
-        metadata={"exit_code": child.returncode, "error": str(error.get("type", "unknown"))},
-        allow_retries=bool(error.get("retryable", child.returncode not in {REFUSED, USAGE})),
+    ended = f"ended with exit code {child.returncode}"
+    raise failure(
+        str(error.get("type", "unknown")),
+        error.get("message") or f"the Spark job {ended}; the step's stderr tells more",
+        {"exit_code": child.returncode, **error.get("facts", {})},
+        bool(error.get("retryable", child.returncode not in {REFUSED, USAGE})),
+        context.instance,
     )
+
+
+@contextmanager
+def _pipes(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+) -> Iterator[Mapping[str, str]]:
+    """What a program must find in its environment to report to this run."""
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        yield session.get_bootstrap_env_vars()
 
 
 def _last_json(printed: str) -> dict[str, Any]:

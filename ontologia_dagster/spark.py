@@ -7,14 +7,19 @@ list, never a shell, and its driver ends when the run is cancelled.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
+
+from jobs.environment import SPARK_CONFIG, is_reference, revealed
+from ontologia_dagster.hidden import is_secret
+from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +39,10 @@ class SparkResource(LazyPySparkResource):
         default=None, description="local[2], spark://host:7077, yarn, k8s://...; Spark's own choice"
     )
     app_name: str = "ontologia"
-    spark_config: dict[str, Any] = Field(default_factory=dict)
+    spark_config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings of Spark; a value env:NAME is read from the environment",
+    )
     spark_submit: str | None = Field(
         default=None, description="The program; PySpark's own unless told"
     )
@@ -53,20 +61,37 @@ class SparkResource(LazyPySparkResource):
             self._spark_session = spark_session(
                 self.app_name,
                 master=self.master,
-                config={name: str(value) for name, value in self.spark_config.items()},
+                config=self.settings(),
             )
+
+    def settings(self) -> dict[str, str]:
+        """All settings, with what references stand for."""
+        return {
+            name: revealed(f"spark_config.{name}", str(value))
+            for name, value in self.spark_config.items()
+        }
 
     def session(self) -> SparkSession:
         found: SparkSession = self.spark_session
         return found
 
     def command(self, program: str, arguments: Sequence[str]) -> list[str]:
-        """spark-submit for one of the programs in `jobs/`. No secret belongs in it."""
+        """spark-submit for one of the programs in `jobs/`. Everybody on the machine can read it:
+        secrets go by the environment."""
         options = ["--name", self.app_name]
         if self.master:
             options += ["--master", self.master]
+        hidden = self._hidden()
         for name, value in sorted(self.spark_config.items()):
-            options += ["--conf", f"{name}={value}"]
+            if name not in hidden:
+                options += ["--conf", f"{name}={value}"]
+        for argument in self.submit_arguments:
+            name, equals, _ = argument.partition("=")
+            if equals and is_secret(name):
+                raise ConfigurationError(
+                    f"submit_arguments hold {name}, which a command line would show: give it in "
+                    "spark_config, best as env:NAME"
+                )
         return [
             self.spark_submit or str(_pyspark_home() / "bin" / "spark-submit"),
             *options,
@@ -75,15 +100,27 @@ class SparkResource(LazyPySparkResource):
             *arguments,
         ]
 
-    def child_environment(self) -> dict[str, str]:
-        """So that the driver and its workers run our own interpreter and find our packages."""
-        paths = [str(JOBS.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    def child_environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment that is inherited, so that the driver and its workers run our own
+        interpreter, find our packages, and have the settings that `command` leaves out."""
+        paths = [str(JOBS.parent), *filter(None, [inherited.get("PYTHONPATH")])]
+        settings, hidden = self.settings(), self._hidden()
         return {
-            "SPARK_HOME": os.environ.get("SPARK_HOME") or str(_pyspark_home()),
+            **inherited,
+            "SPARK_HOME": inherited.get("SPARK_HOME") or str(_pyspark_home()),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(paths),
+            SPARK_CONFIG: json.dumps({name: settings[name] for name in hidden}),
         }
+
+    def _hidden(self) -> list[str]:
+        """Settings that are secrets, by their names or as references."""
+        return [
+            name
+            for name, value in self.spark_config.items()
+            if is_secret(name) or is_reference(str(value))
+        ]
 
 
 def _pyspark_home() -> Path:

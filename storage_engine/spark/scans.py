@@ -194,7 +194,7 @@ class ArrowScan:
             ]
             for some in packed(files, _TASK_BYTES)
         ]
-        work = partial(_read_tasks, self.uri, self.config.model_dump_json(), schema, tasks)
+        work = partial(_read_tasks, self.uri, self.config, schema, tasks)
         return in_arrow(self.spark, len(tasks), work, schema)
 
 
@@ -213,7 +213,11 @@ _Task = Sequence[tuple[str, str, int]]
 
 
 def _read_tasks(
-    uri: str, config: str, schema: pa.Schema, tasks: Sequence[_Task], numbers: Iterable[int]
+    uri: str,
+    config: OntologiaConfig,
+    schema: pa.Schema,
+    tasks: Sequence[_Task],
+    numbers: Iterable[int],
 ) -> Iterator[pa.RecordBatch]:
     store = _store(uri, config)
     for number in numbers:
@@ -223,9 +227,9 @@ def _read_tasks(
 
 
 @lru_cache(maxsize=8)
-def _store(uri: str, config: str) -> ObjectStore:
+def _store(uri: str, config: OntologiaConfig) -> ObjectStore:
     """One for the life of a Python worker, which serves many tasks."""
-    return open_store(uri, OntologiaConfig.model_validate_json(config))
+    return open_store(uri, config)
 
 
 def _read_file(

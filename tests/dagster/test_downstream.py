@@ -76,10 +76,50 @@ def test_frames_become_rows_and_come_back(ontology: OntologyResource) -> None:
     bound = {"ontology_io": OntologyIOManager(ontology=ontology)}
     result = dg.materialize([customers, by_pandas, by_polars], resources=bound)
 
-    found = {m.asset_key.path[-1]: facts(m.metadata) for m in materialisations(result)}
+    made = {m.asset_key.path[-1]: m for m in materialisations(result)}
+    found = {name: facts(m.metadata) for name, m in made.items()}
+    assert version(made["customers"]) == "3"
     assert found["customers"] | {"commit": 3, "rows_inserted": 1} == found["customers"]
     assert found["by_pandas"]["names"] == ["A|da", "Bo"]
     assert found["by_polars"]["rows"] == 2
+
+
+class Dies(OntologyIOManager):
+    """Right after the commit, at the first attempt."""
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        super().handle_output(context, obj)
+        if context.step_context.previous_attempt_count == 0:
+            raise RuntimeError("killed")
+
+
+def test_a_frame_is_kept_once_for_each_run(ontology: OntologyResource) -> None:
+    kept: dict[str, Any] = {"ontologia/type": "Customer", "ontologia/models": MODELS}
+    made: list[int] = []
+
+    @dg.asset(
+        metadata=kept,
+        io_manager_key="ontology_io",
+        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+        retry_policy=dg.RetryPolicy(max_retries=1, delay=0),
+    )
+    def customers() -> pa.Table:
+        made.append(1)
+        return pa.table({"id": ["c2"], "name": ["Bo"], "visits": [len(made)]})
+
+    def run(key: str, io: OntologyIOManager) -> dg.AssetMaterialization:
+        result = dg.materialize([customers], resources={"ontology_io": io}, partition_key=key)
+        [found] = materialisations(result)
+        return found
+
+    retried = run("a", Dies(ontology=ontology))
+    assert len(made) == 2
+    assert (version(retried), facts(retried.metadata)["commit"]) == ("3", 3)
+    again = run("a", OntologyIOManager(ontology=ontology))
+    assert (version(again), facts(again.metadata)["rows_changed"]) == ("4", 1)
+    made.pop()
+    same = run("b", OntologyIOManager(ontology=ontology))
+    assert (version(same), facts(same.metadata)["commit"]) == ("4", None)
 
 
 def test_metrics_as_prometheus_text(tmp_path: Path, ontology: OntologyResource) -> None:

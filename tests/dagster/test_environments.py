@@ -236,7 +236,7 @@ def test_secrets_are_in_no_log_event_config_or_command(
         context: dg.AssetExecutionContext, ontology: OntologyResource, spark: SparkResource
     ) -> None:
         context.log.info("%r %s", ontology.config(), spark.command("ingest.py", ["--type", "T"]))
-        seen.update(ontology.child_environment())
+        seen.update(ontology.child_environment({}))
         with reported_failures(context.instance), ontology.repository():
             pass
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from ontologia_dagster.checks import index_check
+from ontologia_dagster.declaration import on_new_data
 from ontologia_dagster.ingestion import ingestion_asset
+from tests.dagster.shop import Order
 from tests.dagster.world import (
+    ORDERS,
     customers,
     facts,
     materialisations,
@@ -109,7 +114,6 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:  # as two runs of a backfill
         march, april = pool.map(one, ["2013-03-01", "2013-04-01"])
-    january = one("2013-01-01")
 
     found = {m.partition: m for m in materialisations(ranged)}
     counts = {k: facts(m.metadata)["dagster/partition_row_count"] for k, m in found.items()}
@@ -120,12 +124,79 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
     assert counted["preview_rows_inserted"] == 1
     assert materialisations(preview) == []
     assert {version(march), version(april)} == {"2", "3"}
-    assert version(january) == "1"  # what last changed a row of it, not of its neighbours
-    assert facts(january.metadata)["dagster/row_count"] == 5
     with ontology.repository() as repository:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
     assert {*said[:2]} == {'["2013-03-01"]', '["2013-04-01"]'}
     assert said[2] == '[["2013-01-01", "2013-02-01"]]'
+
+
+def test_each_partition_has_the_version_of_its_own_last_change(tmp_path: Path) -> None:
+    """In ranges as in single runs: what a run leaves as it was re-triggers nothing."""
+    ontology = storage(tmp_path)
+    asset = ingestion_asset(orders(tmp_path, backfill="single_run", deps=["landing"]))
+    months = asset.partitions_def
+
+    @dg.asset(deps=[asset], partitions_def=months, automation_condition=on_new_data())
+    def report() -> None: ...
+
+    bound = resources(ontology)
+    definitions = dg.Definitions(
+        assets=[asset, report, dg.AssetSpec("landing")],
+        asset_checks=[index_check(orders(tmp_path), "repair")],
+        resources=bound,
+    )
+    instance = dg.DagsterInstance.ephemeral()
+    cursor = None
+
+    def ingest(first: str, last: str) -> dict[str, str]:
+        """The versions that a run reports, by partition."""
+        tags = {
+            "dagster/asset_partition_range_start": f"2013-{first}-01",
+            "dagster/asset_partition_range_end": f"2013-{last}-01",
+        }
+        result = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance, tags=tags, asset_selection=[asset.key]
+        )
+        assert [e.passed for e in result.get_asset_check_evaluations()] == [True]
+        made = materialisations(result)
+        assert len(made) == len({m.partition for m in made})
+        for one in made:
+            assert one.tags is not None
+            assert one.tags["dagster/code_version"] == orders(tmp_path).code_version
+            assert "dagster/input_data_version/landing" in one.tags
+            assert facts(one.metadata)["dagster/row_count"] == 5
+        return {(m.partition or "")[5:7]: version(m) for m in made}
+
+    def asked() -> set[str]:
+        """Partitions of `report` that are asked for, and then are there."""
+        nonlocal cursor
+        done = dg.evaluate_automation_conditions(definitions, instance, cursor=cursor)
+        cursor = done.cursor
+        keys = done.get_requested_partitions(report.key)
+        for key in keys:
+            event = dg.AssetMaterialization(report.key, partition=key)
+            instance.report_runless_asset_event(event)
+        return {str(key)[5:7] for key in keys}
+
+    asked()
+    with ontology.session() as session:  # each partition by a commit of its own
+        session.ensure([Order(id=str(n), day=date(2013, 1, 1), total=n) for n in (1, 2)])
+        session.commit()
+        for n, day in ((3, date(2013, 2, 1)), (4, date(2013, 3, 31)), (5, date(2013, 4, 1))):
+            session.ensure(Order(id=str(n), day=day, total=n * 10))
+            session.commit()
+    lines = ORDERS.replace("1,2013-01-02,10", "1,2013-01-01,1")
+    orders(tmp_path, lines.replace("2,2013-01-30,20", "2,2013-01-01,2"))
+
+    assert ingest("01", "04") == {"01": "1", "02": "2", "03": "3", "04": "4"}
+    assert asked() == {"01", "02", "03", "04"}
+    assert ingest("02", "03") == {"02": "2", "03": "3"}
+    assert asked() == set()
+    orders(tmp_path, ORDERS)
+    assert ingest("01", "02") == {"01": "5", "02": "2"}
+    assert asked() == {"01"}
+    assert ingest("02", "02") == {"02": "2"}
+    assert asked() == set()
 
 
 def test_bad_data_is_never_published(tmp_path: Path) -> None:
@@ -137,5 +208,11 @@ def test_bad_data_is_never_published(tmp_path: Path) -> None:
 
     assert caught.value.allow_retries is False
     assert "name" in (caught.value.description or "")
+    declared = customers(tmp_path, columns={"visits": "CAST(name AS BIGINT)"})
+    with pytest.raises(dg.Failure) as spark_said:
+        dg.materialize([ingestion_asset(declared)], resources=resources(ontology))
+
+    assert spark_said.value.allow_retries is False
+    assert spark_said.value.metadata["condition"].value == "CAST_INVALID_INPUT"
     with ontology.repository() as repository:
         assert repository.head_commit_id() == 0

@@ -112,9 +112,26 @@ def test_the_commit_of_a_going_run_is_left_to_it_and_that_of_a_killed_one_is_not
         monkeypatch.setattr(log_tail, "_LEFT_TO_RUN", timedelta(0))
     else:
         tail.instance.report_run_failed(run)  # as run monitoring does when the process is gone
-    assert tail.tick() == [("order", "2013-02-01", "1"), ("order", "2013-03-01", "1")]
+    # Of March it found nothing, and changed nothing.
+    assert tail.tick() == [("order", "2013-02-01", "1"), ("order", "2013-03-01", "0")]
     assert tail.tick() == []
     assert again.tick() == []
+
+
+def test_what_a_run_left_as_it_was_is_told_at_the_version_that_it_has(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    ensure(ontology, order(1, "2013-01-05"), order(2, "2013-02-05"))
+    assert len(tail.tick()) == 2
+    ensure(
+        ontology,
+        order(3, "2013-02-06"),
+        dagster__asset_key="order",
+        dagster__partitions='[["2013-01-01", "2013-02-01"]]',
+    )
+    assert tail.tick() == [("order", "2013-02-01", "2")]
+    assert tail.tick() == []
 
 
 def test_the_first_look_tells_the_last_change_of_every_type(

@@ -1,4 +1,5 @@
-"""Through Pipes and spark-submit, on a cluster: a range, a kill after the CAS, a cancel."""
+"""Through Pipes and spark-submit, on a cluster: a range, a kill after the CAS, a cancel. The kill
+in process too."""
 
 from __future__ import annotations
 
@@ -65,10 +66,12 @@ def running(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("where", ["cluster", "in_process"])
 def test_a_run_killed_after_its_commit_is_retried_without_writing_again(
-    folder: Path, spark_master: str
+    folder: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
-    with started(folder, spark_master, "killed") as killed:
+    master = request.getfixturevalue("spark_master") if where == "cluster" else worker.IN_PROCESS
+    with started(folder, master, "killed") as killed:
         assert killed.wait(240) == -signal.SIGKILL, (folder / "worker.log").read_text()[-3000:]
     with dg.DagsterInstance.from_config(str(folder / "home")) as instance:
         [record] = instance.get_run_records()
@@ -81,7 +84,7 @@ def test_a_run_killed_after_its_commit_is_retried_without_writing_again(
 
         instance.report_run_failed(run)  # as run monitoring does
         again = dg.ReexecutionOptions(parent_run_id=run.run_id)
-        made = worker.reconstructable(str(folder), spark_master, slow=False)
+        made = worker.reconstructable(str(folder), master, slow=False)
         with dg.execute_job(
             made, instance, tags=worker.RANGE, reexecution_options=again
         ) as retried:

@@ -1,6 +1,8 @@
-"""A run of the orders asset through Pipes, in a process of its own: to be killed or cancelled.
+"""A run of the orders asset in a process of its own: to be killed or cancelled.
 
 python -m tests.dagster.worker HOME FOLDER MASTER killed|slow
+
+MASTER is a cluster's, to which Pipes submits, or `in_process`.
 """
 
 import os
@@ -24,6 +26,7 @@ from ontologia_dagster.runner import carry_out
 from ontologia_dagster.spark import SparkResource
 from tests.dagster.world import MODELS
 
+IN_PROCESS = "in_process"
 RANGE = {
     "dagster/asset_partition_range_start": "2013-01-01",
     "dagster/asset_partition_range_end": "2013-02-01",
@@ -63,8 +66,8 @@ def definitions(folder: Path, master: str, *, slow: bool = False) -> dg.Definiti
         resources={
             "ontology": OntologyResource(storage_uri=str(folder / "store")),
             "spark": SparkResource(
-                mode="pipes",
-                master=master,
+                mode="in_process" if master == IN_PROCESS else "pipes",
+                master="local[1]" if master == IN_PROCESS else master,
                 spark_config={
                     "spark.ui.enabled": "false",
                     "spark.log.level": "ERROR",

@@ -40,7 +40,7 @@ def customers(folder: Path, text: str | None = CUSTOMERS, **more: Any) -> Ontolo
         path.write_text(text)
     source = SourceSpec(format="csv", paths=[str(path)])
     return OntologyAsset(
-        type="Customer", models=MODELS, source=source, columns={"visits": "0"}, **more
+        type="Customer", models=MODELS, source=source, **{"columns": {"visits": "0"}, **more}
     )
 
 

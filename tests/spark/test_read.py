@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from storage_engine import (
@@ -21,7 +23,9 @@ from storage_engine import (
     UnknownTagError,
     initialize_storage,
 )
+from storage_engine.config import S3Credentials
 from storage_engine.maintenance.tags import create_tag
+from storage_engine.model import spec_of
 from storage_engine.spark import scans, write_type
 from storage_engine.spark.reader import read_entities, read_relations, read_type
 from tests.servers import S3Server
@@ -223,3 +227,22 @@ def test_mistakes(spark: SparkSession, directory: Place) -> None:
         commit(session, sample(1))
         with pytest.raises(ConfigurationError, match="memory of this process"):
             read_type(spark, Sample, session)
+
+
+def test_tasks_are_who_the_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials that a program gives travel with the tasks: workers may know none, or others."""
+    given = S3Credentials(access_key_id="key", secret_access_key=SecretStr("hush"))
+    config = OntologiaConfig(s3_credentials=given, s3_endpoint_url="http://127.0.0.1:9")
+    sent: list[Any] = []
+    monkeypatch.setattr(scans, "in_arrow", lambda _spark, _n, work, _schema: sent.append(work))
+    spark: Any = None
+    scans.ArrowScan(spark, spec_of(Sample), "s3://bucket/store", config).read(
+        [], ["id"], with_commit_id=False
+    )
+
+    [work] = pickle.loads(pickle.dumps(sent))
+
+    assert work.args[1] == config
+    assert work.args[1].s3_credentials == given
+    store = scans._store("s3://bucket/store", work.args[1])
+    assert store is scans._store("s3://bucket/store", config)
