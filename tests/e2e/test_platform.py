@@ -12,7 +12,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import dagster as dg
 import pytest
 
 from ontologia_dagster.demo.definitions import demo_definitions
@@ -20,9 +19,9 @@ from ontologia_dagster.demo.expected import Expected, expected
 from ontologia_dagster.demo.handlers import SEVERE_DELAY, file_notice
 from ontologia_dagster.demo.instance import open_instance
 from ontologia_dagster.demo.narrator import Narrator
-from ontologia_dagster.demo.places import DELIVERY
+from ontologia_dagster.demo.places import landing_folder
 from ontologia_dagster.demo.program import STOPPED, main
-from ontologia_dagster.demo.source import NOT_MIDNIGHT
+from ontologia_dagster.demo.source import NOT_MIDNIGHT, deliver
 from ontologia_dagster.demo.types import (
     Airport,
     AirportNotice,
@@ -112,16 +111,10 @@ def stopped_before_the_corrections() -> None:
 
 def stopped_amid_the_corrections() -> None:
     """The corrected files are there, and one type of seven has them."""
-    definitions = demo_definitions()
-    delivery = [one for one in definitions.assets or () if _is_delivery(one)]
+    deliver(landing_folder(), corrected=True)
     with open_instance() as instance:
-        assert dg.materialize(delivery, instance=instance).success
-        job = definitions.resolve_job_def("ingest_plane")
+        job = demo_definitions().resolve_job_def("ingest_plane")
         assert job.execute_in_process(instance=instance).success
-
-
-def _is_delivery(asset: object) -> bool:
-    return isinstance(asset, dg.AssetsDefinition) and asset.key == dg.AssetKey(DELIVERY)
 
 
 def the_storage_is_right(home: Path, source: Expected) -> int:
