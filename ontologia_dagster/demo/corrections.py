@@ -13,8 +13,8 @@ _MIDNIGHT = int(NOT_MIDNIGHT)
 
 @dataclass(frozen=True)
 class Corrections:
-    """Rows that have been corrected, out of those that were ever stored wrong, and the first
-    commit that corrected one (None: none yet)."""
+    """Rows that are corrected, those that were ever stored wrong, and the earliest commit that
+    corrected one of them (None: none is)."""
 
     airports_added: int
     planes_added: int
