@@ -32,7 +32,7 @@ def corrections(session: Session) -> Corrections:
     unified = [one for one in makers if one.manufacturer not in SAME_MAKER]
     flights = _times_ever_wrong(session)
     mended = [one for one in flights if _MIDNIGHT not in (one.departure, one.arrival)]
-    commits = [one.meta().commit_id for one in (*airports, *planes, *unified, *mended)]
+    corrected: list[Airport | Plane | Flight] = [*airports, *planes, *unified, *mended]
     return Corrections(
         airports_added=len(airports),
         planes_added=len(planes),
@@ -40,7 +40,7 @@ def corrections(session: Session) -> Corrections:
         makers_unified=len(unified),
         times_wrong=len(flights),
         times_mended=len(mended),
-        first_commit=min(commits, default=None),
+        first_commit=min((one.meta().commit_id for one in corrected), default=None),
     )
 
 

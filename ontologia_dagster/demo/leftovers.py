@@ -15,10 +15,15 @@ from pathlib import Path
 
 import dagster as dg
 
-from ontologia_dagster.bus import UNFINISHED
 from storage_engine.errors import ConfigurationError
 
 RUN, UI = "run", "ui"
+_NOT_BEGUN_OR_ENDED = (
+    dg.DagsterRunStatus.QUEUED,  # the next daemon takes it
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+)
 # Runs that `make run` executes in its own process; all others are the UI's.
 OWN_RUN = {"ontologia/executed_by": "make run"}
 
@@ -62,7 +67,8 @@ def end_dead_runs(instance: dg.DagsterInstance, folder: Path, program: str) -> i
     """
     other_alive = is_alive(folder, UI if program == RUN else RUN)
     ended = 0
-    for run in instance.get_runs(dg.RunsFilter(statuses=UNFINISHED)):
+    going = [status for status in dg.DagsterRunStatus if status not in _NOT_BEGUN_OR_ENDED]
+    for run in instance.get_runs(dg.RunsFilter(statuses=going)):
         kind = RUN if OWN_RUN.items() <= run.tags.items() else UI
         if kind != program and other_alive:
             continue

@@ -58,7 +58,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3000 if UPDATE else 900)
 def test_the_demo_stopped_run_repeated_and_looked_at(
     home: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
