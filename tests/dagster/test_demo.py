@@ -4,6 +4,7 @@ definitions, homes, and what killed processes leave behind."""
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -243,3 +244,16 @@ def test_a_storage_is_made_where_there_is_none_and_all_requests_to_it_are_counte
     made = metered.requests() - before
     assert made["GET"] > 0
     assert made["PUT"] + made["PUT_IF"] > 0
+
+
+def test_the_wheel_has_every_file_that_packages_need() -> None:
+    root = Path(__file__).parents[2]
+    stated = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns: dict[str, list[str]] = stated["package-data"]
+    for package in ("storage_engine", "ontologia_dagster", "jobs"):
+        for file in (root / package).rglob("*"):
+            if file.is_dir() or file.suffix in {".py", ".pyc"}:
+                continue
+            inside = ".".join(file.relative_to(root).parts[:-1])
+            wanted = [*patterns["*"], *patterns.get(inside, [])]
+            assert any(file.match(pattern) for pattern in wanted), f"{file} is not packed"
