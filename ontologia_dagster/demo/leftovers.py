@@ -17,7 +17,7 @@ import dagster as dg
 
 from storage_engine.errors import ConfigurationError
 
-RUN, UI = "run", "ui"
+RUN, UI, SERVER = "run", "ui", "server"
 _NOT_BEGUN_OR_ENDED = (
     dg.DagsterRunStatus.QUEUED,  # the next daemon takes it
     dg.DagsterRunStatus.SUCCESS,
@@ -30,7 +30,7 @@ OWN_RUN = {"ontologia/executed_by": "make run"}
 
 @contextmanager
 def alive(folder: Path, program: str) -> Iterator[None]:
-    """Hold the program's lock: one of a kind works on a Dagster instance at a time.
+    """Hold the program's lock: one of a kind works in a folder at a time.
 
     The lock ends with this process, also when it turns into another program (`exec`).
     """
@@ -40,8 +40,8 @@ def alive(folder: Path, program: str) -> Iterator[None]:
         if not _locked(descriptor):
             holder = path.read_text().strip()
             raise ConfigurationError(
-                f"another `make {program}` (process {holder}) works on {folder}: wait for its end, "
-                "or name another folder with ONTOLOGIA_HOME"
+                f"{folder} is in use ({program}, process {holder}): wait for its end, or name "
+                "another folder with ONTOLOGIA_HOME"
             )
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

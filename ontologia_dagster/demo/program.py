@@ -115,10 +115,11 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
         with open_instance(place) as instance:
             end_dead_runs(instance, place, UI)
         if not ensure_storage(ontology):
-            said = (
-                f"Nothing is in {ontology.storage_uri} yet. [bold]make {'run-s3' if s3 else 'run'}"
+            console.print(
+                f"Nothing is in {ontology.storage_uri} yet: [bold]make {'run-s3' if s3 else 'run'}"
+                "[/bold] fills it, or Materialize all in the UI.",
+                soft_wrap=True,
             )
-            console.print(f"{said}[/bold] fills it, or Materialize all in the UI.", soft_wrap=True)
         return _dagster_dev(port, stay=s3)
 
 
@@ -149,11 +150,13 @@ def _on_local_s3(console: Console) -> Iterator[None]:
     """A server with its data under the demo's folder; the storage is a bucket on it."""
     from dagster_aws.s3 import S3Resource
 
+    from ontologia_dagster.demo.leftovers import SERVER, alive
     from ontologia_dagster.demo.local_s3 import local_s3
 
     folder = home() / "seaweedfs"
     folder.mkdir(parents=True, exist_ok=True)
-    with local_s3(folder, _KEY, _KEY) as server:
+    # Two servers on the same files would spoil them: run-s3 and ui-s3 take turns.
+    with alive(folder, SERVER), local_s3(folder, _KEY, _KEY) as server:
         console.print(f"SeaweedFS at {server.endpoint}, data in {folder}", soft_wrap=True)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
             os.environ.pop(name, None)  # they belong to another account

@@ -224,7 +224,7 @@ def test_runs_of_killed_processes_are_ended_and_their_places_freed(
 
     with (
         alive(place, RUN),
-        pytest.raises(ConfigurationError, match=f"another `make run` .process {os.getpid()}."),
+        pytest.raises(ConfigurationError, match=f"in use .run, process {os.getpid()}."),
         alive(place, RUN),
     ):
         pass
