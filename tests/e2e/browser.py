@@ -20,7 +20,11 @@ _PATIENCE_MS = 90_000
 
 
 @contextmanager
-def browser() -> Iterator[Page]:
+def browser() -> Iterator[Page | None]:
+    """Its page; None where there is no Chromium."""
+    if CHROMIUM is None:
+        yield None
+        return
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -34,7 +34,7 @@ from ontologia_dagster.demo.types import (
 )
 from ontologia_dagster.resources import OntologyResource
 from storage_engine import Session
-from tests.e2e.browser import CHROMIUM, UPDATE, browser, keep, sees, sees_all, sees_no
+from tests.e2e.browser import UPDATE, browser, keep, sees, sees_all, sees_no
 from tests.e2e.part_of_source import write_part
 from tests.e2e.platform import dagster_knows_all_of_it, dagster_ui, until
 
@@ -78,19 +78,17 @@ def test_the_demo_stopped_run_repeated_and_looked_at(
     assert set(re.findall(r"(\d+) events sent", said)) == {"0"}
     assert the_storage_is_right(home, source) == head
 
-    with dagster_ui(home / "ui.log") as address:
+    with dagster_ui(home / "ui.log") as address, browser() as page:
         event = AirportNotice(faa="JFK", remark="fog")
         with Session(home / "store") as session:
             session.emit(event)
-        if CHROMIUM is not None:
-            with browser() as page:  # while the sensor has yet to look
-                people_see_a_healthy_demo(page, address)
+        if page is not None:  # while the sensor has yet to look
+            people_see_a_healthy_demo(page, address)
         an_event_is_handled(home, event)
         flights_to_nowhere(home)
-        if CHROMIUM is None:
+        if page is None:
             pytest.skip("there is no Chromium: what a browser shows was not looked at")
-        with browser() as page:
-            people_see_trouble(page, address)
+        people_see_trouble(page, address)
 
 
 # -- the demo -------------------------------------------------------------------------------------
@@ -207,7 +205,7 @@ def people_see_a_healthy_demo(page: Page, address: str) -> None:
     page.get_by_text("Plots", exact=True).first.click()
     page.locator("canvas").first.wait_for(state="visible")
     sees(page, "rows_inserted")
-    keep(page, "ingestion")
+    keep(page, "ingestion", height=1900)
 
     page.goto(f"{address}/assets/airline_punctuality")
     sees(page, "worst_average_delay", "as_of_commit", "How late each airline's flights left")
@@ -225,4 +223,4 @@ def people_see_trouble(page: Page, address: str) -> None:
 
     page.goto(f"{address}/locations/flights/sensors/ontology_events")
     sees(page, "ontology_drain_events", "View logs", "1 run requested")
-    keep(page, "sensor")
+    keep(page, "sensor", height=860)
