@@ -2,10 +2,11 @@
 
 The hook posts JSON to a webhook. Its address is a secret (whoever has it can post), so it is a
 typed variable and appears in no message. A webhook that does not answer fails the sensor's tick,
-visibly, and what it was told about is told again.
+visibly, and what it was not told is told again; what it was told is not.
 """
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,23 +17,30 @@ import dagster as dg
 from pydantic import Field
 
 from ontologia_dagster import bus
-from ontologia_dagster.durations import duration
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.located import checks_of
+from storage_engine.durations import duration
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource
+    from storage_engine.events.protocol import DeadLetter
 
 _INTERVAL_S = 30
+_TELLING_S = 20.0  # of a tick, which Dagster ends after 60; the rest is told by the next one
+_LETTERS = 1_000  # looked at
+_NAMED = 20  # events in an alert
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing that somebody should know. `key` is the same as long as it is the same thing."""
+    """One thing that somebody should know. `key` is the same as long as it is the same thing; a
+    higher `mark` says that there is more of it."""
 
     key: str
     title: str
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    mark: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -119,58 +127,92 @@ def conditions_sensor(
     )
     def conditions(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        notifier: Notifier = context.resources.notifier
+        before = _told_before(context.cursor)
+        unclear, failed = _failed_checks(context, storage)
         with reported_failures():
             found = [
-                *_failed_checks(context),
+                *failed,
                 *_bus_alerts(ontology, storage, handlers, oldest_event),
-                *_lag_alerts(ontology, index_lag),
+                *_lag_alerts(ontology, storage, index_lag),
             ]
-        before = set(json.loads(context.cursor)) if context.cursor else set()
-        new = [alert for alert in found if alert.key not in before]
-        for alert in new:
-            notifier.notify(alert)
-        said = f"{len(found)} conditions hold, {len(new)} of them new"
-        return dg.SensorResult(
-            skip_reason=said, cursor=json.dumps(sorted(alert.key for alert in found))
-        )
+        new = [one for one in found if one.key not in before or one.mark > before[one.key]]
+        told = _tell(context, new)
+        # What has ended is forgotten; a check that runs again has not ended.
+        keys = {one.key for one in found} | unclear
+        now = {key: mark for key, mark in before.items() if key in keys}
+        now |= {one.key: one.mark for one in new[:told]}
+        said = f"{len(found)} conditions hold, {len(new)} of them new, {told} of these told"
+        return dg.SensorResult(skip_reason=said, cursor=json.dumps(now, sort_keys=True))
 
     return conditions
 
 
-def _failed_checks(context: dg.SensorEvaluationContext) -> Iterator[Alert]:
+def _told_before(cursor: str | None) -> dict[str, str]:
+    """What holds and was told, with how much of it there was."""
+    found = json.loads(cursor) if cursor else {}
+    return found if isinstance(found, dict) else dict.fromkeys(found, "")
+
+
+def _tell(context: dg.SensorEvaluationContext, alerts: Sequence[Alert]) -> int:
+    """How many were told. A hook that fails ends the tick only when nothing was told in it: what
+    was told could not be kept otherwise."""
+    notifier: Notifier = context.resources.notifier
+    until = time.monotonic() + _TELLING_S
+    for told, alert in enumerate(alerts):
+        if told and time.monotonic() > until:
+            return told
+        try:
+            notifier.notify(alert)
+        except Exception as error:
+            if not told:
+                raise
+            context.log.error("%s", error)
+            return told
+    return len(alerts)
+
+
+def _failed_checks(
+    context: dg.SensorEvaluationContext, storage: str
+) -> tuple[set[str], list[Alert]]:
+    """Keys of checks whose result is not there (again) yet, and what has failed."""
     assert context.repository_def is not None
-    keys = sorted(context.repository_def.asset_graph.asset_check_keys)
-    for key in keys:
+    unclear: set[str] = set()
+    failed: list[Alert] = []
+    for key in checks_of(context.repository_def, storage):
         record = context.instance.get_latest_asset_check_evaluation_record(key)
-        if record is None or record.evaluation is None or record.evaluation.passed:
+        asset = key.asset_key.to_user_string()
+        name = f"check/{asset}/{key.name}"
+        if record is None:
             continue
         evaluation = record.evaluation
-        asset = key.asset_key.to_user_string()
-        yield Alert(
-            key=f"check/{asset}/{key.name}",
-            title=f"{key.name} of {asset} failed",
-            text=evaluation.description or "the check failed",
-            facts={"asset": asset, "check": key.name, "run_id": record.run_id},
-        )
+        if not isinstance(evaluation, dg.AssetCheckEvaluation):  # it is planned, or runs
+            unclear.add(name)
+        elif not evaluation.passed:
+            failed.append(
+                Alert(
+                    key=name,
+                    title=f"{key.name} of {asset} failed",
+                    text=evaluation.description or "the check failed",
+                    facts={"asset": asset, "check": key.name, "run_id": record.run_id},
+                )
+            )
+    return unclear, failed
 
 
 def _bus_alerts(
     ontology: "OntologyResource", storage: str, handlers: Sequence[str], oldest_event: str
 ) -> Iterator[Alert]:
     with ontology.bus() as store:
-        letters = store.list_dead_letters(ontology.namespace, 1_000)
+        letters = store.list_dead_letters(ontology.namespace, _LETTERS)
         seen = None
         if handlers:
             subscriptions = [handler.subscription() for handler in bus.load_handlers(handlers)]
-            seen = store.backlog(ontology.namespace, subscriptions, 1_000)
+            seen = store.backlog(ontology.namespace, subscriptions, _LETTERS)
+    by_handler: dict[str, list[DeadLetter]] = {}
     for letter in letters:
-        yield Alert(
-            key=f"dead_letter/{storage}/{letter.event_id}/{letter.handler_id}",
-            title=f"{letter.handler_id} gave up on {letter.event_type}",
-            text=letter.last_error or "no error was kept",
-            facts={"event_id": letter.event_id, "attempts": letter.attempts},
-        )
+        by_handler.setdefault(letter.handler_id, []).append(letter)
+    for handler, found in sorted(by_handler.items()):
+        yield _letters_alert(storage, handler, found)
     if seen is not None and bus.age_s(seen.oldest) > duration(oldest_event).total_seconds():
         yield Alert(
             key=f"event_lag/{storage}",
@@ -180,7 +222,24 @@ def _bus_alerts(
         )
 
 
-def _lag_alerts(ontology: "OntologyResource", limit: int) -> Iterator[Alert]:
+def _letters_alert(storage: str, handler: str, letters: "Sequence[DeadLetter]") -> Alert:
+    """One for all that a handler gave up on, newest first; told again when there is a newer one."""
+    newest = letters[0]
+    what = newest.event_type if len(letters) == 1 else f"{len(letters)} events"
+    return Alert(
+        key=f"dead_letters/{storage}/{handler}",
+        title=f"{handler} gave up on {what}",
+        text=newest.last_error or "no error was kept",
+        facts={
+            "dead_letters": len(letters),
+            "event_ids": ", ".join(one.event_id for one in letters[:_NAMED]),
+            "attempts": newest.attempts,
+        },
+        mark=f"{newest.failed_at}/{newest.event_id}",
+    )
+
+
+def _lag_alerts(ontology: "OntologyResource", storage: str, limit: int) -> Iterator[Alert]:
     from storage_engine.maintenance.metrics import collect
 
     with ontology.repository() as repository:
@@ -188,7 +247,7 @@ def _lag_alerts(ontology: "OntologyResource", limit: int) -> Iterator[Alert]:
     for one in types:
         if one.index_lag > limit:
             yield Alert(
-                key=f"index_lag/{one.type_name}",
+                key=f"index_lag/{storage}/{one.type_name}",
                 title=f"the index of {one.type_name} is {one.index_lag} commits behind",
                 text="reads stay right, but each reads more of the log; run the repair job",
                 facts={"type": one.type_name, "lag": one.index_lag},

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.alerts import Notifier
-from ontologia_dagster.environments import Environments, S3Table
+from ontologia_dagster.environments import Environment, Environments, S3Table
 from ontologia_dagster.platform import STORAGE
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.resources import DEFAULT_LOCATION, OntologyResource
 from ontologia_dagster.spark import SparkResource
 
+_WEBHOOK = "ONTOLOGIA_WEBHOOK_URL"
 
-def location_resources(environments: Environments | None = None) -> dict[str, Any]:
-    """`ontology`, `ontology_<tenant>` for each tenant, `spark` and `notifier`."""
+
+def location_resources(
+    environments: Environments | None = None, *, location: str = DEFAULT_LOCATION
+) -> dict[str, Any]:
+    """`ontology`, `ontology_<tenant>` for each tenant, `spark` and `notifier`.
+
+    `location` is the code location's name, for runs that Dagster did not start from one.
+    """
     known = environments or Environments.load()
     current = known.current
     spark = current.spark
     return {
-        STORAGE: _ontology(known, current.uri, current.s3),
+        STORAGE: _ontology(known, location, current.uri, current.s3),
         **{
-            f"{STORAGE}_{tenant}": _ontology(known, current.uri_of(tenant), table.s3 or current.s3)
+            f"{STORAGE}_{tenant}": _ontology(
+                known, location, current.uri_of(tenant), table.s3 or current.s3
+            )
             for tenant, table in current.tenants.items()
         },
         "spark": SparkResource(
@@ -31,16 +41,17 @@ def location_resources(environments: Environments | None = None) -> dict[str, An
             spark_config=dict(spark.config),
             submit_arguments=list(spark.submit_arguments),
         ),
-        "notifier": Notifier(webhook_url=_secret(current.webhook_url_variable)),
+        "notifier": Notifier(webhook_url=_secret(_webhook(current))),
     }
 
 
-def _ontology(known: Environments, uri: str, s3: S3Table) -> OntologyResource:
+def _ontology(known: Environments, location: str, uri: str, s3: S3Table) -> OntologyResource:
     current = known.current
     return OntologyResource(
         storage_uri=uri,
         runtime_id=current.runtime_id,
         engine_options=dict(current.engine),
+        location_name=location,
         environment=current.name,
         guarded=not current.production,
         production_uris=list(known.production_uris),
@@ -56,7 +67,11 @@ def _ontology(known: Environments, uri: str, s3: S3Table) -> OntologyResource:
 
 
 def _secret(variable: str | None) -> Any:
-    """A typed reference: its value is read by the process that needs it, and shown by none."""
-    from os import environ
+    """A typed reference: its value is read by the process that needs it, and shown by none. There
+    a variable that is named and not set is an error that names it."""
+    return dg.EnvVar(variable) if variable else None
 
-    return dg.EnvVar(variable) if variable and variable in environ else None
+
+def _webhook(current: Environment) -> str | None:
+    """Nobody has to be told: the usual variable may be unset, one that is named may not."""
+    return current.webhook_url_variable or (_WEBHOOK if _WEBHOOK in os.environ else None)

@@ -2,12 +2,14 @@
 
 The sensor claims nothing and keeps no position: what is due is asked of the bus at every tick. It
 asks for one drain run at a time and gives it no run key, because Dagster remembers keys for ever,
-and an event whose run died before claiming it would never be asked for again. The run claims,
-handles, commits and acks until nothing is due or its limit is reached. What fails is tried again
-by the bus's own backoff, at the limit it is a dead letter.
+and an event whose run died before claiming it would never be asked for again. Nor does it wait for
+a run whose process is gone: a worker keeps a heartbeat on the bus, under the id of its run. The
+run claims, handles, commits and acks until nothing is due or its limit is reached. What fails is
+tried again by the bus's own backoff, at the limit it is a dead letter.
 """
 
 import importlib
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +21,7 @@ from pydantic import Field
 
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.liveness import living_run
 from ontologia_dagster.metadata import request_metadata
 from ontologia_dagster.tables import table
 from storage_engine.errors import HandlerError
@@ -31,13 +34,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 15
 _LOOKED_AT = 1_000
-UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
+_MISSED_BEATS = 3  # a session whose heartbeat is older than so many lifetimes does not come back
 
 
 class DrainConfig(dg.Config):
@@ -164,11 +161,16 @@ def event_sensor(
         context.log.info("%s", said)
         if not seen.due:
             return dg.SensorResult(skip_reason=said)
-        running = context.instance.get_run_records(
-            dg.RunsFilter(job_name=drain.name, statuses=UNFINISHED), limit=1
+        origin = context.code_location_origin
+        alive, dead = workers(ontology)
+        run_id = living_run(
+            context.instance,
+            drain.name,
+            location=origin.location_name if origin is not None else None,
+            alive=alive,
+            dead=dead,
         )
-        if running:
-            run_id = running[0].dagster_run.run_id
+        if run_id is not None:
             return dg.SensorResult(skip_reason=f"{said}; run {run_id} is on it")
         tags = {"ontologia/events_due": str(seen.due), "ontologia/events": said}
         return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
@@ -179,6 +181,19 @@ def event_sensor(
 def look(ontology: "OntologyResource", subscriptions: "Sequence[Subscription]") -> "Backlog":
     with ontology.bus() as bus:
         return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
+
+
+def workers(ontology: "OntologyResource") -> tuple[set[str], set[str]]:
+    """The runs that work on the bus, and those that did and died."""
+    ttl_ms = _MISSED_BEATS * ontology.config().session_ttl_ms
+    alive: set[str] = set()
+    dead: set[str] = set()
+    with ontology.bus() as bus:
+        for session in bus.list_sessions(ontology.namespace, ttl_ms):
+            run_id = session.metadata.get("run_id")
+            if run_id:
+                (dead if session.is_dead else alive).add(run_id)
+    return alive, dead - alive
 
 
 def told(seen: "Backlog") -> str:
@@ -205,10 +220,13 @@ def redrive_job(storage: str) -> dg.JobDefinition:
     def redrive_dead_letters(context: dg.OpExecutionContext, config: RedriveConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
         with reported_failures(context.instance), ontology.bus() as bus:
-            found = bus.list_dead_letters(
-                ontology.namespace, config.limit, handler_id=config.handler
+            known = bus.list_dead_letters(
+                ontology.namespace,
+                # One event is looked for among all letters, however old.
+                config.limit if config.event_id is None else sys.maxsize,
+                handler_id=config.handler,
             )
-            found = [one for one in found if config.event_id in (None, one.event_id)]
+            found = [one for one in known if config.event_id in (None, one.event_id)]
             sent = [] if config.dry_run else [bus.redrive(letter) for letter in found]
         context.add_output_metadata(
             {

@@ -8,12 +8,15 @@ materialises, so that they run on their own schedule alone.
 A check always has a result: a storage that cannot be read is a failed check that says why.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, snake_case
+from ontologia_dagster.located import STORAGE
+from ontologia_dagster.metadata import request_metadata, requests_of
 from ontologia_dagster.tables import table
 from storage_engine.errors import OntologiaError
 
@@ -50,15 +53,20 @@ def always(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
     try:
         return check()
     except OntologiaError as error:
-        return dg.AssetCheckResult(
-            passed=False,
-            description=str(error),
-            metadata={"error": type(error).__name__, "retryable": error.retryable},
-        )
+        return _failed(error)
+
+
+def _failed(error: OntologiaError, **of: Any) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=False,
+        description=str(error),
+        metadata={"error": type(error).__name__, "retryable": error.retryable},
+        **of,
+    )
 
 
 def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str) -> Any:
-    examined = examine(ontology, type_name)
+    examined, requests = examine(ontology, type_name)
     findings = [finding for one in examined for finding in one.findings]
     metadata: dict[str, Any] = {
         "index_lag": max((one.lag for one in examined), default=0),
@@ -66,6 +74,7 @@ def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str)
         "finding_list": table(
             _FINDING, [(f.type_name, f.reason, f.commit_id, f.message, f.path) for f in findings]
         ),
+        **request_metadata(requests),
     }
     if not findings:
         return dg.AssetCheckResult(passed=True, metadata=metadata)
@@ -80,21 +89,25 @@ def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str)
     )
 
 
-def examine(ontology: "OntologyResource", type_name: str) -> "list[Examination]":
-    """What the index of a type is and should be; nothing where there are no indices."""
+def examine(
+    ontology: "OntologyResource", type_name: str
+) -> "tuple[list[Examination], dict[str, int]]":
+    """What the index of a type is and should be (nothing where there are no indices), and the
+    requests that it took."""
     from storage_engine.maintenance.indices import index_verifier
     from storage_engine.repository.object.engine import ObjectRepository
 
     with ontology.repository() as repository:
         if not isinstance(repository, ObjectRepository):
-            return []  # SQLite keeps rows in tables
+            return [], {}  # SQLite keeps rows in tables
         verifier = index_verifier(repository)
         head = verifier.chain.read_head().head
         refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
-        return [
+        found = [
             verifier.examine_type(head, ref, verifier.indices.read(ref, log_id=head.log_id))
             for ref in refs
         ]
+        return found, requests_of(repository)
 
 
 # -- deep -----------------------------------------------------------------------------------------
@@ -107,6 +120,7 @@ def log_asset(storage: str) -> dg.AssetSpec:
         description="The commit log with its data files, as deep verification sees it.",
         group_name="ontologia",
         kinds={"parquet"},
+        metadata={STORAGE: storage},
     )
 
 
@@ -142,76 +156,71 @@ def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
         ontology: OntologyResource = getattr(context.resources, storage)
         wanted = {one.name for one in context.selected_asset_check_keys}
         try:
-            results = list(_deep_results(key, deep_report(ontology), types))
+            report, requests = deep_report(ontology)
+            results = list(_deep_results(key, report, types, requests))
         except OntologiaError as error:
-            results = [_not_verified(key, spec.name, error) for spec in specs]
+            results = [_failed(error, asset_key=key, check_name=spec.name) for spec in specs]
         yield from (one for one in results if one.check_name in wanted)
 
     return deep_verify
 
 
-def deep_report(ontology: "OntologyResource") -> "IntegrityReport":
+def deep_report(ontology: "OntologyResource") -> "tuple[IntegrityReport, dict[str, int]]":
+    """What is wrong with the storage, and the requests that it took to know."""
     from storage_engine.maintenance.integrity import verify_storage
 
     with ontology.repository() as repository:
-        return verify_storage(repository, deep=True)
+        return verify_storage(repository, deep=True), requests_of(repository)
 
 
 def _deep_results(
-    key: dg.AssetKey, report: "IntegrityReport", types: Sequence[str]
+    key: dg.AssetKey,
+    report: "IntegrityReport",
+    types: Sequence[str],
+    requests: Mapping[str, int],
 ) -> Iterator[dg.AssetCheckResult]:
-    by_type: dict[str | None, list[Finding]] = {name: [] for name in types}
+    """By what was counted: of many findings the report keeps only the first. What it took is told
+    once, with the log's."""
+    shown: dict[str | None, list[Finding]] = {name: [] for name in types}
     rest: list[Finding] = []
     for finding in report.findings:
-        by_type.get(finding.type_name, rest).append(finding)
-    hidden = report.total - len(report.findings)
-    yield _deep_result(key, LOG_AREA, rest, report, passed=not rest and not hidden)
+        shown.get(finding.type_name, rest).append(finding)
+    others = report.total - sum(report.by_type[name] for name in types)
+    yield _deep_result(key, LOG_AREA, rest, others, report, **request_metadata(requests))
     for name in types:
-        found = by_type[name]
-        yield _deep_result(key, deep_check_name(name), found, report, passed=not found)
+        yield _deep_result(key, deep_check_name(name), shown[name], report.by_type[name], report)
 
 
 def _deep_result(
     key: dg.AssetKey,
     name: str,
-    findings: "Sequence[Finding]",
+    shown: "Sequence[Finding]",
+    count: int,
     report: "IntegrityReport",
-    *,
-    passed: bool,
+    **more: Any,
 ) -> dg.AssetCheckResult:
     checked = dict(report.checked)
     return dg.AssetCheckResult(
         asset_key=key,
         check_name=name,
-        passed=passed,
-        description=None if passed else _summary(findings, report),
+        passed=not count,
+        description=_summary(shown, count) if count else None,
         metadata={
-            "findings": len(findings),
+            "findings": count,
             "finding_list": table(
                 ["type", "area", *_FINDING[1:]],
-                [(f.type_name, f.area, f.reason, f.commit_id, f.message, f.key) for f in findings],
+                [(f.type_name, f.area, f.reason, f.commit_id, f.message, f.key) for f in shown],
             ),
             "head_commit": report.head_commit_id,
-            **{f"checked_{what}": count for what, count in sorted(checked.items())},
+            **{f"checked_{what}": number for what, number in sorted(checked.items())},
+            **more,
         },
     )
 
 
-def _summary(findings: "Sequence[Finding]", report: "IntegrityReport") -> str:
-    counts: dict[str, int] = {}
-    for finding in findings:
-        counts[finding.reason] = counts.get(finding.reason, 0) + 1
-    said = ", ".join(f"{count} x {reason}" for reason, count in sorted(counts.items()))
-    hidden = report.total - len(report.findings)
-    more = f"; {hidden} findings more are counted only" if hidden else ""
-    return f"{said or 'nothing of its own'}{more}"
-
-
-def _not_verified(key: dg.AssetKey, name: str, error: OntologiaError) -> dg.AssetCheckResult:
-    return dg.AssetCheckResult(
-        asset_key=key,
-        check_name=name,
-        passed=False,
-        description=str(error),
-        metadata={"error": type(error).__name__, "retryable": error.retryable},
-    )
+def _summary(shown: "Sequence[Finding]", count: int) -> str:
+    reasons = Counter(finding.reason for finding in shown)
+    said = [f"{number} x {reason}" for reason, number in sorted(reasons.items())]
+    if count > len(shown):
+        said.append(f"{count - len(shown)} more that are counted only")
+    return ", ".join(said)

@@ -1,16 +1,22 @@
-"""The code location: everything under `defs/`, with the resources of its environment."""
+"""The code location: the types under `defs/`, the platform of each storage, and the resources of
+its environment."""
 
 from pathlib import Path
 
 import dagster as dg
 
 from ontologia_dagster.bindings import location_resources
+from ontologia_dagster.environments import Environments
+from ontologia_dagster.platform import build_platforms
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
+    environments = Environments.load()
+    types = dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
     return dg.Definitions.merge(
-        dg.load_from_defs_folder(path_within_project=Path(__file__).parent),
+        types,
+        build_platforms(environments.current, types),
         # One process and one JVM for all steps of a run.
-        dg.Definitions(resources=location_resources(), executor=dg.in_process_executor),
+        dg.Definitions(resources=location_resources(environments), executor=dg.in_process_executor),
     )

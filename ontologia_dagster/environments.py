@@ -5,22 +5,26 @@ names). Without one there is `development` alone: a directory, and Spark in proc
 opens a storage, and no secret is read: fields that hold one name the variable it is in.
 
 A location that is not production never gets at a production storage: its URI is refused when the
-definitions are loaded, and again whenever the resource is opened.
+definitions are loaded, and again whenever the resource is opened. Storages of one environment never
+lie inside each other.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from storage_engine.errors import ConfigurationError
+from storage_engine.repository.target import target_of
 
 ENVIRONMENT_VARIABLE = "ONTOLOGIA_ENV"
 FILE_VARIABLE = "ONTOLOGIA_ENVIRONMENTS"
@@ -73,7 +77,7 @@ class Environment(_Table):
     production: bool = False
     runtime_id: str = "dagster"
     engine: Mapping[str, Any] = Field(default_factory=dict)
-    webhook_url_variable: str = "ONTOLOGIA_WEBHOOK_URL"
+    webhook_url_variable: str | None = None
     s3: S3Table = S3Table()
     spark: SparkTable = SparkTable()
     handlers: tuple[str, ...] = ()
@@ -85,8 +89,13 @@ class Environment(_Table):
         return joined(self.storage_uri, self.prefix)
 
     def uri_of(self, tenant: str) -> str:
+        """Beside the environment's own storage: under the tenant's prefix, or a storage URI that
+        is its own. Without either, the environment's prefix is part of the name."""
         table = self.tenants[tenant]
-        return joined(table.storage_uri or self.storage_uri, table.prefix or tenant)
+        if table.storage_uri is not None:
+            return joined(table.storage_uri, table.prefix)
+        own = "-".join(filter(None, [self.prefix.strip("/"), tenant]))
+        return joined(self.storage_uri, table.prefix or own)
 
     @property
     def uris(self) -> list[str]:
@@ -112,10 +121,22 @@ class Environments(_Table):
         current = known[name]
         override = environ.get(STORAGE_URI_VARIABLE)
         if override:
-            current = current.model_copy(update={"storage_uri": override, "prefix": ""})
+            current = current.model_copy(
+                update={
+                    "storage_uri": override,
+                    "prefix": "",
+                    "tenants": {
+                        tenant: table.model_copy(
+                            update={"storage_uri": current.uri_of(tenant), "prefix": ""}
+                        )
+                        for tenant, table in current.tenants.items()
+                    },
+                }
+            )
         found = cls(known=known, current=current)
         for uri in current.uris:
             found.guard(uri)
+        _refuse_nesting(current)
         return found
 
     def guard(self, uri: str) -> None:
@@ -129,11 +150,18 @@ class Environments(_Table):
 
 
 def refuse_production(uri: str, environment: str, production_uris: tuple[str, ...]) -> None:
-    """Raise when `uri` is a production storage: listed as one, inside one, or named like one."""
-    segments = set(re.split(r"[/\\]+", uri.lower()))
-    inside = [known for known in production_uris if _is_inside(uri, known)]
-    if inside or segments & _PRODUCTION_WORDS:
-        why = f"it is production's {inside[0]}" if inside else "its prefix says production"
+    """Raise when `uri` is a production storage: listed as one, inside or around one, or named like
+    one. How it is spelled makes no difference."""
+    meant = canonical(uri)
+    why = None
+    for known in production_uris:
+        if _is_inside(meant, canonical(known)):
+            why = f"it is production's {known}"
+        elif _is_inside(canonical(known), meant):
+            why = f"production's {known} is inside it"
+    if why is None and _PRODUCTION_WORDS & set(re.split(r"[/\\]+", meant.lower())):
+        why = "its prefix says production"
+    if why is not None:
         raise ConfigurationError(
             f"the {environment} location refuses the storage {uri}: {why}. Set "
             f"{ENVIRONMENT_VARIABLE}={PRODUCTION} where production is meant, or name another prefix"
@@ -149,9 +177,40 @@ def joined(uri: str, prefix: str) -> str:
     return str((path / prefix if prefix else path).resolve())
 
 
-def _is_inside(uri: str, other: str) -> bool:
-    one, two = joined(uri, "").rstrip("/"), other.rstrip("/")
-    return one == two or one.startswith(two + "/")
+def canonical(uri: str) -> str:
+    """One spelling for each place, to compare: an absolute path, or scheme://bucket/prefix."""
+    sqlite = target_of(uri).sqlite_path
+    scheme, mark, rest = uri.partition("://")
+    if sqlite is not None:
+        path = sqlite
+    elif not mark:
+        path = uri
+    elif scheme.lower() == "file":
+        path = "/" + unquote(rest).partition("/")[2]
+    else:
+        bucket, _, key = rest.partition("/")
+        key = posixpath.normpath(f"/{key}").strip("/")
+        return f"{scheme.lower()}://{bucket}/{key}".rstrip("/")
+    return str(Path(path).expanduser().resolve())
+
+
+def _is_inside(one: str, other: str) -> bool:
+    return one == other or one.startswith(other.rstrip("/") + "/")
+
+
+def _refuse_nesting(environment: Environment) -> None:
+    """A storage inside another one would be taken for its garbage, and for its data by policies."""
+    named = {"the environment's own": environment.uri} | {
+        f"the tenant {tenant}'s": environment.uri_of(tenant) for tenant in environment.tenants
+    }
+    for outer, around in named.items():
+        for inner, uri in named.items():
+            if inner != outer and _is_inside(canonical(uri), canonical(around)):
+                raise ConfigurationError(
+                    f"[{environment.name}]: {inner} storage {uri} is inside {outer}, {around}. "
+                    "Give the environment a `prefix`, so that tenants are beside it, or the tenant "
+                    "a `prefix` or `storage_uri` of its own"
+                )
 
 
 def _known(environ: Mapping[str, str]) -> dict[str, Environment]:

@@ -1,6 +1,6 @@
-"""The ingestion assets of the location, by what their definitions say of themselves.
+"""The assets of a storage, by what their definitions say of themselves.
 
-Jobs and sensors of a storage find its types this way, wherever they were declared.
+Jobs and sensors of a storage find its types and checks this way, wherever they were declared.
 """
 
 from __future__ import annotations
@@ -39,11 +39,34 @@ def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
     return found
 
 
+def declared_types(definitions: dg.Definitions, storage: str) -> list[str]:
+    """The types of a storage that some definitions have assets for, before they are a location."""
+    found: dict[str, None] = {}
+    for asset in definitions.assets or ():
+        for spec in asset.specs if isinstance(asset, dg.AssetsDefinition) else ():
+            if spec.metadata.get(STORAGE) == storage and TYPE in spec.metadata:
+                found[spec.metadata[TYPE]] = None
+    return list(found)
+
+
+def checks_of(repository: dg.RepositoryDefinition, storage: str) -> list[dg.AssetCheckKey]:
+    """The checks of a storage's assets. Those of assets that belong to no storage are the first
+    storage's, so that each has one who looks at it."""
+    graph = repository.asset_graph
+    owner = {key: _said(graph, key).get(STORAGE) for key in graph.get_all_asset_keys()}
+    first = min(filter(None, owner.values()), default=None)
+    return sorted(
+        key
+        for key in graph.asset_check_keys
+        if (owner.get(key.asset_key) or first) in (storage, None)
+    )
+
+
 def located(repository: dg.RepositoryDefinition, storage: str) -> list[Located]:
     found = []
     graph = repository.asset_graph
     for key in sorted(graph.materializable_asset_keys):
-        said = {name: _plain(value) for name, value in graph.get(key).metadata.items()}
+        said = _said(graph, key)
         if said.get(STORAGE) == storage and TYPE in said:
             found.append(
                 Located(
@@ -54,6 +77,10 @@ def located(repository: dg.RepositoryDefinition, storage: str) -> list[Located]:
                 )
             )
     return found
+
+
+def _said(graph: Any, key: dg.AssetKey) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in graph.get(key).metadata.items()}
 
 
 def _parsed(model: Any, said: Mapping[str, Any], name: str) -> Any:

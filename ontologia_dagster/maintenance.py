@@ -16,13 +16,13 @@ from pydantic import Field
 
 from ontologia_dagster import checks
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset
-from ontologia_dagster.durations import duration
 from ontologia_dagster.failures import reported_failures
 from ontologia_dagster.located import located
 from ontologia_dagster.metadata import request_metadata
 from ontologia_dagster.runner import submit
 from ontologia_dagster.spark import PIPES
 from ontologia_dagster.tables import before_and_after, table
+from storage_engine.durations import duration
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources import OntologyResource

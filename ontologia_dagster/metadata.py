@@ -12,6 +12,7 @@ from ontologia_dagster.tables import table
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
+    from storage_engine.repository.protocol import Repository
     from storage_engine.spark.results import WriteResult
 
 FINGERPRINT = "ontologia/source_fingerprint"
@@ -76,9 +77,22 @@ def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> 
 
 
 def request_metadata(requests: Mapping[str, int]) -> dict[str, Any]:
-    """Requests of this process to the store, by kind, with a price estimate."""
+    """Requests of this process to the store, by kind, with a price estimate, and what was moved."""
+    moved = {
+        f"store_{name}": requests[name]
+        for name in ("bytes_read", "bytes_written")
+        if name in requests
+    }
     return {
         "requests": request_total(requests),
         "requests_by_kind": dict(requests),
         "price_estimate_usd": price(requests),
+        **moved,
     }
+
+
+def requests_of(repository: Repository) -> dict[str, int]:
+    """What was asked of the store since the storage was opened; nothing where there is none."""
+    from storage_engine.repository.object.engine import ObjectRepository
+
+    return repository.store.meter.snapshot() if isinstance(repository, ObjectRepository) else {}

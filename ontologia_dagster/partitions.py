@@ -7,6 +7,7 @@ counts are told from what is stored, whoever wrote it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -58,6 +59,44 @@ def slices(spec: PartitionSpec, keys: Sequence[str]) -> list[Slice]:
         return [Slice(key) for key in keys]
     windows = [definition.time_window_for_partition_key(key) for key in keys]
     return [Slice(key, window.start, window.end) for key, window in zip(keys, windows, strict=True)]
+
+
+def written(spec: PartitionSpec, keys: Sequence[str]) -> str:
+    """All of these keys as a text for a manifest: the first and last of adjacent spans of time,
+    so that years of days take no more room than two; others one by one."""
+    found: list[str | list[str]] = []
+    before: Slice | None = None
+    for one in slices(spec, keys):
+        if before is not None and before.end is not None and before.end == one.start:
+            first = found.pop()
+            found.append([first if isinstance(first, str) else first[0], one.key])
+        else:
+            found.append(one.key)
+        before = one
+    return json.dumps(found)
+
+
+def read(spec: PartitionSpec, text: str) -> list[str] | None:
+    """The keys that `written` was given; None where they are not of these partitions (any more)."""
+    definition = partitions_def(spec)
+    keys: list[str] = []
+    try:
+        found = json.loads(text)
+        for one in found:
+            first, last = (one, one) if isinstance(one, str) else one
+            if not definition.has_partition_key(first) or not definition.has_partition_key(last):
+                return None
+            if first == last:
+                keys.append(first)
+            else:
+                begin, end = slices(spec, [first, last])
+                assert begin.start is not None
+                assert end.end is not None
+                window = dg.TimeWindow(begin.start, end.end)
+                keys += definition.get_partition_keys_in_time_window(window)
+    except (TypeError, ValueError):
+        return None
+    return keys
 
 
 def source_condition(declared: OntologyAsset, keys: Sequence[str], field_type: str) -> str | None:

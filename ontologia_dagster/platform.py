@@ -9,18 +9,22 @@ import dagster as dg
 
 from ontologia_dagster import alerts, bus, checks, maintenance
 from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.environments import Environment
 from ontologia_dagster.factory import build_types
 from ontologia_dagster.head import head_asset
+from ontologia_dagster.located import declared_types
 from ontologia_dagster.log_tail import log_tail_sensor
 from ontologia_dagster.metrics import metrics_job
 
 STORAGE = "ontology"
-# Nightly and weekly, each with the night to itself; all are off until somebody turns them on.
+# Nightly and weekly, each with the night to itself, and figures for who looks at them; all are off
+# until somebody turns them on.
 _SCHEDULES = {
     "compact": "0 2 * * *",
     "index_repair": "30 2 * * *",
     "gc": "0 3 * * 0",
     "deep_verify": "0 4 * * 0",
+    "metrics": "*/5 * * * *",
 }
 
 
@@ -29,30 +33,42 @@ def build_platform(
     *,
     storage: str = STORAGE,
     types: Sequence[str] = (),
+    beside: dg.Definitions | None = None,
     handlers: Sequence[str] = (),
     running: bool = False,
+    first: bool = True,
 ) -> dg.Definitions:
     """All definitions of one storage and its types.
 
     storage:   the key of its OntologyResource; several storages have a platform each
-    types:     stored types that are declared elsewhere (in YAML), to be deeply verified by name
+    types:     further stored types, that handlers write or that are declared elsewhere, to be
+               deeply verified by name
+    beside:    definitions that declare further types (a `defs` folder, in YAML or Python)
     handlers:  modules with event handlers; without any there is no event sensor
-    running:   sensors and schedules are on from the start
+    running:   sensors and schedules are on from the start, that of automation conditions too
+    first:     of several platforms in a location one is: it has what a location needs once, the
+               sensor that tells of failed runs and that of automation conditions
     """
     on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    names = list(dict.fromkeys([*(one.type for one in declared), *types]))
+    found = declared_types(beside, storage) if beside is not None else []
+    names = list(dict.fromkeys([*(one.type for one in declared), *found, *types]))
     deep = checks.deep_checks(storage, names)
     jobs: dict[str, Any] = {
         "compact": maintenance.compaction_job(storage, declared),
         "index_repair": maintenance.repair_job(storage),
         "gc": maintenance.gc_job(storage),
         "deep_verify": maintenance.deep_verify_job(storage, deep),
+        "metrics": metrics_job(storage, handlers),
     }
     sensors = [
         log_tail_sensor(storage, status=on),
         alerts.conditions_sensor(storage, handlers=handlers, status=on),
     ]
-    more: list[Any] = [metrics_job(storage, handlers)]
+    if first:
+        sensors.append(alerts.failed_runs_sensor(status=on))
+    if first and running:
+        sensors.append(_automation_sensor())
+    more: list[Any] = []
     if handlers:
         drain = bus.drain_job(storage, handlers)
         more += [drain, bus.redrive_job(storage)]
@@ -65,6 +81,31 @@ def build_platform(
         sensors=sensors,
     )
     return dg.Definitions.merge(build_types(declared), own)
+
+
+def build_platforms(environment: Environment, beside: dg.Definitions) -> dg.Definitions:
+    """The platforms of an environment's storage and of its tenants'; `beside` declares types."""
+    storages = [STORAGE, *(f"{STORAGE}_{tenant}" for tenant in environment.tenants)]
+    return dg.Definitions.merge(
+        *(
+            build_platform(
+                storage=storage,
+                beside=beside,
+                handlers=environment.handlers,
+                first=storage == STORAGE,
+            )
+            for storage in storages
+        )
+    )
+
+
+def _automation_sensor() -> dg.SensorDefinition:
+    """Dagster's own, which it would leave off: under its name, so that there is one of it."""
+    return dg.AutomationConditionSensorDefinition(
+        "default_automation_condition_sensor",
+        target=dg.AssetSelection.all(),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
 
 
 def _schedule(storage: str, name: str, job: Any, running: bool) -> dg.ScheduleDefinition:

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import dagster as dg
 
+from ontologia_dagster import partitions
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from storage_engine.errors import ConfigurationError
 
@@ -31,7 +32,6 @@ STEP = "dagster/step"
 ASSET_KEY = "dagster/asset_key"
 PARTITIONS = "dagster/partitions"
 CODE_VERSION = "dagster/code_version"
-_SHOWN_PARTITIONS = 1_000
 
 
 def commit_metadata(
@@ -44,8 +44,8 @@ def commit_metadata(
         ASSET_KEY: declared.asset_key.to_user_string(),
         CODE_VERSION: declared.code_version,
     }
-    if keys:
-        found[PARTITIONS] = ",".join(keys[:_SHOWN_PARTITIONS])
+    if declared.partitions is not None and keys:
+        found[PARTITIONS] = partitions.written(declared.partitions, keys)
     return found
 
 

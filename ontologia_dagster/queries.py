@@ -21,6 +21,8 @@ from pydantic import Field
 
 from ontologia_dagster.declaration import on_new_data
 from ontologia_dagster.failures import reported_failures
+from ontologia_dagster.located import STORAGE
+from ontologia_dagster.metadata import request_metadata, requests_of
 from ontologia_dagster.tables import markdown_table
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def query_asset(
         group_name=group,
         description=description,
         kinds={"duckdb"},
+        metadata={STORAGE: storage},
         automation_condition=automation or on_new_data(),
         required_resource_keys={storage},
         code_version=_code_version(query),
@@ -73,6 +76,7 @@ def query_asset(
         with reported_failures(context.instance), ontology.session() as session:
             view = session.at(reference(config.as_of, session.repository.head_commit_id()))
             answer = view.sql(query).to_arrow() if isinstance(query, str) else query(view)
+            requests = requests_of(session.repository)
         table = answer if isinstance(answer, pa.Table) else pa.Table.from_pylist(list(answer))
         return dg.MaterializeResult(
             data_version=dg.DataVersion(fingerprint(table)),
@@ -80,6 +84,7 @@ def query_asset(
                 "as_of_commit": view.commit_id,
                 "dagster/uri": ontology.storage_uri,
                 **answer_metadata(table),
+                **request_metadata(requests),
                 **{shown: _number(table, column) for shown, column in (plot or {}).items()},
             },
         )

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
-from pydantic import Field, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr
 
-from ontologia_dagster.environments import Environments, refuse_production
+from ontologia_dagster.environments import refuse_production
 from storage_engine.config import OntologiaConfig, S3Credentials
+from storage_engine.errors import ConfigurationError
 from storage_engine.repository import open_repository
 
 if TYPE_CHECKING:
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
     from storage_engine.repository.protocol import Repository
 
 
-def default_storage_uri() -> str:
-    """Of the environment that ONTOLOGIA_ENV selects; ONTOLOGIA_STORAGE_URI overrides it."""
-    return Environments.load().current.uri
+DEFAULT_LOCATION = "ontologia"
+# Settings of an S3Resource that the storage engine does not know, and what does it instead.
+_NOT_FOLLOWED = {
+    "use_unsigned_session": "the engine signs every request",
+    "max_attempts": "the engine has retries of its own",
+    "use_ssl": "write the endpoint as http://",
+    "verify": "set AWS_CA_BUNDLE",
+}
 
 
 class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -47,8 +53,9 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default_factory=S3Resource,
         description="Endpoint, region and credentials; what is left out comes from the AWS chain",
     )
-    location: str = Field(
-        default="ontologia", description="First part of the app id under which runs write"
+    location_name: str = Field(
+        default=DEFAULT_LOCATION,
+        description="The code location's name, for runs that Dagster did not start from one",
     )
     environment: str = Field(default="", description="The environment this location is in")
     guarded: bool = Field(
@@ -58,8 +65,20 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default_factory=list, description="Storages that only production may open"
     )
 
+    _run_location: str | None = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        origin = context.run.remote_job_origin if context.run is not None else None
+        self._run_location = origin.location_name if origin is not None else None
+
+    @property
+    def location(self) -> str:
+        """The code location that the run belongs to: the first part of its writes' app id."""
+        return self._run_location or self.location_name
+
     def config(self) -> OntologiaConfig:
         s3 = self.s3
+        _refuse_unknown(s3)
         given = S3Credentials(
             profile=s3.profile_name,
             access_key_id=s3.aws_access_key_id,
@@ -132,6 +151,14 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _guard(self) -> None:
         if self.guarded:
             refuse_production(self.storage_uri, self.environment, tuple(self.production_uris))
+
+
+def _refuse_unknown(s3: S3Resource) -> None:
+    """A setting that nobody follows is a mistake that nobody sees."""
+    fields = type(s3).model_fields
+    for name, instead in _NOT_FOLLOWED.items():
+        if getattr(s3, name) != fields[name].default:
+            raise ConfigurationError(f"S3Resource.{name} has no effect on an ontology: {instead}")
 
 
 def _hidden(secret: str | None) -> SecretStr | None:

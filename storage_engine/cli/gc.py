@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storage_engine.cli.durations import parse_duration, show_duration
+from storage_engine.cli.durations import parse_duration
 from storage_engine.cli.objects import object_repository
 from storage_engine.cli.options import Invocation
 from storage_engine.cli.output import Output, size
 from storage_engine.cli.progress import progress
+from storage_engine.durations import show_duration
 
 if TYPE_CHECKING:
     from storage_engine.maintenance.gc import GcPlan, GcReport

@@ -13,25 +13,29 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster.alerts import Alert, Notifier, failed_runs_sensor
+from ontologia_dagster import alerts
+from ontologia_dagster.alerts import Alert, Notifier, conditions_sensor, failed_runs_sensor
 from ontologia_dagster.platform import build_platform
 from tests.dagster import shop
 from tests.dagster.test_bus import FAST, drain, place
-from tests.dagster.world import MODELS, customers, evaluated, resources, storage
+from tests.dagster.world import MODELS, customers, evaluated, orders, resources, storage
 
 
 class Hook:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self.status = 200
+        self.fails_after: int | None = None  # so many, until told.clear()
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if hook.status == 200:
+                full = hook.fails_after is not None and len(hook.told) >= hook.fails_after
+                status = 500 if full else hook.status
+                if status == 200:
                     hook.told.append(json.loads(body))
-                self.send_response(hook.status)
+                self.send_response(status)
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None: ...
@@ -73,6 +77,47 @@ def test_a_failed_run_is_told(hook: Hook) -> None:
     assert told["facts"]["run_id"] == result.run_id
 
 
+class Conditions:
+    """The sensor with its cursor, as the daemon keeps it."""
+
+    def __init__(
+        self, definitions: dg.Definitions, bound: dict[str, Any], hook: Hook, storage: str
+    ) -> None:
+        self.definitions, self.bound, self.hook = definitions, bound, hook
+        self.sensor = f"{storage}_conditions"
+        self.instance = dg.DagsterInstance.ephemeral()
+        self.cursor: str | None = None
+
+    def tick(self) -> list[str]:
+        self.hook.told.clear()
+        found = evaluated(self.definitions, self.sensor, self.bound, self.instance, self.cursor)
+        self.cursor = found.cursor
+        return [told["title"] for told in self.hook.told]
+
+    def checked(self, name: str, asset: str, *, passed: bool) -> None:
+        self.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=dg.AssetKey.from_user_string(asset), check_name=name, passed=passed
+            )
+        )
+
+
+def check_begins(instance: dg.DagsterInstance, name: str, asset: str) -> None:
+    """As a run does that has the check before it."""
+    from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+        AssetCheckEvaluationPlanned,
+    )
+
+    run = instance.create_run_for_job(dg.JobDefinition(graph_def=dg.GraphDefinition("check")))
+    planned = AssetCheckEvaluationPlanned(
+        asset_key=dg.AssetKey.from_user_string(asset), check_name=name
+    )
+    kind = dg.DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value
+    instance.report_dagster_event(
+        dg.DagsterEvent(kind, "check", event_specific_data=planned), run.run_id
+    )
+
+
 def test_checks_dead_letters_and_lag_are_told_once(
     tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,23 +125,13 @@ def test_checks_dead_letters_and_lag_are_told_once(
     ontology = storage(tmp_path, engine_options=FAST)
     definitions = build_platform([customers(tmp_path)], handlers=[MODELS])
     bound = resources(ontology, notifier=Notifier(webhook_url=dg.EnvVar("TEST_WEBHOOK")))
-    instance = dg.DagsterInstance.ephemeral()
-    cursor: str | None = None
-
-    def tick() -> list[str]:
-        nonlocal cursor
-        hook.told.clear()
-        cursor = evaluated(definitions, "ontology_conditions", bound, instance, cursor).cursor
-        return [told["title"] for told in hook.told]
+    sensor = Conditions(definitions, bound, hook, "ontology")
+    tick, instance = sensor.tick, sensor.instance
 
     assert tick() == []
-    instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey("customer"), check_name="index_verify", passed=False
-        )
-    )
+    sensor.checked("index_verify", "customer", passed=False)
     shop.attempts.clear()
-    shop.failures.update({"dead": 9})
+    shop.failures.update({"dead": 9, "dying": 9, "lost": 9})
     place(ontology, "dead")
     for _ in range(3):
         drain(ontology, instance)
@@ -107,12 +142,93 @@ def test_checks_dead_letters_and_lag_are_told_once(
     ]
     assert tick() == []
 
-    instance.report_runless_asset_event(
-        dg.AssetCheckEvaluation(
-            asset_key=dg.AssetKey("customer"), check_name="index_verify", passed=True
-        )
-    )
+    # A check that is run again has not passed yet; letters that come later are told, in one alert.
+    check_begins(instance, "index_verify", "customer")
     assert tick() == []
+    sensor.checked("index_verify", "customer", passed=False)
+    assert tick() == []
+    place(ontology, "dying", "lost")
+    for _ in range(3):
+        drain(ontology, instance)
+        time.sleep(0.01)
+    assert tick() == ["tests.dagster.shop.bill gave up on 3 events"]
+    sensor.checked("index_verify", "customer", passed=True)
+    assert tick() == []
+    sensor.checked("index_verify", "customer", passed=False)
+    assert tick() == ["index_verify of customer failed"]
+
+
+def test_events_that_wait_and_indices_that_lag_are_told(tmp_path: Path, hook: Hook) -> None:
+    ontology = storage(tmp_path)
+    with ontology.session() as session:
+        session.ensure(shop.Customer(id="c1", name="Ada"))
+    (Path(ontology.storage_uri) / "meta/indices/entities/Customer.json").unlink()
+    place(ontology, "o1")
+    lagging = dg.Definitions(
+        sensors=[conditions_sensor("ontology", handlers=[MODELS], oldest_event="0s", index_lag=0)]
+    )
+    bound = resources(ontology, notifier=Notifier(webhook_url=hook.url))
+    sensor = Conditions(lagging, bound, hook, "ontology")
+
+    assert sensor.tick() == [
+        "events wait too long",
+        "the index of Customer is 1 commits behind",
+    ]
+    assert sensor.tick() == []
+
+
+def test_what_was_told_is_not_told_again_when_the_hook_fails_or_is_slow(
+    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ontology = storage(tmp_path)
+    checks = [customers(tmp_path), orders(tmp_path)]
+    bound = resources(ontology, notifier=Notifier(webhook_url=hook.url))
+    sensor = Conditions(build_platform(checks), bound, hook, "ontology")
+    for asset in ("customer", "order"):
+        sensor.checked("index_verify", asset, passed=False)
+
+    hook.fails_after = 1
+    assert sensor.tick() == ["index_verify of customer failed"]
+    hook.fails_after = 0
+    with pytest.raises(Exception, match="answered 500"):
+        sensor.tick()
+    hook.fails_after = None
+    assert sensor.tick() == ["index_verify of order failed"]
+    assert sensor.tick() == []
+
+    sensor.cursor = None
+    monkeypatch.setattr(alerts, "_TELLING_S", -1.0)  # one takes all the time there is
+    assert sensor.tick() == ["index_verify of customer failed"]
+    assert sensor.tick() == ["index_verify of order failed"]
+    assert sensor.tick() == []
+
+
+def test_each_storage_tells_of_its_own_checks(tmp_path: Path, hook: Hook) -> None:
+    @dg.asset_check(asset="of_nobody")
+    def tidy() -> dg.AssetCheckResult:
+        return dg.AssetCheckResult(passed=True)
+
+    definitions = dg.Definitions.merge(
+        build_platform([customers(tmp_path)]),
+        build_platform(
+            [customers(tmp_path, storage="ontology_acme", key_prefix=["acme"])],
+            storage="ontology_acme",
+            first=False,
+        ),
+        dg.Definitions(assets=[dg.AssetSpec("of_nobody")], asset_checks=[tidy]),
+    )
+    ontology = storage(tmp_path)
+    notifier = Notifier(webhook_url=hook.url)
+    bound = resources(ontology, ontology_acme=ontology, notifier=notifier)
+    sensors = [Conditions(definitions, bound, hook, name) for name in ("ontology", "ontology_acme")]
+    for sensor in sensors:
+        for asset in ("customer", "acme/customer"):
+            sensor.checked("index_verify", asset, passed=False)
+        sensor.checked("tidy", "of_nobody", passed=False)
+
+    main, acme = (sensor.tick() for sensor in sensors)
+    assert main == ["index_verify of customer failed", "tidy of of_nobody failed"]
+    assert acme == ["index_verify of acme/customer failed"]
 
 
 def test_a_silent_webhook_is_told_again_and_its_address_is_never_shown(hook: Hook) -> None:

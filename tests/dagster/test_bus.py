@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from ontologia_dagster import bus
+from ontologia_dagster import bus, liveness
 from ontologia_dagster.platform import build_platform
 from ontologia_dagster.resources import OntologyResource
 from tests.dagster import shop
-from tests.dagster.world import MODELS, evaluated, facts, resources, rows, storage
+from tests.dagster.world import MODELS, evaluated, facts, remote_job, resources, rows, storage
 
 FAST = {"event_backoff_base_ms": 1, "event_backoff_max_ms": 1, "event_max_attempts": 3}
 
@@ -90,6 +91,63 @@ def test_one_run_at_a_time(ontology: OntologyResource) -> None:
         assert tick(ontology, instance).run_requests
 
 
+def started(instance: dg.DagsterInstance, location: str = "shop") -> dg.DagsterRun:
+    """A drain run whose process nobody hears of again."""
+    job = bus.drain_job("ontology", [MODELS])
+    return instance.create_run_for_job(
+        job,
+        status=dg.DagsterRunStatus.STARTED,
+        remote_job_origin=remote_job(location, job.name),
+    )
+
+
+def status(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    found = instance.get_run_by_id(run.run_id)
+    assert found is not None
+    return found.status.value
+
+
+def test_a_run_whose_process_is_gone_strands_nothing(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine went down: no run monitoring, no code server tells Dagster of it."""
+    place(ontology, "o1")
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance, ontology.bus() as store:
+        slots = instance.event_log_storage
+        slots.set_concurrency_slots("ontologia_events", 1)
+        run = started(instance)
+        slots.claim_concurrency_slot("ontologia_events", run.run_id, "handle")
+
+        # It was seen on the bus, and is not any more.
+        short = OntologyResource(
+            storage_uri=ontology.storage_uri, engine_options={**FAST, "session_ttl_ms": 100}
+        )
+        store.register_session("default", "worker", {"run_id": run.run_id})
+        assert f"run {run.run_id} is on it" in str(tick(short, instance).skip_message)
+        time.sleep(0.35)
+        assert tick(short, instance).run_requests
+        assert status(instance, run) == "FAILURE"
+        assert slots.claim_concurrency_slot("ontologia_events", "next", "handle").is_claimed
+        store.end_session("default", "worker")
+
+        # It never came to the bus: silence for long is enough. Others that live are waited for.
+        silent, working = started(instance), started(instance)
+        store.register_session("default", "worker", {"run_id": working.run_id})
+        monkeypatch.setattr(liveness, "PATIENCE", timedelta(0))
+        assert f"run {working.run_id} is on it" in str(tick(ontology, instance).skip_message)
+        assert (status(instance, silent), status(instance, working)) == ("FAILURE", "STARTED")
+
+
+def test_locations_do_not_wait_for_each_other(ontology: OntologyResource) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = started(instance, location="other")
+        name = bus.drain_job_name("ontology")
+
+        assert liveness.living_run(instance, name, location="shop") is None
+        assert liveness.living_run(instance, name, location="other") == run.run_id
+        assert liveness.living_run(instance, name) == run.run_id
+
+
 def test_the_run_ends_at_its_limit(ontology: OntologyResource) -> None:
     place(ontology, "o1", "o2", "o3")
     options = {**FAST, "event_claim_limit": 1}
@@ -136,6 +194,7 @@ def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None
 
     assert redrive(dry_run=True) | {"found": 1, "sent": 0} == redrive(dry_run=True)
     assert redrive(handler="nobody")["found"] == 0
+    assert redrive(event_id=letter["event"], limit=0, dry_run=True)["found"] == 1
     assert redrive(event_id=letter["event"])["sent"] == 1
     assert tick(ontology, instance).run_requests
     drain(ontology, instance)

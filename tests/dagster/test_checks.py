@@ -15,7 +15,7 @@ from ontologia_dagster.platform import build_platform
 from ontologia_dagster.resources import OntologyResource
 from ontologia_dagster.spark import SparkResource
 from tests.dagster.shop import Customer, Order, Placed
-from tests.dagster.world import customers, facts, rows, storage
+from tests.dagster.world import customers, facts, remote_job, rows, storage
 
 
 @pytest.fixture
@@ -109,6 +109,10 @@ def test_deep_verification_has_a_result_for_each_type(ontology: OntologyResource
         session.ensure(Placed(left_key="c1", right_key="o1"))
 
     found = deep(ontology)
+    took = facts(found["deep_verify_log"].metadata)
+    assert took["requests"] > 0
+    assert took["store_bytes_read"] > 0
+    assert took["price_estimate_usd"] > 0
     assert found["deep_verify_customer"].passed
     assert not found["deep_verify_placed"].passed
     [finding] = rows(facts(found["deep_verify_placed"].metadata)["finding_list"])
@@ -121,6 +125,41 @@ def test_deep_verification_has_a_result_for_each_type(ontology: OntologyResource
     part = next(Path(ontology.storage_uri).glob("commits/1-*/**/*.parquet"))
     part.write_bytes(part.read_bytes()[:-1] + b"!")
     assert not deep(ontology)["deep_verify_customer"].passed
+
+
+def test_findings_beyond_those_kept_fail_their_types_too(
+    ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_engine.maintenance.integrity.report._KEPT", 0)
+    with ontology.session() as session:
+        session.ensure(Placed(left_key="c1", right_key="o1"))
+
+    found = deep(ontology)
+
+    assert {name: one.passed for name, one in found.items()} == {
+        "deep_verify_log": True,
+        "deep_verify_customer": True,
+        "deep_verify_placed": False,
+    }
+    assert found["deep_verify_placed"].description == "1 more that are counted only"
+
+
+def test_the_link_to_the_repair_job_names_the_location_of_the_run(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    """Dagster's links need it, and so do app ids: each location has its own."""
+    (Path(ontology.storage_uri) / "meta" / "indices" / "entities" / "Customer.json").unlink()
+    named = OntologyResource(storage_uri=ontology.storage_uri, location_name="shop")
+    assert check(tmp_path, named).metadata["repair_job"].location_name == "shop"
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(
+            dg.JobDefinition(graph_def=dg.GraphDefinition("check")),
+            remote_job_origin=remote_job("flights", "check"),
+        )
+    resources = dg.build_init_resource_context().resources
+    named.setup_for_execution(dg.InitResourceContext(None, resources, None, {}, dagster_run=run))
+    assert named.location == "flights"
 
 
 def test_compaction_and_garbage_collection(ontology: OntologyResource) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +19,14 @@ import yaml
 from click.testing import CliRunner
 from dagster_dg_cli.cli import cli
 
+from ontologia_dagster import definitions
 from ontologia_dagster.definitions import defs
+from ontologia_dagster.environments import Environments
 from ontologia_dagster.head import head_asset
-from ontologia_dagster.resources import OntologyResource, default_storage_uri
-from storage_engine import Entity, Field, Relation, initialize_storage
+from ontologia_dagster.platform import build_platform
+from ontologia_dagster.resources import OntologyResource
+from storage_engine import Entity, Field, Relation, Session, initialize_storage
+from tests.dagster import shop
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,12 +49,12 @@ def ontology(request: pytest.FixtureRequest, tmp_path: Path) -> OntologyResource
 
 def observe(ontology: OntologyResource) -> dg.AssetObservation:
     head = head_asset("ontology")
-    definitions = dg.Definitions(
+    location = dg.Definitions(
         assets=[head],
         jobs=[dg.define_asset_job("observe_head", selection=[head])],
         resources={"ontology": ontology},
     )
-    result = definitions.resolve_job_def("observe_head").execute_in_process()
+    result = location.resolve_job_def("observe_head").execute_in_process()
     [event] = result.get_asset_observation_events()
     return event.asset_observation_data.asset_observation
 
@@ -89,7 +98,189 @@ def test_the_default_storage_is_a_directory(
     monkeypatch.delenv("ONTOLOGIA_STORAGE_URI", raising=False)
     monkeypatch.chdir(tmp_path)
 
-    assert default_storage_uri() == str(tmp_path / ".ontologia" / "store")
+    assert Environments.load().current.uri == str(tmp_path / ".ontologia" / "store")
+
+
+ENVIRONMENTS = """
+[development]
+storage_uri = "{folder}"
+prefix = "main"
+handlers = ["tests.dagster.shop"]
+[development.tenants.acme]
+"""
+ORDERS = """
+type: ontologia_dagster.components.OntologyTypeComponent
+attributes:
+  type: Order
+  models: no.such.models
+  source: {format: csv, paths: ["orders/{partition_key}.csv"]}
+  partitions: {kind: monthly, field: day, start: "2013-01-01", end: "2013-04-01"}
+  backfill: single_run
+  schedule: "0 6 2 * *"
+  watch_source: true
+  freshness: {fail_after: 33d}
+  automation: on_new_data
+  owners: [team:data]
+"""
+CUSTOMERS = """
+type: ontologia_dagster.components.OntologyTypeComponent
+attributes:
+  type: Customer
+  models: no.such.models
+  source: {format: csv, paths: [customers.csv]}
+  storage: ontology_acme
+  key_prefix: [acme]
+"""
+LOADING = """
+import json, socket, sys, time, traceback, warnings
+import dagster as dg
+import ontologia_dagster.components, ontologia_dagster.definitions
+from shop import definitions
+
+def connect(*_):
+    raise AssertionError("a connection was made")
+
+def hear(message, category, filename, lineno, *_):
+    ours = [f for f in traceback.extract_stack() if "ontologia_dagster" in f.filename]
+    if ours or "ontologia_dagster" in filename:
+        heard.append(f"{category.__name__}: {message} {ours[-1:]}")
+
+heard = []
+socket.socket.connect = connect
+warnings.simplefilter("always")
+warnings.showwarning = hear
+began = time.process_time()
+loaded = definitions.defs()
+dg.Definitions.validate_loadable(loaded)
+repository = loaded.get_repository_def()
+seconds = time.process_time() - began
+print(json.dumps({
+    "seconds": seconds,
+    "heard": heard,
+    "sensors": sorted(one.name for one in repository.sensor_defs),
+    "checks": sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys),
+}))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    """A location with types in YAML and a tenant, on storages that are not there."""
+    package = tmp_path / "shop"
+    for name, text in (("orders", ORDERS), ("customers", CUSTOMERS)):
+        (package / "defs" / name).mkdir(parents=True)
+        (package / "defs" / name / "defs.yaml").write_text(text)
+    (package / "__init__.py").touch()
+    (package / "defs" / "__init__.py").touch()
+    # The location that is shipped is what a project of one's own starts from.
+    shipped = Path(definitions.__file__).read_text()
+    (package / "definitions.py").write_text(shipped)
+    (tmp_path / "environments.toml").write_text(ENVIRONMENTS.format(folder="s3://nowhere/x"))
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "shop"\nversion = "1"\n[tool.dg]\ndirectory_type = "project"\n'
+        '[tool.dg.project]\nroot_module = "shop"\n'
+    )
+    (tmp_path / "workspace.yaml").write_text(
+        "load_from:\n  - python_module: {module_name: shop.definitions, location_name: shop}\n"
+    )
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    yield tmp_path
+    for name in [one for one in sys.modules if one.partition(".")[0] == package.name]:
+        del sys.modules[name]  # what `dg` imported in this process
+
+
+def run_in(project: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=project,
+        env={
+            "DAGSTER_HOME": str(project),
+            "HOME": str(project),
+            "PATH": str(Path(sys.executable).parent),
+            "PYTHONPATH": f"{project}{os.pathsep}{ROOT}",
+            "PYTHONWARNINGS": "default",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def test_a_location_with_types_loads_fast_without_a_connection_or_a_warning(
+    project: Path,
+) -> None:
+    before = sorted(project.rglob("*.yaml"))
+    done = run_in(project, sys.executable, "-c", LOADING)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["heard"] == []
+    assert found["checks"] == [
+        "acme/customer:index_verify",
+        "ontology/log:deep_verify_log",
+        "ontology/log:deep_verify_order",
+        "ontology_acme/log:deep_verify_customer",
+        "ontology_acme/log:deep_verify_log",
+        "order:index_verify",
+    ]
+    assert found["sensors"] == [
+        "default_automation_condition_sensor",
+        "ontologia_failed_runs",
+        "ontology_acme_conditions",
+        "ontology_acme_events",
+        "ontology_acme_log_tail",
+        "ontology_conditions",
+        "ontology_events",
+        "ontology_log_tail",
+        "order_source",
+    ]
+    assert found["seconds"] < 2  # of the processor, which others share with this test
+    assert sorted(project.rglob("*.yaml")) == before
+
+
+def test_what_runs_on_a_tenant_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "environments.toml"
+    file.write_text(ENVIRONMENTS.format(folder=tmp_path / "stores"))
+    monkeypatch.setenv("ONTOLOGIA_ENVIRONMENTS", str(file))
+    loaded = defs()
+    main, acme = tmp_path / "stores" / "main", tmp_path / "stores" / "main-acme"
+    for folder in (main, acme):
+        initialize_storage(str(folder))
+    with Session(acme) as session:
+        session.emit(shop.OrderPlaced(order_id="o1"))
+
+    def run(job: str) -> Any:
+        return loaded.resolve_job_def(job).execute_in_process()
+
+    assert run("ontology_drain_events").success
+    assert run("ontology_acme_drain_events").success
+    checks = run("ontology_acme_deep_verify").get_asset_check_evaluations()
+
+    for folder, expected in ((main, 0), (acme, 1)):
+        with Session(folder) as session:
+            assert len(session.list_commits()) == expected
+    assert [(one.asset_key.to_user_string(), one.passed) for one in checks] == [
+        ("ontology_acme/log", True)
+    ]
+
+
+def test_running_turns_everything_on_and_one_platform_has_what_a_location_needs_once() -> None:
+    off, on = build_platform(), build_platform(running=True, handlers=["shop.handlers"])
+    other = build_platform(storage="ontology_acme", running=True, first=False)
+
+    def states(found: dg.Definitions) -> dict[str, bool]:
+        every = [*(found.sensors or []), *(found.schedules or [])]
+        return {one.name: one.default_status.value == "RUNNING" for one in every}
+
+    assert set(states(off).values()) == {False}
+    assert set(states(on).values()) == {True}
+    assert states(on).keys() - states(off).keys() == {
+        "default_automation_condition_sensor",
+        "ontology_events",
+    }
+    assert "ontologia_failed_runs" in states(off)
+    assert not states(other).keys() & states(on).keys()
 
 
 def test_observing_an_empty_ontology(ontology: OntologyResource) -> None:
@@ -143,43 +334,71 @@ def test_a_wrong_uri_is_a_failure_too() -> None:
 
 
 def test_every_file_names_the_same_location() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["dg"]["project"]
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = whole["tool"]["dg"]["project"]
     [workspace] = yaml.safe_load((ROOT / "workspace.yaml").read_text())["load_from"]
     [cloud] = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
 
     assert workspace["python_module"]["location_name"] == project["code_location_name"]
     assert cloud["location_name"] == project["code_location_name"]
     assert cloud["code_source"]["module_name"] == workspace["python_module"]["module_name"]
+    extras = whole["project"]["optional-dependencies"]
+    assert any(one.startswith("dagster-dg-cli==") for one in extras["dagster"])  # `dg` is there
 
 
-def test_the_workspace_validates(tmp_path: Path) -> None:
+def test_the_workspace_and_a_location_with_types_validate(project: Path) -> None:
     program = Path(sys.executable).parent / "dagster"
-    done = subprocess.run(
-        [program, "definitions", "validate", "-w", "workspace.yaml"],
-        cwd=ROOT,
-        env={
-            "DAGSTER_HOME": str(tmp_path),
-            "HOME": str(tmp_path),
-            "PATH": str(program.parent),
-            "PYTHONWARNINGS": "default",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    workspaces = ["-w", str(ROOT / "workspace.yaml"), "-w", "workspace.yaml"]
+    done = run_in(project, program, "definitions", "validate", *workspaces)
 
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    ours = [line for line in said.splitlines() if "Warning" in line and "ontologia_dagster" in line]
-    assert ours == []
+    assert [line for line in said.splitlines() if "Warning" in line and "ontologia" in line] == []
+    assert "code location ontologia" in said
+    assert "code location shop" in said
 
 
 @pytest.mark.parametrize("what", ["yaml", "defs"])
-def test_dg_finds_nothing_wrong(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    monkeypatch.chdir(ROOT)
+def test_dg_finds_nothing_wrong(what: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(project))
+    monkeypatch.syspath_prepend(project)
+    for folder in (ROOT, project):
+        monkeypatch.chdir(folder)
+        done = CliRunner().invoke(cli, ["check", what], catch_exceptions=False)
 
-    done = CliRunner().invoke(cli, ["check", what], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        assert "ontologia_dagster" not in done.output  # no warning of ours
 
-    assert done.exit_code == 0, done.output
+
+SAMPLE = ROOT / "docs" / "dagster" / "dagster.yaml"
+
+
+def test_the_sample_instance_is_one(tmp_path: Path) -> None:
+    """Loaded as Dagster loads it, and what the docs promise of it is in it."""
+    shutil.copy(SAMPLE, tmp_path / "dagster.yaml")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        monitoring = instance.run_monitoring_settings
+        pools = instance.get_concurrency_config().pool_config
+
+        assert instance.run_monitoring_enabled
+        assert instance.run_monitoring_max_runtime_seconds > 0
+        assert monitoring["free_slots_after_run_end_seconds"] > 0
+        assert not instance.run_launcher.supports_check_run_worker_health  # as its comment says
+        assert instance.run_retries_enabled
+        assert pools.default_pool_limit is not None
+
+
+def test_the_docs_python_example_is_a_location(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "dagster.md").read_text()
+    [example] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if "defs =" in one]
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+
+    exec(compile(example, "docs/dagster.md", "exec"), made)
+    dg.Definitions.validate_loadable(made["defs"])
+
+    graph = made["defs"].resolve_asset_graph()
+    assert graph.get(dg.AssetKey("order")).partitions_def is not None
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def test_a_typed_query_with_as_of(ontology: OntologyResource) -> None:
     assert "A\\|da" in said["preview"]
     assert facts(before["frequent"].metadata)["visits"] == 3.0
     assert version(now["frequent"]) == version(again["frequent"]) != version(before["frequent"])
-    assert facts(now["counted"].metadata)["dagster/row_count"] == 1
+    counts = facts(now["counted"].metadata)
+    assert counts["dagster/row_count"] == 1
+    assert counts["requests"] > 0
 
 
 def test_frames_become_rows_and_come_back(ontology: OntologyResource) -> None:
@@ -81,6 +84,11 @@ def test_frames_become_rows_and_come_back(ontology: OntologyResource) -> None:
 
 def test_metrics_as_prometheus_text(tmp_path: Path, ontology: OntologyResource) -> None:
     text = prometheus(ontology, [MODELS])
+    sample = re.compile(r'ontologia_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? -?\d+(\.\d+)?(e-?\d+)?')
+    wrong = [
+        one for one in text.splitlines() if not one.startswith("# ") and not sample.fullmatch(one)
+    ]
+    assert wrong == []
     assert 'type="Customer"' in text
     assert "ontologia_events_due" in text
     assert "ontologia_dead_letters" in text

@@ -76,6 +76,8 @@ def test_the_environment_selects_storage_prefix_and_spark(
         ("s3://company/ontology/live/", "it is production's"),
         ("s3://company/ontology/live/sub", "it is production's"),
         ("s3://company/ontology/live-acme", "it is production's s3://company/ontology/live-acme"),
+        ("S3://company//ontology/dev/../live", "it is production's"),
+        ("s3://company", "production's s3://company/ontology/live-acme is inside it"),
         ("s3://other/prod/ontology", "its prefix says production"),
         ("/data/production/store", "its prefix says production"),
     ],
@@ -87,8 +89,108 @@ def test_development_refuses_a_production_prefix(
         chosen = {**variables, "ONTOLOGIA_ENV": name, "ONTOLOGIA_STORAGE_URI": uri}
         with pytest.raises(ConfigurationError, match=f"the {name} location refuses .* {why}"):
             Environments.load(chosen)
-    allowed = {**variables, "ONTOLOGIA_ENV": "production", "ONTOLOGIA_STORAGE_URI": uri}
-    assert Environments.load(allowed).current.storage_uri == uri
+
+
+def test_production_may(variables: dict[str, str]) -> None:
+    for uri in ("s3://company/ontology/live", "/data/production/store"):
+        allowed = {**variables, "ONTOLOGIA_ENV": "production", "ONTOLOGIA_STORAGE_URI": uri}
+        current = Environments.load(allowed).current
+        assert current.uris == [uri, "s3://company/ontology/live-acme"]  # tenants keep theirs
+
+
+@pytest.mark.parametrize("production", ["{0}/onto", "file://{0}/onto/", "file://localhost{0}/onto"])
+@pytest.mark.parametrize("own", ["{0}/onto", "{0}/x/../onto/", "file://{0}//onto", "{0}/link"])
+def test_no_spelling_of_a_path_gets_past_the_guard(
+    tmp_path: Path, production: str, own: str
+) -> None:
+    (tmp_path / "onto").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "onto")
+    file = tmp_path / "environments.toml"
+    file.write_text(
+        f"[development]\nstorage_uri = '{own.format(tmp_path)}'\n"
+        f"[production]\nstorage_uri = '{production.format(tmp_path)}'\n"
+    )
+    with pytest.raises(ConfigurationError, match="it is production's"):
+        Environments.load({"ONTOLOGIA_ENVIRONMENTS": str(file)})
+    guarded = OntologyResource(
+        storage_uri=own.format(tmp_path),
+        environment="development",
+        guarded=True,
+        production_uris=[production.format(tmp_path)],
+    )
+    with pytest.raises(ConfigurationError, match="refuses"):
+        guarded.session()
+
+
+def test_a_database_file_is_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "environments.toml"
+    file.write_text(
+        f"[development]\nstorage_uri = 'sqlite:///{tmp_path}/onto.db'\n"
+        f"[production]\nstorage_uri = '{tmp_path}/onto.db'\n"
+    )
+    with pytest.raises(ConfigurationError, match="it is production's"):
+        Environments.load({"ONTOLOGIA_ENVIRONMENTS": str(file)})
+
+
+TENANTS = """
+[development]
+storage_uri = "s3://company/ontology"
+prefix = "dev"
+[development.tenants.acme]
+[development.tenants.blue]
+storage_uri = "s3://blue/ontology"
+
+[staging]
+storage_uri = "s3://company/ontology"
+prefix = "staging"
+[staging.tenants.acme]
+"""
+
+
+def test_tenants_are_beside_their_environment_and_apart_from_others(tmp_path: Path) -> None:
+    file = tmp_path / "environments.toml"
+    file.write_text(TENANTS)
+    variables = {"ONTOLOGIA_ENVIRONMENTS": str(file)}
+
+    assert Environments.load(variables).current.uris == [
+        "s3://company/ontology/dev",
+        "s3://company/ontology/dev-acme",
+        "s3://blue/ontology",
+    ]
+    staging = Environments.load({**variables, "ONTOLOGIA_ENV": "staging"})
+    assert staging.current.uri_of("acme") == "s3://company/ontology/staging-acme"
+
+    for wrong in ('prefix = ""', 'prefix = "dev"\ntenants.red.prefix = "dev/red"'):
+        file.write_text(TENANTS.replace('prefix = "dev"', wrong))
+        with pytest.raises(ConfigurationError, match=r"tenant (acme|red)'s .* is inside the env"):
+            Environments.load(variables)
+
+
+def test_a_secret_that_is_named_and_not_set_is_an_error_that_names_it(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACME_KEY_ID", "ACME_SECRET", "ONTOLOGIA_WEBHOOK_URL", "HOOK"):
+        monkeypatch.delenv(name, raising=False)
+    known = Environments.load({**variables, "ONTOLOGIA_ENV": "production"})
+    bound = location_resources(known)  # code servers need no secrets
+
+    with (
+        pytest.raises(Exception, match='"ACME_KEY_ID" which is not set'),
+        bound["ontology"].process_config_and_initialize_cm(),
+    ):
+        pass
+    assert bound["notifier"].process_config_and_initialize().webhook_url is None
+    named = known.current.model_copy(update={"webhook_url_variable": "HOOK"})
+    told = location_resources(known.model_copy(update={"current": named}))["notifier"]
+    with pytest.raises(Exception, match='"HOOK" which is not set'):
+        told.process_config_and_initialize()
+
+
+def test_settings_of_s3_that_nobody_would_follow_are_refused() -> None:
+    for settings in ({"use_ssl": False}, {"verify": False}, {"max_attempts": 9}):
+        ontology = OntologyResource(storage_uri="s3://bucket", s3=S3Resource(**settings))
+        with pytest.raises(ConfigurationError, match=f"S3Resource.{next(iter(settings))} has no"):
+            ontology.config()
 
 
 def test_the_resource_refuses_it_too(variables: dict[str, str]) -> None:

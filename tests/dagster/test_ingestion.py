@@ -124,8 +124,8 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
     assert facts(january.metadata)["dagster/row_count"] == 5
     with ontology.repository() as repository:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
-    assert {*said[:2]} == {"2013-03-01", "2013-04-01"}
-    assert said[2] == "2013-01-01,2013-02-01"
+    assert {*said[:2]} == {'["2013-03-01"]', '["2013-04-01"]'}
+    assert said[2] == '[["2013-01-01", "2013-02-01"]]'
 
 
 def test_bad_data_is_never_published(tmp_path: Path) -> None:

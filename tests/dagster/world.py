@@ -76,6 +76,18 @@ def evaluated(
         return whole.get_sensor_def(sensor).evaluate_tick(context)
 
 
+def remote_job(location: str, name: str) -> Any:
+    """Where a run comes from that Dagster started from a code location."""
+    from dagster._core.remote_origin import (
+        RegisteredCodeLocationOrigin,
+        RemoteJobOrigin,
+        RemoteRepositoryOrigin,
+    )
+
+    repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), "__repository__")
+    return RemoteJobOrigin(repository, name)
+
+
 def facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.value for name, value in metadata.items()}
 

@@ -29,7 +29,8 @@ class Finding:
 
 @dataclass(slots=True)
 class IntegrityReport:
-    """`checked` counts what was looked at: commits, checkpoints, tags, files, bytes, rows."""
+    """`checked` counts what was looked at: commits, checkpoints, tags, files, bytes, rows.
+    `by_type` counts all findings, those that are not kept too."""
 
     uri: str
     head_commit_id: int = 0
@@ -37,6 +38,7 @@ class IntegrityReport:
     checked: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     total: int = 0
+    by_type: Counter[str | None] = field(default_factory=Counter)
 
     @property
     def ok(self) -> bool:
@@ -53,6 +55,7 @@ class IntegrityReport:
         type_name: str | None = None,
     ) -> None:
         self.total += 1
+        self.by_type[type_name] += 1
         if len(self.findings) < _KEPT:
             self.findings.append(Finding(area, reason, message, key, commit_id, type_name))
 
