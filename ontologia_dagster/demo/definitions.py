@@ -15,6 +15,7 @@ from ontologia_dagster.environments import Environments
 from ontologia_dagster.platform import STORAGE, build_platform
 from ontologia_dagster.resources import OntologyResource
 
+LOCATION = "flights"  # as workspace.yaml names it
 HANDLER_MODULE = "ontologia_dagster.demo.handlers"
 INGEST_JOB = "ingest_all"
 CHECK_JOB = "check_indices"
@@ -89,4 +90,4 @@ def demo_resources() -> dict[str, Any]:
     spark = current.spark.model_copy(update={"config": {**_SPARK, **current.spark.config}})
     settings = {"engine": {**_ENGINE, **current.engine}, "spark": spark}
     chosen = known.model_copy(update={"current": current.model_copy(update=settings)})
-    return location_resources(chosen)
+    return location_resources(chosen, location=LOCATION)
