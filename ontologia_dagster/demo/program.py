@@ -117,7 +117,7 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
         if not ensure_storage(ontology):
             console.print(
                 f"Nothing is in {ontology.storage_uri} yet: [bold]make {'run-s3' if s3 else 'run'}"
-                "[/bold] fills it, or Materialize all in the UI.",
+                "[/bold] fills it, or materialise flight_data in the UI.",
                 soft_wrap=True,
             )
         return _dagster_dev(port, stay=s3)
