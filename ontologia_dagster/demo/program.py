@@ -7,17 +7,22 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
 from ontologia_dagster.demo.places import home, settle
 from ontologia_dagster.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError, OntologiaError
+
+T = TypeVar("T")
 
 MISMATCH = 1
 FAILED = 5
@@ -85,8 +90,8 @@ def run(console: Console, *, s3: bool) -> int:
         with alive(place, RUN), open_instance(place) as instance:
             if ended := end_dead_runs(instance, place, RUN):
                 console.print(f"{ended} runs of an earlier process were not ended: they are now.")
-            outcome = Demo(instance, ontology, spark, narrator).run()
-    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+            outcome = _apart(Demo(instance, ontology, spark, narrator).run)
+    except KeyboardInterrupt:
         console.print("\nStopped. Run it again: it goes on from what is stored.")
         return STOPPED
     except (dg.Failure, dg.DagsterError) as error:
@@ -99,6 +104,21 @@ def run(console: Console, *, s3: bool) -> int:
         return MISMATCH
     console.print(f"\nSee it in Dagster: [bold]make {'ui-s3' if s3 else 'ui'}[/bold]")
     return 0
+
+
+def _apart(work: Callable[[], T]) -> T:
+    """Do it in another thread, so that Ctrl-C ends the program: in the main thread Dagster makes
+    it the failure of one step, and tries that again."""
+    done: Future[T] = Future()
+
+    def do() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    return done.result()
 
 
 def ui(console: Console, port: int, *, s3: bool) -> int:
