@@ -21,18 +21,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from storage_engine import errors
-from storage_engine.cli.boundary import GENERAL, INTERRUPTED, MISMATCH, OK, USAGE, exit_code_of
+from storage_engine.cli.boundary import (
+    GENERAL,
+    INTERRUPTED,
+    MISMATCH,
+    OK,
+    STORAGE,
+    USAGE,
+    exit_code_of,
+)
 from storage_engine.cli.output import one_line, printable
 
 _REFUSED = (errors.ValidationError, errors.SchemaOutdatedError, errors.TypeDeclarationError)
-__all__ = ["OK", "describe", "run", "spark_said"]
+__all__ = ["MISMATCH", "OK", "describe", "run", "spark_said"]
 
 _LONGEST = 1000
 # By the class of the SQL state: 42 is a mistake in names or syntax, 22 a value in the data, KD a
 # file that is not what its reader expects.
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
 _OF_STATE = {"42": USAGE, "22": MISMATCH, "KD": MISMATCH}
-_REST = ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stacktrace", "Traceback")
+# What our own code raised in a task, or on a Spark Connect server: only its text comes back.
+_OURS = re.compile(r"storage_engine\.errors\.(\w+): (.*)")
 _NOISE = re.compile(r"^(: |An error occurred while calling .*|[a-z]+(\.\w+)+(Exception|Error): )")
 
 
@@ -56,17 +65,29 @@ def run(argv: Sequence[str] | None, work: Callable[[list[str]], int]) -> int:
 def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
     """Exit code, one line, and facts for programs."""
     if isinstance(error, errors.OntologiaError):
-        code = MISMATCH if isinstance(error, _REFUSED) else exit_code_of(error)
+        code = MISMATCH if isinstance(error, _REFUSED) else exit_code_of(type(error))
         return code, one_line(str(error)), {"retryable": error.retryable, "facts": error.facts()}
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException | Py4JJavaError):
+        if ours := _raised_there(str(error)):
+            return ours
         found = _STATE.search(str(error))
         state = (found.group(1) if found else "")[:2]
         return _OF_STATE.get(state, GENERAL), spark_said(error), {}
     said = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
     return GENERAL, f"{said}ontologia, please report it with the traceback that -v shows", {}
+
+
+def _raised_there(text: str) -> tuple[int, str, dict[str, Any]] | None:
+    """The last error of ours that a text of Spark's tells of."""
+    for name, message in reversed(_OURS.findall(text)):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, errors.OntologiaError):
+            code = MISMATCH if issubclass(kind, _REFUSED) else exit_code_of(kind)
+            return code, one_line(message)[:_LONGEST], {"retryable": code == STORAGE}
+    return None
 
 
 def spark_said(error: Exception) -> str:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.arguments import IngestCall, parse_ingest
-from jobs.boundary import OK, run
+from jobs.boundary import MISMATCH, OK, run
 from jobs.orders import DRIFTED, DriftPolicy, IngestOrder, Source
 from jobs.program import opened, start_spark
 from jobs.progress import progress as shown
@@ -128,7 +128,7 @@ def _run(call: IngestCall) -> int:
         if not call.run.dry_run:
             _report(reporter, order, result)
     _print(result, call)
-    return OK
+    return OK if result.problem is None else MISMATCH
 
 
 def _report(reporter: Reporter, order: IngestOrder, result: WriteResult) -> None:
@@ -177,6 +177,8 @@ def _print(result: WriteResult, call: IngestCall) -> None:
         if result.quarantine is not None:
             lines.append(f"quarantined rows are in {result.quarantine}")
         if call.run.dry_run:
+            if result.problem is not None:
+                lines.append(f"It would be refused: {result.problem}")
             lines.append("Nothing was published: this was a dry run.")
         sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
     sys.stdout.flush()

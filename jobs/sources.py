@@ -8,8 +8,9 @@ own. Lines that cannot be read come as their text in a column of their own, MALF
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _ENVIRONMENT = "env:"
+# How a stream looks for files; the rest of a source's options is for reading them.
+_OF_DISCOVERY = {
+    "cleanSource",
+    "fileNameOnly",
+    "latestFirst",
+    "maxBytesPerTrigger",
+    "maxCachedFiles",
+    "maxFileAge",
+    "maxFilesPerTrigger",
+    "pathGlobFilter",
+    "recursiveFileLookup",
+    "sourceArchiveDir",
+}
+_FILES = "path string, modificationTime timestamp, length bigint, content binary"
+_PATTERN = re.compile(r"[*?\[\]{}]|\.\w+$")  # a pattern, or one file
 
 
 @dataclass(frozen=True)
@@ -77,23 +93,23 @@ def declared_schema(source: Source) -> StructType | None:
     return parsed
 
 
-def stream_source(spark: SparkSession, source: Source, max_files: int | None) -> DataFrame:
-    """A source that is followed. Its schema is declared, with CSV and JSON as text: what arrives
-    is compared with it batch by batch. Columns that are not declared cannot be seen."""
-    declared = declared_schema(source)
-    assert declared is not None
-    options = {name: _value(name, text) for name, text in source.options.items()}
-    if source.format == "csv":
-        options = {"header": "true", "escape": '"', "enforceSchema": "false", **options}
+def followed(spark: SparkSession, source: Source, max_files: int | None) -> DataFrame:
+    """The names of files as they arrive. Their rows are not read here: each batch opens its files
+    as any source, so that whatever has drifted in them is seen."""
+    options = {n: _value(n, text) for n, text in source.options.items() if n in _OF_DISCOVERY}
     if max_files is not None:
         options["maxFilesPerTrigger"] = str(max_files)
-    if source.format != "parquet":
-        options["columnNameOfCorruptRecord"] = MALFORMED
-        texts = [StructField(field.name, _as_text(field.dataType)) for field in declared.fields]
-        declared = StructType([*texts, StructField(MALFORMED, StringType())])
-    reader = spark.readStream.format(source.format).options(**options)
-    frame = reader.schema(declared).load(source.paths[0])
-    return _with_nulls(frame, source.null_value)
+    reader = spark.readStream.format("binaryFile").schema(_FILES).options(**options)
+    return reader.load(source.paths[0]).select("path")
+
+
+def arrived(source: Source, files: Sequence[str]) -> Source:
+    """The source, as far as it has come by these files."""
+    options = {n: text for n, text in source.options.items() if n not in _OF_DISCOVERY}
+    folder = source.paths[0]
+    if not _PATTERN.search(folder):
+        options.setdefault("basePath", folder)  # values in the names of folders are columns
+    return replace(source, paths=tuple(files), options=options)
 
 
 def _as_text(kind: DataType) -> DataType:

@@ -5,7 +5,8 @@
 
 Each micro-batch is one commit with exactly-once effect: a batch that runs again after a crash
 finds itself in the log and publishes nothing. Keep the checkpoint; it is what says how far the
-query has come.
+query has come. Spark follows the names of files; what is in them is opened batch by batch as any
+source, so that drift is dealt with as `jobs/ingest.py` does.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def stream_parser() -> Parser:
     parser = Parser(
         "jobs/stream.py",
         "Follow a folder of files with Spark and publish each batch of what arrives once.",
-        "The source is csv, json or parquet and needs --schema: a stream infers nothing.\n"
+        "The source is a folder or pattern of csv, json or parquet files, and needs --schema.\n"
+        "Each batch is a unit of work of its own: --app-id is put before the query's id.\n"
         "Exit codes: as jobs/ingest.py.",
     )
     add_order_options(parser)
@@ -67,54 +69,71 @@ def stream(
     *,
     trigger: str = AVAILABLE,
     max_files: int | None = None,
-    reporter: Reporter | None = None,
+    batches: Batches | None = None,
 ) -> StreamingQuery:
     """Start following the order's source. The caller awaits and stops the query."""
+    from jobs.sources import followed
+
     spec = type_of(order)
     _check(order)
-    write = _Batches(order, reporter or Nobody())
-    frame = _source(spark, order, max_files)
-    starting = frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    files = followed(spark, order.source, max_files)
+    starting = files.writeStream.foreachBatch(batches or Batches(order))
+    starting = starting.option("checkpointLocation", checkpoint)
     starting = starting.queryName(f"ontologia {spec.name}")
     if trigger == AVAILABLE:
         return starting.trigger(availableNow=True).start()
     return starting.trigger(processingTime=trigger).start()
 
 
-class _Batches:
-    """What `foreachBatch` calls: mapping, expectations and the write of one batch."""
+class Batches:
+    """What `foreachBatch` calls: opens the files of one batch and ingests them."""
 
-    def __init__(self, order: IngestOrder, reporter: Reporter) -> None:
+    def __init__(
+        self, order: IngestOrder, reporter: Reporter | None = None, *, app_id: str | None = None
+    ) -> None:
+        """`app_id` is put before the query's id in the unit of work, if not that of the order."""
         self._order = order
-        self._reporter = reporter
+        self._app_id = app_id or (order.idempotency[0] if order.idempotency else None)
+        self._reporter = reporter or Nobody()
+        self.done = 0
+        self.failure: Exception | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Spark Connect sends the function to its server, where nobody listens."""
+        return {**vars(self), "_reporter": Nobody()}
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        try:
+            self._ingest(frame, batch_id)
+        except Exception as error:
+            self.failure = error  # Spark passes on no more than its text
+            raise
+        self.done += 1
+
+    def _ingest(self, frame: DataFrame, batch_id: int) -> None:
         from jobs.mapping import mapped
-        from jobs.sources import Opened
+        from jobs.sources import arrived, open_source
         from storage_engine.spark.streaming import batch_writer
 
         order = self._order
         spec = type_of(order)
-        opened = Opened(frame, textual=order.source.format in ("csv", "json"))
+        files = sorted(row["path"] for row in frame.collect())
+        opened = open_source(frame.sparkSession, arrived(order.source, files))
         prepared = mapped(opened, order, spec)
 
         def tell(result: WriteResult) -> None:
             whole = replace(result, drift=(*prepared.drift, *drifted(result)))
             self._reporter.log(f"batch {batch_id}: {summary(whole)}")
-            sys.stderr.write(f"batch {batch_id}: {printable(summary(whole))}\n")
+            lines = [summary(whole), *(f"drift: {said}" for said in whole.drift)]
+            for line in lines:
+                sys.stderr.write(f"batch {batch_id}: {printable(line)}\n")
 
         options: dict[str, Any] = write_options(order)
-        app = options.pop("idempotency")
+        del options["idempotency"]  # each batch is a unit of work of its own
         write = batch_writer(
-            spec, order.storage_uri, app_id=app[0] if app else None, on_result=tell, **options
+            spec, order.storage_uri, app_id=self._app_id, on_result=tell, **options
         )
         write(prepared.frame, batch_id)
-
-
-def _source(spark: SparkSession, order: IngestOrder, max_files: int | None) -> DataFrame:
-    from jobs.sources import stream_source
-
-    return stream_source(spark, order.source, max_files)
 
 
 def _check(order: IngestOrder) -> None:
@@ -130,27 +149,40 @@ def _check(order: IngestOrder) -> None:
 
 
 def _run(given: Namespace) -> int:
+    from pyspark.errors import PySparkException
+
+    if given.app_version is not None:
+        raise ConfigurationError("--app-version: a stream counts its batches itself; leave it out")
+    app_id, given.app_id = given.app_id, None
     order, options = order_of(given), run_options(given)
     _check(order)
     type_of(order)
     with reporting() as reporter:
         spark = start_spark(f"ontologia stream {order.type}", options)
+        batches = Batches(order, reporter, app_id=app_id)
         query = stream(
             spark,
             order,
             given.checkpoint,
             trigger=given.trigger,
             max_files=given.max_files,
-            reporter=reporter,
+            batches=batches,
         )
         try:
             query.awaitTermination()
+        except PySparkException:
+            if batches.failure is not None:
+                raise batches.failure from None
+            raise
         finally:
             if query.isActive:
                 query.stop()
-        progress = [p for p in query.recentProgress if p["numInputRows"]]
+    # On a Spark Connect server the batches were counted there.
+    count = batches.done or sum(p["numInputRows"] > 0 for p in query.recentProgress)
     if options.json:
-        sys.stdout.write(json.dumps({"batches": len(progress), "query": str(query.id)}) + "\n")
+        sys.stdout.write(json.dumps({"batches": count, "query": str(query.id)}) + "\n")
+    else:
+        sys.stdout.write(f"{order.type}: {count} batches of {query.id}\n")
     return OK
 
 

@@ -86,15 +86,15 @@ def run(command: Command, args: Sequence[str]) -> int:
     return _flushed(code)
 
 
-def exit_code_of(error: errors.OntologiaError) -> int:
-    return next(EXIT_CODES[cls] for cls in type(error).__mro__ if cls in EXIT_CODES)
+def exit_code_of(kind: type[errors.OntologiaError]) -> int:
+    return next(EXIT_CODES[cls] for cls in kind.__mro__ if cls in EXIT_CODES)
 
 
 def _run(command: Command, args: Sequence[str], invocation: Invocation) -> int:
     try:
         returned = command.main(args, "onto", standalone_mode=False, obj=invocation)
     except errors.OntologiaError as error:
-        code = exit_code_of(error)
+        code = exit_code_of(type(error))
         details = {"retryable": error.retryable, "facts": error.facts()}
         return _report(error, _with_storage(error, invocation), code, invocation, details)
     except typer.TyperException as error:  # the line itself is wrong

@@ -84,6 +84,11 @@ class Heartbeat:
                 raise GivenUp(self.key)
             self._etag = outcome.etag
 
+    @property
+    def given_up(self) -> bool:
+        """Whether a beat has found so."""
+        return self._given_up
+
     def stop(self) -> None:
         """Beat no more, and leave the object: it ages until a collector finds it."""
         self._stop.set()

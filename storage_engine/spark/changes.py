@@ -50,6 +50,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The commit that last changed the type, or an earlier one within the limit."""
+        self._check_log(start)  # or commits of another log would pass for read
         begin = int(start["commit_id"])
         end = self._repository().type_head(self._asked.spec) if self._last is None else self._last
         if isinstance(limit, ReadMaxFiles):
@@ -64,6 +65,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self._repository().type_head(self._asked.spec)
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        self._check_log(start)
         self._check_log(end)
         since, upto = int(start["commit_id"]), int(end["commit_id"])
         if since >= upto:

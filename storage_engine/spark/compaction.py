@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
 from storage_engine.commitlog.records import CommitFile, Entry
-from storage_engine.errors import IntegrityError, StorageBackendError
+from storage_engine.errors import IntegrityError, OntologiaError, StorageBackendError
 from storage_engine.maintenance.compaction import (
     CompactionPlan,
     CompactionPolicy,
@@ -44,6 +47,7 @@ from storage_engine.spark.compaction_tasks import (
     ReadTask,
     Written,
 )
+from storage_engine.spark.jobs import Cancelled, Jobs
 from storage_engine.spark.quality import quoted
 
 if TYPE_CHECKING:
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from storage_engine.repository.protocol import Repository
     from storage_engine.runtime.session import Session
 
+_LOOK_EVERY_S = 0.5
 _IN_TASK = re.compile(r"storage_engine\.errors\.(IntegrityError|StorageBackendError): (.*)")
 
 
@@ -100,21 +105,20 @@ class SparkBuild:
         self._settings = SnapshotSettings.of(repository.config)
 
     def __call__(self, run: RunPlan, attempt: Attempt, *, tell: Tell, guard: Guard) -> Entry:
-        try:
-            tell("read", 0)
-            schema = self._schema(run)
-            inputs = self._rows(
-                schema, [(e.max_commit_id, f) for e in run.entries for f in e.files]
-            )
+        tell("read", 0)
+        schema = self._schema(run)
+        inputs = self._rows(schema, [(e.max_commit_id, f) for e in run.entries for f in e.files])
+        jobs = Jobs(self._spark, attempt.id, None)
+        with cancelled_when_lost(jobs, attempt, guard):
             tell("merge", 0)
-            written = self._merge(run, attempt, inputs, schema)
-            guard()
+            with jobs.running("stage", f"{run.type_name}: compact"):
+                written = self._merge(run, attempt, inputs, schema)
             files = _files(run, written)
             tell("prove", run.rows)
             outputs = self._rows(schema, [(run.max_commit_id, file) for file in files])
-            prove(run.kind, schema.names, inputs, outputs)
-        except PySparkException as error:
-            raise _as_known(error) from error
+            with jobs.running("stage", f"{run.type_name}: prove the compaction"):
+                prove(run.kind, schema.names, inputs, outputs)
+            guard()
         return Entry(run.min_commit_id, run.max_commit_id, files)
 
     def _schema(self, run: RunPlan) -> pa.Schema:
@@ -166,6 +170,35 @@ class SparkBuild:
             .mapInArrow(task, REPORT_DDL)
         )
         return [Written.parse(row["report"]) for row in merged.collect()]
+
+
+@contextmanager
+def cancelled_when_lost(jobs: Jobs, attempt: Attempt, guard: Guard) -> Iterator[None]:
+    """Cancels Spark's work, and raises why, once its result could not be published any more."""
+    lost: list[OntologiaError] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(_LOOK_EVERY_S):
+            try:
+                guard()
+                attempt.check_known()
+            except OntologiaError as error:
+                lost.append(error)
+                jobs.cancel()
+                return
+
+    watcher = threading.Thread(target=look, name="onto-compact-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except (PySparkException, Py4JJavaError, Cancelled) as error:
+        if lost:
+            raise lost[0] from error
+        raise _as_known(error) from error
+    finally:
+        done.set()
+        watcher.join()
 
 
 def prove(kind: str, names: Sequence[str], inputs: DataFrame, outputs: DataFrame) -> None:
@@ -221,7 +254,7 @@ def _files(run: RunPlan, written: Sequence[Written]) -> tuple[CommitFile, ...]:
     return tuple(files)
 
 
-def _as_known(error: PySparkException) -> Exception:
+def _as_known(error: Exception) -> Exception:
     """What a task raised on purpose; types do not survive the way from Python workers."""
     found = _IN_TASK.search(str(error))
     if found is None:

@@ -83,8 +83,13 @@ class Jobs:
             self._remove_tag()
 
     def tell(self, stage: Stage, done: int, total: int) -> None:
-        if self._progress is not None:
+        if self._progress is None:
+            return
+        try:
             self._progress(WriteProgress(stage, done, total))
+        except Exception:  # a write must not fail for want of being watched
+            log.exception("the progress callback of a write failed; it is not called again")
+            self._progress = None
 
     def _watch(self, stage: Stage, done: threading.Event) -> None:
         while not done.wait(_LOOK_EVERY_S):

@@ -4,35 +4,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.reconcile import Counts
+from storage_engine.spark.reconcile import Reconciled
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.staging import TaskReport
 
+if TYPE_CHECKING:
+    from storage_engine.spark.publishing import WriteOptions
+
 
 def previewed(
-    spec: TypeSpec, type_commit_id: int, counts: Counts, reports: Sequence[TaskReport]
+    spec: TypeSpec,
+    type_commit_id: int,
+    found: Reconciled,
+    reports: Sequence[TaskReport],
+    options: WriteOptions,
 ) -> WriteResult:
-    """What a rehearsal has counted. Bad rows are told as quarantined, whether they would be or
-    would stop the write: `reasons` says why."""
+    """What a rehearsal has counted. Bad rows are told as quarantined; `problem` says if they, or
+    identities that appear twice, would stop the write."""
     reasons: Counter[str] = Counter()
     for report in reports:
         reasons.update(report.reasons)
     parts = [part for report in reports for part in report.parts]
+    counts = found.counts
+    bad = sum(report.bad for report in reports)
+    problem = None
+    if bad and options.on_bad_rows == "fail":
+        problem = str(bad_rows(spec, bad, reports))
+    elif found.repeated and options.order_by is None:
+        problem = (
+            f"{spec.name}: {found.repeated} rows have an identity that another one has; make them "
+            "unique, or name the column that says which row is the latest (order_by)"
+        )
     return WriteResult(
         type_name=spec.name,
         commit_id=None,
         type_commit_id=type_commit_id,
-        rows=counts.rows or sum(report.rows for report in reports),
+        rows=counts.rows,
         inserted=sum(part["inserted"] for part in parts),
         updated=sum(part["updated"] for part in parts),
         unchanged=counts.unchanged,
-        quarantined=sum(report.bad for report in reports),
+        quarantined=bad,
         duplicates=counts.duplicates,
         stale=counts.stale,
         reasons=dict(reasons),
+        problem=problem,
     )
 
 

@@ -24,6 +24,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.attempt import StagedAttempt
 from storage_engine.repository.object.stale import disjoint
 from storage_engine.repository.protocol import CommitResult
+from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
 from storage_engine.spark.outcome import bad_rows
@@ -162,13 +163,15 @@ def check_unique(
 
 def publish(session: Session, attempt: StagedAttempt, options: WriteOptions) -> CommitResult | None:
     """As one commit; None when nothing differs and there is no event."""
+    given = options.event  # an iterable can be read once, and a publish tried again
+    events = None if given is None else session_options.listed_events("write(event=...)", given)
     tries = 0
     while True:
         tries += 1
         try:
             return session.commit_staged(
                 attempt.as_input(),
-                options.event,
+                events,
                 meta=options.meta,
                 expect=options.expect,
                 idempotency=options.idempotency,

@@ -4,6 +4,7 @@ Only hashes are shuffled, on both sides; whole rows follow in a second reading o
 only those that differ. Identities are matched by 128 bits, because each meets all others; the
 content of a row meets only the stored one of its identity, for which 64 bits will do (one change
 in 10**19 would be missed). Hashing passes over nulls, so a bit for each column tells them apart.
+Rows that cannot be written take no part in the comparison: each goes on to staging, which says why.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.rows import SourceRows
-from storage_engine.spark.staging import FAULTS, INSERT, REASONS
+from storage_engine.spark.rows import SourceRows, cannot_be_written
+from storage_engine.spark.staging import INSERT
 from storage_engine.spark.stored import COMMIT
 
 _BROADCAST_ROWS = 2_000_000  # identities: some 100 MB in an executor
@@ -28,7 +29,7 @@ _CONTENT = "__content"
 _ORDER = "__order"
 _BAD = "__bad"
 _BITS = 62
-_WRITTEN = ("inserted", "updated", "bad")
+_WRITTEN = ("inserted", "updated")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Reconciled:
 
     frame: DataFrame | None  # None: nothing differs
     counts: Counts
-    identities: int = 0  # that differ: the frame has a row of each, at least
+    identities: int = 0  # that differ: the frame has a row of each, at least, and every bad row
+    repeated: int = 0  # rows whose identity another one has, of those that differ
     cached: DataFrame | None = None
 
     def free(self) -> None:
@@ -73,22 +75,13 @@ def reconcile(
 ) -> Reconciled:
     """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
     identity is in it twice."""
-    compared = _compared(_narrow(source, spec, order_by), order_by)
-    if stored is not None:
-        known = _latest(stored, spec, unique=unique, order_by=order_by)
-        if _by_hash(known, stored_count):
-            known = known.hint("shuffle_hash")
-        compared = compared.join(known, _KEYS, "left")
-        status = _status(order_by)
-    else:
-        compared = compared.withColumn("__known", F.lit(None).cast("boolean"))
-        status = _first_status()
+    narrow = _narrow(source, spec, order_by)
     # What is not to be written is only counted: one group each, where the others have one row per
     # identity. So one pass gives both the figures and the identities.
     wanted = [*_KEYS, *([_ORDER] if order_by is not None else [])]
     differs = F.col("__status").isin(*_WRITTEN)
     judged = (
-        compared.select(*wanted, F.col("__known").isNull().alias(INSERT), status.alias("__status"))
+        _joined(narrow, stored, spec, unique, order_by, stored_count)
         .groupBy(*(F.when(differs, F.col(n)).alias(n) for n in [*wanted, INSERT]), "__status")
         .agg(F.count(F.lit(1)).alias("__n"))
         .persist(StorageLevel.MEMORY_AND_DISK)
@@ -97,14 +90,41 @@ def reconcile(
     found = {row[0]: int(row[1]) for row in figures}
     counts = Counts(rows=sum(found.values()), **found)
     identities = sum(int(row[2]) for row in figures if row[0] in _WRITTEN)
+    repeated = sum(int(row[1]) - int(row[2]) for row in figures if row[0] in _WRITTEN)
     changed = judged.filter(differs).select(*wanted, INSERT).dropDuplicates(wanted)
     if counts.written == 0:
         return Reconciled(None, counts, cached=judged)
-    if counts.inserted == counts.rows and (order_by is None or identities == counts.rows):
+    said_once = order_by is None or repeated == 0
+    if counts.inserted + counts.bad == counts.rows and said_once:
         # All are new: no need to look them up.
-        return Reconciled(source.frame, counts, identities, judged)
-    frame = _chosen(source, spec, changed, identities, order_by)
-    return Reconciled(frame, counts, identities, judged)
+        return Reconciled(source.frame, counts, identities, repeated, judged)
+    if identities <= _BROADCAST_ROWS:
+        changed = F.broadcast(changed)
+    frame = _chosen(source, spec, changed, order_by, some_bad=counts.bad > 0)
+    return Reconciled(frame, counts, identities, repeated, judged)
+
+
+def _joined(
+    narrow: DataFrame,
+    stored: DataFrame | None,
+    spec: TypeSpec,
+    unique: bool,
+    order_by: str | None,
+    stored_count: int,
+) -> DataFrame:
+    """Each row's status, by a join of Spark's own."""
+    compared = _compared(narrow, order_by)
+    if stored is not None:
+        known = _latest(stored, spec, unique=unique, order_by=order_by)
+        if _by_hash(known, stored_count):
+            known = known.hint("shuffle_hash")
+        compared = compared.join(known, _KEYS, "left")
+        status = _status(order_by)
+    else:
+        compared = compared.withColumn("__known", F.lit(None).cast("boolean"))
+        status = _first_status(order_by)
+    kept = [*_KEYS, *([_ORDER] if order_by is not None else [])]
+    return compared.select(*kept, F.col("__known").isNull().alias(INSERT), status.alias("__status"))
 
 
 def _by_hash(known: DataFrame, rows: int) -> bool:
@@ -118,7 +138,7 @@ def _narrow(source: SourceRows, spec: TypeSpec, order_by: str | None) -> DataFra
     columns = [*_hashes(spec, source.columns)]
     if order_by is not None:
         columns.append(source.columns[order_by].alias(_ORDER))
-    columns.append(_bad(source.frame).alias(_BAD))
+    columns.append(cannot_be_written(source, spec).alias(_BAD))
     return source.frame.select(*columns)
 
 
@@ -154,32 +174,42 @@ def _status(order_by: str | None) -> Column:
     return status.when(same, "unchanged").otherwise("updated")
 
 
-def _first_status() -> Column:
+def _first_status(order_by: str | None) -> Column:
     status = F.when(F.col(_BAD), "bad")
-    status = status.when(~F.col(_ORDER).eqNullSafe(F.col("__newest")), "duplicates")
+    if order_by is not None:
+        status = status.when(~F.col(_ORDER).eqNullSafe(F.col("__newest")), "duplicates")
     return status.otherwise("inserted")
 
 
 def _chosen(
-    source: SourceRows, spec: TypeSpec, changed: DataFrame, identities: int, order_by: str | None
+    source: SourceRows, spec: TypeSpec, changed: DataFrame, order_by: str | None, *, some_bad: bool
 ) -> DataFrame:
-    """The whole rows of what differs."""
-    if identities <= _BROADCAST_ROWS:
-        changed = F.broadcast(changed)
+    """The whole rows of what differs, and every bad one."""
     names = source.frame.columns
-    keyed = source.frame.select("*", *_hashes(spec, source.columns))
+    bad = cannot_be_written(source, spec).alias(_BAD)
+    keyed = source.frame.select("*", *_hashes(spec, source.columns), bad)
+    how, wanted = "inner", F.lit(True)
+    if some_bad:
+        # A bad row matches nothing, whatever its identity: a good one beside it is judged alone.
+        how, wanted = "left", F.col(_BAD) | F.col(INSERT).isNotNull()
     if order_by is None:
-        return keyed.join(changed, _KEYS).select(*_quoted(names), INSERT)
-    mine = keyed.withColumn(_ORDER, source.columns[order_by]).alias("mine")
-    match = F.col(f"mine.{_ORDER}").eqNullSafe(F.col(f"changed.{_ORDER}"))
-    for name in _KEYS:
-        match = match & (F.col(f"mine.{name}") == F.col(f"changed.{name}"))
-    joined = mine.join(changed.alias("changed"), match)
-    kept = joined.select(*(f"mine.{n}" for n in _quoted([*names, *_KEYS, _CONTENT])), INSERT)
-    # One row said twice is one row, except that each faulty one is to be seen.
-    each = F.when(_bad(source.frame), F.monotonically_increasing_id())
-    once = kept.withColumn("__each", each).dropDuplicates([*_KEYS, _CONTENT, "__each"])
-    return once.select(*_quoted(names), INSERT)
+        match = [F.col(f"mine.{name}") == F.col(f"changed.{name}") for name in _KEYS]
+    else:
+        keyed = keyed.withColumn(_ORDER, source.columns[order_by])
+        match = [F.col(f"mine.{n}").eqNullSafe(F.col(f"changed.{n}")) for n in [*_KEYS, _ORDER]]
+    on = ~F.col(f"mine.{_BAD}") if some_bad else F.lit(True)
+    for condition in match:
+        on = on & condition
+    joined = keyed.alias("mine").join(changed.alias("changed"), on, how).filter(wanted)
+    if order_by is not None:
+        # One row said twice is one row, except that each bad one is to be seen.
+        kept = joined.select(
+            *(f"mine.{n}" for n in _quoted([*names, *_KEYS, _CONTENT, _BAD])), INSERT
+        )
+        each = F.when(F.col(_BAD), F.monotonically_increasing_id())
+        joined = kept.withColumn("__each", each).dropDuplicates([*_KEYS, _CONTENT, "__each"])
+        return joined.select(*_quoted(names), INSERT)
+    return joined.select(*(f"mine.{name}" for name in _quoted(names)), INSERT)
 
 
 def _hashes(spec: TypeSpec, columns: Mapping[str, Column]) -> list[Column]:
@@ -202,15 +232,6 @@ def _null_bits(columns: Sequence[Column]) -> list[Column]:
             bits = bits + F.when(column.isNull(), 1 << place).otherwise(0)
         made.append(bits)
     return made or [F.lit(0)]
-
-
-def _bad(frame: DataFrame) -> Column:
-    bad = F.lit(False)
-    if REASONS in frame.columns:
-        bad = bad | F.coalesce(F.size(REASONS) > 0, F.lit(False))
-    if FAULTS in frame.columns:
-        bad = bad | F.col(FAULTS).isNotNull()
-    return bad
 
 
 def _names(spec: TypeSpec) -> list[str]:

@@ -42,6 +42,7 @@ class WriteResult:
     quarantine: str | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)  # of quarantined rows
     drift: Sequence[str] = ()
+    problem: str | None = None  # of a dry run: what would stop the write
 
     def as_dict(self) -> dict[str, Any]:
         made = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -8,9 +8,10 @@ conversion as all bulk input, in Python, a column at a time.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -22,7 +23,14 @@ from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
 from storage_engine.spark.schema import check_dataframe
-from storage_engine.spark.staging import FAULTS, ORIGINAL, REASONS, as_json, sift_with_reasons
+from storage_engine.spark.staging import (
+    FAULTS,
+    ORIGINAL,
+    REASONS,
+    as_json,
+    objects_of,
+    sift_with_reasons,
+)
 
 SPARK_TYPES: dict[Storage, str] = {
     "str": "string",
@@ -45,6 +53,8 @@ _EXACT: dict[Storage, frozenset[str]] = {
     "bytes": frozenset({"binary"}),
     "json": frozenset(),
 }
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -110,10 +120,54 @@ def _literal(field: FieldSpec) -> Column:
     if field.storage == "json" and value is not None:
         value = dumps(value)
     if isinstance(value, datetime):
-        return F.timestamp_micros(F.lit(int(value.timestamp() * 1_000_000)))
-    if isinstance(value, date | bytes):
-        return F.lit(value)
+        return F.timestamp_micros(F.lit(_micros(value)))
     return F.lit(value)
+
+
+def cannot_be_written(source: SourceRows, spec: TypeSpec) -> Column:
+    """Whether staging will set a row aside: the rules of `conform` for columns that Catalyst takes
+    as they are."""
+    frame = source.frame
+    if source.conformed:
+        return F.col(FAULTS).isNotNull()
+    bad = F.lit(False)
+    if REASONS in frame.columns:
+        bad = bad | F.coalesce(F.size(REASONS) > 0, F.lit(False))
+    for name in spec.identity:
+        column = source.columns[name]
+        if name != "instance_key" or spec.instance_key is not None:
+            bad = bad | column.isNull() | (column == "") | ~F.is_valid_utf8(column)
+    for field in spec.fields:
+        if field.name != spec.primary_key:
+            bad = bad | _misfit(field, source.columns[field.name])
+    return F.coalesce(bad, F.lit(False))
+
+
+def _misfit(field: FieldSpec, column: Column) -> Column:
+    bad = F.lit(False) if field.nullable else column.isNull()
+    if field.storage == "float":
+        # NaN compares as greater than infinity.
+        bad = bad | (F.abs(column) >= F.lit(math.inf))
+    elif field.storage == "str":
+        bad = bad | ~F.is_valid_utf8(column)
+    elif field.storage == "date":
+        days = F.unix_date(column)
+        bad = bad | (days < _days(date.min)) | (days > _days(date.max))
+    elif field.storage == "datetime":
+        micros = F.unix_micros(column)
+        bad = bad | (micros < _micros(_FIRST)) | (micros > _micros(_LAST))
+    return F.coalesce(bad, F.lit(False))
+
+
+def _days(day: date) -> int:
+    return day.toordinal() - _EPOCH.toordinal()
+
+
+def _micros(moment: datetime) -> int:
+    """Since 1970, exactly: floats are not fine enough for all years."""
+    return (moment.replace(tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+        microseconds=1
+    )
 
 
 def _q(name: str) -> str:
@@ -140,7 +194,7 @@ class ConformTask:
             yield _marked(sifted.rows, [None] * sifted.rows.num_rows, [None] * sifted.rows.num_rows)
             if sifted.faults:
                 numbers = sorted(sifted.faults)
-                rows = own.take(pa.array(numbers, pa.int64())).to_pylist()
+                rows = objects_of(own.take(pa.array(numbers, pa.int64())))
                 faults = [
                     json.dumps([[f.what, f.detail] for f in sifted.faults[n]]) for n in numbers
                 ]

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, bulk_of
+from storage_engine.objectstore.s3_settings import S3Settings
 from storage_engine.repository.object.query.shares import packed
 from storage_engine.repository.object.scan import DataFile, MissingFileError, versioned_schema
 from storage_engine.spark.schema import COMMIT_ID
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _UNITED = 8  # commits whose staged parts are united with their ids as constants; more are joined
 _TASK_BYTES = 32 * MIB
 _BATCH_ROWS = 64 * 1024
-_ATTEMPT = r".*/staged/([^/]+)/"
+_ATTEMPT = r"/staged/([^/]+)/[^/]+/[^/]+/[^/]+/[^/]+$"  # see layout.staged_part
 # Hadoop takes these for a pattern, or leaves the file out without a word.
 _ODD = re.compile(r"[*?\[\]{}\\]|/[._][^/]*$")
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
@@ -57,18 +58,19 @@ def scan_of(
     files: Iterable[DataFile],
 ) -> Scan:
     """The best way to read these files."""
-    urls = {item.file.path: _url(spark, store, item.file.path) for item in files}
+    s3a = store.kind == "s3" and reaches(spark, store.uri, config)
+    urls = {item.file.path: _url(store, item.file.path, s3a=s3a) for item in files}
     if all(url is not None for url in urls.values()):
         return NativeScan(spark, spec, {path: str(url) for path, url in urls.items()})
     return ArrowScan(spark, spec, store.uri, config)
 
 
-def _url(spark: SparkSession, store: ObjectStore, key: str) -> str | None:
+def _url(store: ObjectStore, key: str, *, s3a: bool) -> str | None:
     """What Spark can open an object by."""
     path = store.local_path(key)
     if path is not None:
         url = f"file://{path}"
-    elif store.kind == "s3" and has_s3a(spark):
+    elif s3a:
         url = "s3a" + f"{store.uri}/{key}".removeprefix("s3")
     else:
         return None
@@ -84,6 +86,28 @@ def has_s3a(spark: SparkSession) -> bool:
     if context is None:
         return False
     return context.hadoopConfiguration().getClassByNameOrNull(_S3A) is not None
+
+
+def reaches(spark: SparkSession, uri: str, config: OntologiaConfig) -> bool:
+    """Whether Spark's `s3a://` means the store's own server: its settings may be for another one,
+    where a bucket of that name can hold anything."""
+    if not has_s3a(spark):
+        return False
+    hadoop: Any = spark._jsc.hadoopConfiguration()
+    bucket = uri.removeprefix("s3://").partition("/")[0]
+    theirs = hadoop.get(f"fs.s3a.bucket.{bucket}.endpoint") or hadoop.get("fs.s3a.endpoint") or ""
+    ours = S3Settings.resolve(config).endpoint or ""
+    return same_server(theirs, ours)
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether two endpoints are one; "" is AWS, whatever the region."""
+
+    def name(endpoint: str) -> str:
+        plain = endpoint.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
+        return "" if plain.partition(":")[0].endswith(".amazonaws.com") else plain
+
+    return name(one) == name(other)
 
 
 def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:

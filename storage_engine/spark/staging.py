@@ -192,7 +192,7 @@ class _Run:
         if originals is not None:
             texts = originals.take(pa.array(numbers, pa.int64())).to_pylist()
         else:
-            texts = [as_json(row) for row in bad.to_pylist()]
+            texts = [as_json(row) for row in objects_of(bad)]
         said = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
         for text, reasons in zip(texts, said, strict=True):
             if len(report.examples) >= _EXAMPLES:
@@ -262,6 +262,20 @@ def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.Recor
     fits = _all_but(faults, batch.num_rows)
     kept = fits if sifted.fits is None else fits.filter(sifted.fits)
     return Sifted(sifted.rows.filter(kept), fits, faults)
+
+
+def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows that may hold times for which Python has no object: those columns come as text."""
+    found: list[dict[str, Any]]
+    try:
+        found = rows.to_pylist()
+    except (OverflowError, ValueError):
+        texts = [
+            column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
+            for column in rows.columns
+        ]
+        found = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
+    return found
 
 
 def as_json(row: Mapping[str, Any]) -> str:

@@ -114,6 +114,7 @@ class _Write:
         self._repository = session.repository
         self._options = options
         self._cached: list[DataFrame] = []
+        self._published = False
         check_options(spec, options)
 
     def run(self) -> WriteResult:
@@ -140,7 +141,8 @@ class _Write:
             try:
                 return self._run(attempt, target, jobs, before)
             except BaseException as error:
-                if target.quarantine is not None and not attempt.unknown:
+                # What a commit stands for, or may stand for, stays.
+                if target.quarantine is not None and not (self._published or attempt.unknown):
                     tidy(target.quarantine, target.config, ())
                 if isinstance(error, Exception):
                     attempt.check_alive()  # its loss is why Spark's job was cancelled
@@ -173,14 +175,15 @@ class _Write:
             found.free()
         if self._options.dry_run:
             top = self._repository.type_head(spec)
-            return previewed(spec, top, found.counts, reports)
+            return previewed(spec, top, found, reports, self._options)
         attempt.check_alive()
         check_rows(target, reports)
         staged = sum(report.rows for report in reports)
-        if staged < found.identities:
+        if staged < found.identities + found.counts.bad:
             raise ValidationError(
                 f"{spec.name}: the source gave other rows when it was read a second time "
-                f"({staged} instead of {found.identities}); persist() the DataFrame first",
+                f"({staged} instead of {found.identities + found.counts.bad}); "
+                "persist() the DataFrame first",
                 type=spec.name,
             )
         if target.quarantine is not None:
@@ -190,6 +193,7 @@ class _Write:
         self._check_unique(attempt, jobs, ascending=ascending)
         jobs.tell("publish", 0, 1)
         result = publish(self._session, attempt, self._options)
+        self._published = True
         jobs.tell("publish", 1, 1)
         if result is not None and result.already_applied:
             if target.quarantine is not None:
@@ -208,7 +212,7 @@ class _Write:
 
     def _reconcile(self, df: DataFrame, attempt: StagedAttempt) -> tuple[Reconciled, SourceRows]:
         spec, order_by = attempt.spec, self._options.order_by
-        compared = attempt.top is not None or order_by is not None
+        compared = attempt.top is not None or order_by is not None or self._options.dry_run
         if compared and not _repeats(df):
             df = df.persist()  # it is read twice, and must be the same
             self._cached.append(df)
@@ -264,7 +268,8 @@ class _Write:
         return WriteResult(
             type_name=attempt.spec.name,
             commit_id=commit_id,
-            type_commit_id=self._repository.type_head(attempt.spec),
+            # After a commit nothing more is asked of the store: it could fail, the commit stands.
+            type_commit_id=commit_id or self._repository.type_head(attempt.spec),
             rows=counts.rows or sum(report.rows for report in reports),
             inserted=sum(file.inserted or 0 for file in published),
             updated=sum(file.updated or 0 for file in published),

@@ -39,7 +39,7 @@ def test_a_subclass_takes_its_parents_code() -> None:
     class Special(errors.IntegrityError):
         pass
 
-    assert boundary.exit_code_of(Special("x")) == 3
+    assert boundary.exit_code_of(Special) == 3
 
 
 # --- storages that are not as they should be -----------------------------------------------------

@@ -164,9 +164,9 @@ def test_a_handler_fails_twice_and_then_succeeds(ontology: OntologyResource) -> 
     place(ontology, "o1")
     instance = dg.DagsterInstance.ephemeral()
 
-    for _ in range(3):
-        drain(ontology, instance)
-        time.sleep(0.01)
+    deadline = time.monotonic() + 60
+    while not invoices(ontology) and time.monotonic() < deadline:
+        drain(ontology, instance)  # as often as the sensor asks for it: what failed comes later
 
     assert shop.attempts["o1"] == 3
     assert invoices(ontology) == ["o1"]

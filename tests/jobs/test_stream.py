@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs import stream as program
@@ -63,6 +66,43 @@ def test_each_batch_takes_effect_once(
     assert rows(uri, ALL) == [("a", "ANN", 2), ("c", "CID", 3)]
 
 
+@pytest.mark.parametrize("format", ["csv", "json", "parquet"])
+def test_what_drifts_is_dealt_with_as_ordered(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+) -> None:
+    """A column that is gone never becomes nulls unasked, and one more harms nobody if ignored."""
+    uri, folder = new_storage(tmp_path), tmp_path / "in"
+    folder.mkdir()
+
+    def deliver(file: str, **row: Any) -> None:
+        path = folder / f"{file}.{format}"
+        match format:
+            case "csv":
+                path.write_text(f"{','.join(row)}\n{','.join(map(str, row.values()))}\n")
+            case "json":
+                path.write_text(json.dumps(row) + "\n")
+            case _:
+                pq.write_table(pa.Table.from_pylist([row]), path)
+
+    order = order_for(uri, Source(format, (str(folder),), schema=SCHEMA))
+    arguments = [f"--checkpoint={tmp_path / 'checkpoint'}", "--max-files=1", "--json"]
+    deliver("1", id="a", name="ann", seats=1)
+    assert program.main([*order.to_arguments(), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 1
+    deliver("2", id="a", name="ann")
+    assert program.main([*order.to_arguments(), *arguments]) == 3
+    said = json.loads(capsys.readouterr().out)["error"]
+    assert (said["type"], said["exit_code"]) == ("ValidationError", 3)
+    assert "column seats (bigint) is missing" in said["message"]
+    assert rows(uri, ALL) == [("a", "ann", 1)]
+
+    deliver("3", id="b", name="bob", seats=2, more="x")
+    lenient = replace(order, drift=DriftPolicy(missing="ignore", added="ignore"))
+    assert program.main([*lenient.to_arguments(), *arguments, "--app-id=shop"]) == 0
+    assert json.loads(capsys.readouterr().out)["batches"] == 2
+    assert rows(uri, ALL) == [("a", "ann", None), ("b", "bob", 2)]
+
+
 def test_what_cannot_be_followed_is_said(spark: SparkSession, tmp_path: Path) -> None:
     uri = new_storage(tmp_path)
     source = Source("csv", ("in",), schema=SCHEMA)
@@ -75,3 +115,5 @@ def test_what_cannot_be_followed_is_said(spark: SparkSession, tmp_path: Path) ->
     ):
         with pytest.raises(ConfigurationError, match=said):
             stream(spark, replace(order, source=wrong), str(tmp_path / "c"))
+    versioned = replace(order, idempotency=("shop", 1)).to_arguments()
+    assert program.main([*versioned, "--checkpoint=c"]) == 2

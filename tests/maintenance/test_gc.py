@@ -24,9 +24,19 @@ from storage_engine.maintenance.gc.sweep import _Sweeper
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.tags import create_tag, delete_tag
 from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.repository.protocol import CommitRequest
 from tests.cli.support import onto
 from tests.commitlog.support import HISTORY, World, Writer, at, made_world
-from tests.engines import CUSTOMER, Storage, customer, on_servers, put, rows_of, stream_of
+from tests.engines import (
+    CUSTOMER,
+    Storage,
+    customer,
+    on_servers,
+    put,
+    rows_of,
+    stream_of,
+    table_of,
+)
 from tests.index.support import put_product
 from tests.maintenance.support import DAY_S, Crashes, everything
 
@@ -225,7 +235,7 @@ def test_planted_a_heartbeat_that_is_not_given_up_lets_a_late_bulk_load_through(
 ) -> None:
     """The retry on the fenced head finds its parts there, and they go right after."""
     world.open("writer").put(customer("a", age=1))
-    monkeypatch.setattr(_Sweeper, "_silenced", lambda self, one: True)
+    monkeypatch.setattr(_Sweeper, "_take_name", lambda self, attempt: True)
     collector = world.open("collector")
     plan: list[GcPlan] = []
 
@@ -267,6 +277,57 @@ def test_staged_parts_of_a_silent_writer_go_with_its_heartbeat(world: World) -> 
     assert report.reasons[plan_module.SILENT_ATTEMPT] == 1
     assert world.orphans() == []
     check(world)
+
+
+def staged_before_they_are_announced(world: World) -> Callable[[], Any]:
+    """As by Spark's data source, whose tasks stage parts before anyone beats for them. Returns
+    what publishes them."""
+    part = world.open("task").repo.begin_staged(CUSTOMER, attempt="late", announce=False)
+    part.stage(table_of(CUSTOMER, [customer("b", age=1)]), inserted=1)
+    driver = world.open("driver")
+
+    def publish() -> Any:
+        try:
+            with driver.repo.begin_staged(CUSTOMER, attempt="late") as attempt:
+                attempt.add(part.files)
+                return driver.repo.commit(CommitRequest([attempt.as_input()]))
+        except OntologiaError as error:
+            return error
+
+    return publish
+
+
+@pytest.mark.parametrize("moment", ["planned", "fenced"])
+def test_parts_that_are_announced_while_they_are_collected(
+    world: World, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.open("writer").put(customer("a", age=1))
+    publish = staged_before_they_are_announced(world)
+    days(world, 8)
+    collector = world.open("collector")
+    plan = plan_gc(collector.repo)
+    assert [one.key.split("/")[1] for one in plan.doomed] == ["late"]
+    outcomes = []
+    if moment == "planned":
+        outcomes.append(publish())
+    else:
+        right = _Sweeper._delete
+
+        def delete(self: Any, doomed: Any) -> None:
+            outcomes.append(publish())
+            right(self, doomed)
+
+        monkeypatch.setattr(_Sweeper, "_delete", delete)
+    report = sweep(collector.repo, plan)
+    [outcome] = outcomes
+    check(world)
+    if moment == "planned":
+        assert (outcome.commit_id, report.objects, report.spared) == (2, 0, 1)
+        assert world.open("reader").history() == [(1, "a", 1), (2, "b", 1)]
+    else:
+        assert "given up to garbage" in str(outcome)
+        assert report.objects == 1
+    assert world.stored_keys("meta/attempts/") == []
 
 
 def test_staged_parts_of_a_writer_that_lives_stay(world: World) -> None:

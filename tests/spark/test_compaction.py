@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ import pytest
 from jobs import compact as program
 from storage_engine import CompactionPolicy, Session
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import IntegrityError
+from storage_engine.errors import IntegrityError, LeaseExpiredError
 from storage_engine.maintenance.compaction import plan_compaction
 from storage_engine.maintenance.compaction import run as compaction
 from storage_engine.maintenance.integrity import verify_storage
@@ -34,6 +35,7 @@ from tests.engines import (
     stream_of,
 )
 from tests.maintenance.reads import entries_of, seen
+from tests.spark.gates import Gate, await_file, in_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,9 +130,16 @@ def test_a_wrong_merge_is_noticed_and_a_crash_leaves_orphans_only(
             "age", F.when(F.col("entity_key") == "k0100", 0).otherwise(F.col("age"))
         ),
     }
-    for said, change in defects.items():
+
+    def mislabelled(*arguments: Any) -> Any:
+        """Older rows pass for the newest, and the newest for older ones."""
+        other = {"current": "superseded", "superseded": "current"}
+        return [replace(one, role=other[one.role]) for one in right(*arguments)]
+
+    planted = {said: defect(change) for said, change in defects.items()}
+    for said, merge in {**planted, "the newest rows by identity": mislabelled}.items():
         with monkeypatch.context() as patch:
-            patch.setattr(SparkBuild, "_merge", defect(change))
+            patch.setattr(SparkBuild, "_merge", merge)
             with pytest.raises(IntegrityError, match=said):
                 compact_with_spark(
                     spark, _session(repository), types=["Customer"], policy=EAGER, above_bytes=0
@@ -152,6 +161,43 @@ def test_a_wrong_merge_is_noticed_and_a_crash_leaves_orphans_only(
     assert orphans
     named = {file.path for entry in entries for file in entry.files}
     assert not orphans & named
+
+
+def test_work_that_cannot_be_published_is_cancelled(
+    spark: SparkSession,
+    repository: ObjectRepository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from storage_engine.spark.compaction import SparkBuild, compact_with_spark
+
+    right, gate = SparkBuild._merge, Gate(tmp_path)
+
+    def held(self: Any, run: Any, attempt: Any, inputs: Any, schema: Any) -> Any:
+        def through(batches: Iterator[Any]) -> Iterator[Any]:
+            gate()
+            yield from batches
+
+        return right(self, run, attempt, inputs.mapInArrow(through, inputs.schema), schema)
+
+    monkeypatch.setattr(SparkBuild, "_merge", held)
+    before, entries = seen(repository), entries_of(repository)
+    quick = SMALL.model_copy(update={"s3_lease_ttl_ms": 900})
+    with closing(open_repository(repository.uri, quick)) as opened:
+        assert isinstance(opened, ObjectRepository)
+        job = in_thread(
+            lambda: compact_with_spark(
+                spark, _session(opened), types=["Customer"], policy=EAGER, above_bytes=0
+            )
+        )
+        await_file(gate.reached)
+        (heartbeat,) = (tmp_path / "store" / "meta" / "attempts").iterdir()
+        heartbeat.unlink()  # as a collector does that has given the attempt up
+        with pytest.raises(LeaseExpiredError, match="nothing was published"):
+            job.result(500)
+    assert not gate.opened.exists(), "the job was cancelled, not waited for"
+    assert entries_of(repository) == entries
+    assert seen(repository) == before
 
 
 def test_damage_stays_visible(spark: SparkSession, repository: ObjectRepository) -> None:

@@ -22,6 +22,7 @@ from storage_engine import (
     initialize_storage,
 )
 from storage_engine.maintenance.tags import create_tag
+from storage_engine.spark import scans, write_type
 from storage_engine.spark.reader import read_entities, read_relations, read_type
 from tests.servers import S3Server
 from tests.spark import read_world as world
@@ -64,11 +65,40 @@ def test_every_window_of_every_type_before_and_after_compaction(
 
 
 def test_many_bulk_commits(spark: SparkSession, directory: Place) -> None:
-    """More than are united one by one: their commit ids are looked up."""
+    """More than are united one by one: their commit ids are looked up. The names of folders in the
+    storage's own path, and of types, can be those that the lookup goes by."""
     with directory.open() as session:
         for n in range(10):
             world.stage(session, range(n, n + 3), 1000 + n)
         world.check_every_window(spark, session, Sample, partial(read_type, spark, Sample, session))
+
+
+class staged(Entity):
+    id: Field[str] = Field(primary_key=True)
+
+
+def test_names_of_the_layout_can_be_names_of_users(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans, "_UNITED", 0)
+    uri = str(tmp_path / "staged" / "x" / "entities" / "staged" / "v1")
+    initialize_storage(uri)
+    with Session(uri) as session:
+        for key in "ab":
+            frame = spark.createDataFrame([(key,)], "id string")
+            assert write_type(frame, staged, session).inserted == 1
+        found = read_type(spark, staged, session, history=True).collect()
+        assert sorted(map(tuple, found)) == [(1, "a"), (2, "b")]
+
+
+def test_s3a_is_believed_only_where_it_means_the_same_server() -> None:
+    same = scans.same_server
+    assert same("", "")
+    assert same("s3.eu-west-1.amazonaws.com", "")
+    assert same("http://127.0.0.1:8333/", "http://127.0.0.1:8333")
+    assert not same("", "http://127.0.0.1:8333")
+    assert not same("https://minio.example.com", "")
+    assert not same("http://127.0.0.1:8334", "http://127.0.0.1:8333")
 
 
 @pytest.mark.parametrize("name", ["plain", "odd [x]{y} *"])

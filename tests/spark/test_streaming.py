@@ -187,6 +187,23 @@ def test_each_change_once_over_restarts(spark: SparkSession, place: Place, tmp_p
         assert sorted(seen) == sorted((c["commit_id"], c["key"], c["operation"]) for c in changes)
 
 
+def test_a_storage_that_was_begun_anew_is_noticed(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    """Its commits have the numbers of those that were read before."""
+    feed = spark.readStream.format("ontologia").options(
+        **place.options, type="Sample", changes="true"
+    )
+    run(feed.load().writeStream.format("noop"), tmp_path / "checkpoint")
+    plan = initialize_storage(place.uri, force=True, dry_run=True)
+    initialize_storage(place.uri, force=True, token=plan.token)
+    with place.open() as session:
+        for n in range(3):
+            commit(session, sample(n))
+    with pytest.raises(StreamingQueryException, match="was erased and begun anew"):
+        run(feed.load().writeStream.format("noop"), tmp_path / "checkpoint")
+
+
 def test_mistakes(spark: SparkSession, place: Place, source: str, tmp_path: Path) -> None:
     feed = spark.readStream.format("ontologia").options(**place.options, type="Sample")
     with pytest.raises(Exception, match="a stream reads the change feed; add"):

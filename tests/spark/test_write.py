@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,28 @@ import pytest
 from storage_engine import (
     ConfigurationError,
     Entity,
+    Event,
     Field,
+    LockContentionError,
+    OntologiaConfig,
     Session,
+    StorageBackendError,
     UnsupportedEngineError,
     ValidationError,
     initialize_storage,
 )
+from storage_engine.events.open import open_event_store
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.model.expectations import parse_expectation
-from storage_engine.spark import WriteProgress, write_entities, write_relations, write_type, writer
+from storage_engine.repository import open_repository
+from storage_engine.spark import (
+    WriteProgress,
+    duplicates,
+    write_entities,
+    write_relations,
+    write_type,
+    writer,
+)
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -229,7 +243,13 @@ def test_a_null_that_moves_is_a_change(spark: SparkSession, session: Session) ->
     assert write_entities(moved, Pair, session).updated == 2
 
 
-def test_repeated_identities_and_the_order_column(spark: SparkSession, session: Session) -> None:
+@pytest.mark.parametrize("looks", ["driver", "spark"])
+def test_repeated_identities_and_the_order_column(
+    spark: SparkSession, session: Session, monkeypatch: pytest.MonkeyPatch, looks: str
+) -> None:
+    """`looks`: who looks for them among staged parts, which depends on how much there is."""
+    if looks == "spark":
+        monkeypatch.setattr(duplicates, "DRIVER_ROWS", 0)
     twice = spark.createDataFrame(
         [("a", "x", 1), ("a", "y", 2), ("a", "y", 2), ("b", "old", None), ("b", "new", 1)],
         CUSTOMERS,
@@ -257,6 +277,34 @@ def test_repeated_identities_and_the_order_column(spark: SparkSession, session: 
         write_entities(torn, Customer, session, order_by="age")
     with pytest.raises(ConfigurationError, match="'seats' is no field of Customer"):
         write_entities(torn, Customer, session, order_by="seats")
+    edges = [("c1", "p1", "s1", "a"), ("c1", "p1", "s2", "b"), ("c1", "p1", "s1", "c")]
+    keyed = spark.createDataFrame(
+        edges, "left_key string, right_key string, stint string, role string"
+    )
+    with pytest.raises(ValidationError, match=r"example \('c1', 'p1', 's1'\); nothing"):
+        write_relations(keyed, Employment, session)
+    assert write_relations(keyed.limit(2), Employment, session).inserted == 2
+
+
+def test_a_dry_run_tells_what_would_happen(spark: SparkSession, session: Session) -> None:
+    def preview(*rows: tuple[Any, ...], **options: Any) -> Any:
+        df = spark.createDataFrame(list(rows), CUSTOMERS)
+        return write_entities(df, Customer, session, dry_run=True, **options)
+
+    fine = preview(("a", "x", 1), ("b", "y", None))
+    assert (fine.inserted, fine.commit_id, fine.problem) == (2, None, None)
+    twice = preview(("a", "x", 1), ("a", "y", 2), ("b", "y", None))
+    assert twice.problem is not None
+    assert "1 rows have an identity that another one has" in twice.problem
+    newest = preview(("a", "x", 1), ("a", "y", 2), order_by="age")
+    assert (newest.inserted, newest.duplicates, newest.problem) == (1, 1, None)
+    bad = ("c", None, 1)
+    stopped = preview(("a", "x", 1), bad)
+    assert stopped.problem is not None
+    assert "1 rows cannot be written" in stopped.problem
+    aside = preview(("a", "x", 1), bad, on_bad_rows="quarantine")
+    assert (aside.inserted, aside.quarantined, aside.problem) == (1, 1, None)
+    assert session.repository.head_commit_id() == 0
 
 
 # -- what does not fit ----------------------------------------------------------------------------
@@ -335,6 +383,107 @@ def test_a_side_table_of_ones_own_and_native_rows(
     with pytest.raises(ValidationError, match="more than once"):
         write_entities(twice, Customer, session, on_bad_rows="quarantine", quarantine=place)
     assert len(pq.read_table(place)) == 4, "a write that failed has set nothing aside"
+
+
+def test_bad_rows_do_not_speak_for_good_ones_beside_them(
+    spark: SparkSession, session: Session
+) -> None:
+    """Whatever identity a bad row claims, the others of that identity are judged without it."""
+    expected = [parse_expectation({"pattern": {"column": "name", "pattern": "[a-z ]*"}})]
+
+    def write(*rows: tuple[Any, ...], **options: Any) -> Any:
+        df = spark.createDataFrame(list(rows), CUSTOMERS)
+        return write_entities(
+            df, Customer, session, on_bad_rows="quarantine", expectations=expected, **options
+        )
+
+    assert write(("a", "stored", 5), ("b", "stored", 5)).inserted == 2
+    # Older than what is stored, with a bad row of the same age.
+    stale = write(("a", "older", 1), ("a", "BAD", 1), order_by="age")
+    assert (stale.commit_id, stale.stale, stale.quarantined) == (None, 1, 1)
+    # The bad row is the newest; keys that are null have nothing to do with one another.
+    newest = write(
+        ("b", "good", 6), ("b", None, 7), (None, "x", 1), (None, "y", 2), ("", "z", 3),
+        order_by="age",
+    )  # fmt: skip
+    assert (newest.updated, newest.duplicates, newest.quarantined) == (1, 0, 4)
+    assert customers(session) == [("a", "stored", 5), ("b", "good", 6)]
+    # Unchanged, beside a bad one: no commit.
+    for bad in ("BAD", None):
+        same = write(("a", "stored", 5), ("a", bad, 5))
+        assert (same.commit_id, same.unchanged, same.quarantined) == (None, 1, 1)
+
+
+class Limits(Entity):
+    id: Field[str] = Field(primary_key=True)
+    seq: Field[int]
+    real: Field[float | None] = Field(default=None)
+    at: Field[datetime] = Field(default=datetime.max.replace(tzinfo=UTC))
+
+
+def test_values_beyond_limits_are_bad_before_rows_are_compared(
+    spark: SparkSession, session: Session
+) -> None:
+    def write(*values: tuple[Any, ...], at: str = "") -> Any:
+        df = spark.createDataFrame(list(values), "id string, seq bigint, real double")
+        df = df.selectExpr("*", f"{at} AS at") if at else df
+        return write_entities(
+            df, Limits, session, order_by="seq", on_bad_rows="quarantine", quarantine=None
+        )
+
+    first = write(("a", 1, 0.5), ("a", 2, float("nan")), ("a", 3, float("-inf")))
+    assert (first.inserted, first.quarantined, first.duplicates) == (1, 2, 0)
+    again = write(("a", 1, 0.5))
+    assert (again.commit_id, again.unchanged) == (None, 1), "a default is no change"
+    beyond = write(("a", 4, 0.5), at="timestamp_seconds(253402300800)")
+    assert (beyond.commit_id, beyond.quarantined) == (None, 1)
+
+
+def test_a_commit_that_stands_is_not_taken_back(
+    spark: SparkSession, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the publish neither the caller's own code nor the store can spoil it."""
+    df = spark.createDataFrame([("a", "x", 1), (None, "y", 2)], CUSTOMERS)
+
+    def nobody_listens(_: WriteProgress) -> None:
+        raise RuntimeError("the terminal is gone")
+
+    def unreachable(_: TypeSpec) -> int:
+        raise StorageBackendError("no answer", operation="get")
+
+    monkeypatch.setattr(session.repository, "type_head", unreachable)
+    written = write_entities(
+        df, Customer, session, on_bad_rows="quarantine", progress=nobody_listens
+    )
+    assert (written.commit_id, written.type_commit_id) == (1, 1)
+    assert written.quarantine is not None
+    assert len(pq.read_table(written.quarantine.removeprefix("file://"))) == 1
+
+
+class Loaded(Event):
+    what: Field[str]
+
+
+def test_events_outlive_a_publish_that_is_tried_again(
+    spark: SparkSession, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, tries = session.commit_staged, []
+
+    def contended(*arguments: Any, **options: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise LockContentionError(waited_ms=1)
+        return right(*arguments, **options)
+
+    monkeypatch.setattr(session, "commit_staged", contended)
+    df = spark.createDataFrame([("a", "x", 1)], CUSTOMERS)
+    events = (Loaded(what=name) for name in ("customers", "all"))
+    assert write_entities(df, Customer, session, event=events).commit_id == 1
+    assert len(tries) == 2
+    session.flush()
+    with closing(open_repository(session.repository.uri)) as repository:
+        found = open_event_store(repository, OntologiaConfig()).list_events("default", 10)
+    assert [one.envelope["type"] for one in found] == ["Loaded", "Loaded"]
 
 
 def test_engines_that_cannot(spark: SparkSession, tmp_path: Path) -> None:

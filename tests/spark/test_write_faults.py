@@ -7,9 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +23,7 @@ from storage_engine.repository.open import open_object_repository
 from storage_engine.runtime.types import BoundTypes
 from storage_engine.spark import write_entities, writer
 from tests.engines import CUSTOMER, PRODUCT, Customer, Product
+from tests.spark.gates import Gate, await_file, in_thread
 from tests.spark.killed_driver import APP
 
 if TYPE_CHECKING:
@@ -71,13 +70,6 @@ def disturbed(df: DataFrame, disturb: Callable[[], None]) -> DataFrame:
 
 def staged(folder: Path) -> list[Path]:
     return sorted((folder / "staged").rglob("*.parquet"))
-
-
-def await_file(path: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.02)
 
 
 # -- tasks ----------------------------------------------------------------------------------------
@@ -136,7 +128,7 @@ def test_a_second_copy_of_a_task_leaves_nothing(
 # -- the driver and its CAS -----------------------------------------------------------------------
 
 
-def test_a_driver_killed_before_and_after_the_cas(tmp_path: Path) -> None:
+def test_a_driver_killed_before_and_after_the_cas(spark: SparkSession, tmp_path: Path) -> None:
     """Run again with the same unit of work, all is there once."""
     drivers = {}
     for when in ("before", "after"):
@@ -154,18 +146,13 @@ def test_a_driver_killed_before_and_after_the_cas(tmp_path: Path) -> None:
             published = session.repository.head_commit_id()
             assert published == (1 if when == "after" else 0)
             assert len(names(session)) == 2 * published
-            attempt = session.repository.begin_staged(CUSTOMER, idempotency=_mark())
-            assert attempt.applied_by == (1 if when == "after" else None)
-            attempt.close()
             session.ensure(Customer(id="c", name="later"))
             assert session.commit() == published + 1
-            assert len(names(session)) == 2 * published + 1
-
-
-def _mark() -> Any:
-    from storage_engine.repository import Idempotency
-
-    return Idempotency(*APP)
+            df = spark.createDataFrame(ROWS, CUSTOMERS)
+            again = write_entities(df, Customer, session, idempotency=APP)
+            assert again.already_applied == (when == "after")
+            assert again.commit_id == (1 if when == "after" else 2)
+            assert names(session) == {"a": "new", "b": "new", "c": "later"}
 
 
 class MuteStore:
@@ -202,29 +189,6 @@ def test_a_lost_response_to_the_cas(spark: SparkSession, folder: Path) -> None:
 
 
 # -- beside others --------------------------------------------------------------------------------
-
-
-class Gate:
-    """Holds a job where its rows are read, until it is opened."""
-
-    def __init__(self, folder: Path) -> None:
-        self.reached = folder / "reached"
-        self.opened = folder / "opened"
-
-    def __call__(self) -> None:
-        import time
-
-        self.reached.touch()
-        while not self.opened.exists():
-            time.sleep(0.05)
-
-
-def in_thread(call: Callable[[], Any]) -> Future[Any]:
-    """Started at once, on a thread of its own."""
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(call)
-    pool.shutdown(wait=False)
-    return future
 
 
 def test_others_write_while_a_job_stages(spark: SparkSession, folder: Path, tmp_path: Path) -> None:

@@ -35,7 +35,15 @@ class Attempt:
         try:
             self._heartbeat.beat()
         except GivenUp as error:
-            raise LeaseExpiredError(
-                f"compaction attempt {self.id} was silent for too long and its files were given "
-                "up to garbage collection; nothing was published, compact again"
-            ) from error
+            raise self._expired() from error
+
+    def check_known(self) -> None:
+        """The same as far as the last beat could tell, without a request."""
+        if self._heartbeat.given_up:
+            raise self._expired()
+
+    def _expired(self) -> LeaseExpiredError:
+        return LeaseExpiredError(
+            f"compaction attempt {self.id} was silent for too long and its files were given "
+            "up to garbage collection; nothing was published, compact again"
+        )

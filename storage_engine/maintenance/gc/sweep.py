@@ -1,7 +1,8 @@
 """Carries a plan out: fence, look again, delete.
 
 Fences are what makes deleting safe beside stalled writers, whenever they wake: a silent attempt
-loses its heartbeat, without which it cannot publish; head is rewritten, so that a swap which is
+loses its heartbeat, without which it cannot publish, and one that has none yet finds that name
+taken; head is rewritten, so that a swap which is
 already on its way must fail; the indices of types that lose files are rewritten. They need the
 write lock for a moment. Afterwards what is doomed can never be named again, so the deletes
 themselves hold nothing up. A crash leaves less garbage, or as much; the next run goes on.
@@ -19,6 +20,7 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
+from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
 from storage_engine.index.objects import IndexObjects
 from storage_engine.index.repair import write_indices
@@ -28,6 +30,7 @@ from storage_engine.maintenance.indices import index_verifier
 from storage_engine.objectstore.port import (
     ConditionalConflict,
     ObjectNotFound,
+    ObjectStoreError,
     OutcomeUnknown,
     PreconditionFailed,
 )
@@ -83,6 +86,7 @@ class _Sweeper:
         self._plan = plan
         self._progress = progress
         self._report = GcReport(repository.uri)
+        self._taken: dict[str, str] = {}  # heartbeats that stand for nobody: key -> ETag
 
     def run(self) -> GcReport:
         plain = [one for one in self._plan.doomed if one.fence is Fence.NONE]
@@ -96,6 +100,7 @@ class _Sweeper:
             self._repository.flush()
             plain += self._fence(fenced)
         self._delete(plain)
+        self._free_names()
         for lease in leases:
             if self._silenced(lease, "expires_at"):
                 self._count([lease])
@@ -126,19 +131,52 @@ class _Sweeper:
     def _give_up(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
         """Delete the heartbeats of silent writers; whoever beats meanwhile keeps its objects."""
         alive: set[str] = set()
+        announced: set[str] = set()
         for one in doomed:
             if one.key.startswith(ATTEMPTS):
                 assert one.attempt is not None
+                announced.add(one.attempt)
                 lease.guard()
                 if self._silenced(one, "heartbeat_at"):
                     self._count([one])
                 else:
                     alive.add(one.attempt)
+        silent = {one.attempt for one in doomed if one.fence is Fence.ATTEMPT and one.attempt}
+        for attempt in sorted(silent - announced):
+            lease.guard()
+            if not self._take_name(attempt):
+                alive.add(attempt)
         spared = [one for one in doomed if one.attempt in alive]
         self._report.spared += len(spared)
         return [
             one for one in doomed if one.attempt not in alive and not one.key.startswith(ATTEMPTS)
         ]
+
+    def _take_name(self, attempt: str) -> bool:
+        """Parts can be staged before their writer announces itself (Spark's data source does so).
+        From here on it cannot; False when it has done so since the plan."""
+        key, write_id = layout.attempt_heartbeat(attempt), layout.new_write_id()
+        facts = {
+            "attempt": attempt,
+            "holder": {"operation": "gc"},
+            "heartbeat_at": timestamp(self._store.now()),
+            "write_id": write_id,
+        }
+        outcome = write_conditionally(
+            self._store, key, to_json(facts), write_id=write_id, etag=None
+        )
+        if not isinstance(outcome, Won):
+            return False
+        self._taken[key] = outcome.etag
+        return True
+
+    def _free_names(self) -> None:
+        """What is left behind here grows old, as the heartbeat of a dead writer does."""
+        for key, etag in self._taken.items():
+            try:
+                self._store.delete_if_match(key, etag)
+            except (ObjectStoreError, StorageBackendError) as error:
+                log.info("%s stays for the next run: %s", key, error)
 
     def _silenced(self, one: Doomed, name: str) -> bool:
         """Delete what is still past its time, in the version that says so."""
