@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ STOPPED = 130
 
 _BUCKET = "flights"
 _KEY = "ontologia-demo"
+_READY = "ready"
 _START_S = 60.0
 
 
@@ -198,9 +199,12 @@ def _on_local_s3(console: Console) -> Iterator[None]:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                client.create_bucket(Bucket=_BUCKET)
-                break
-            except client.exceptions.BucketAlreadyOwnedByYou:
+                with suppress(client.exceptions.BucketAlreadyOwnedByYou):
+                    client.create_bucket(Bucket=_BUCKET)
+                # It knows of buckets before it can read what a server before it has stored.
+                with suppress(client.exceptions.NoSuchKey):
+                    client.get_object(Bucket=_BUCKET, Key=_READY)["Body"].read()
+                client.put_object(Bucket=_BUCKET, Key=_READY, Body=b"ready")
                 break
             except Exception as error:
                 if server.process.poll() is not None or time.monotonic() > deadline:
