@@ -34,7 +34,7 @@ class DeliveryConfig(dg.Config):
     group_name=GROUP,
     kinds={"csv"},
     description=f"The CSV files of the package {PACKAGE}, as a supplier would deliver them. "
-    "Run it with `corrected: false` to see checks fail, then with `true` to see them mended.",
+    "Run it with `corrected: false` first to see deep checks fail, then with `true`.",
 )
 def flight_data(config: DeliveryConfig) -> dg.MaterializeResult[None]:
     done = deliver(landing_folder(), corrected=config.corrected)

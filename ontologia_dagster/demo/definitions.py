@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dagster as dg
 
 from ontologia_dagster.bindings import location_resources
@@ -10,17 +12,20 @@ from ontologia_dagster.demo.ingestion import declarations
 from ontologia_dagster.demo.places import GROUP
 from ontologia_dagster.demo.types import Disruption, Incident
 from ontologia_dagster.environments import Environments
-from ontologia_dagster.platform import build_platform
+from ontologia_dagster.platform import STORAGE, build_platform
+from ontologia_dagster.resources import OntologyResource
 
-HANDLERS = "ontologia_dagster.demo.handlers"
+LOCATION = "flights"  # as workspace.yaml names it
+HANDLER_MODULE = "ontologia_dagster.demo.handlers"
 INGEST_JOB = "ingest_all"
 CHECK_JOB = "check_indices"
 ALARM_JOB = "look_for_trouble"
 ALARMS = ("severe_delays", "disrupted_days", "airport_notices")
 REPORTS = ("airline_punctuality",)
 
-# Two attempts, soon after each other, so that nobody waits long to see a dead letter.
-_ENGINE = {"event_max_attempts": 2, "event_backoff_base_ms": 200}
+# Two attempts, soon after each other, so that nobody waits long to see a dead letter; and what a
+# killed run had claimed is free again soon.
+_ENGINE = {"event_max_attempts": 2, "event_backoff_base_ms": 200, "event_lease_ms": 10_000}
 # One small machine: few tasks, no web page of Spark's own, nothing that others can connect to.
 _SPARK = {
     "spark.sql.shuffle.partitions": "4",
@@ -37,8 +42,10 @@ def defs() -> dg.Definitions:
     return demo_definitions()
 
 
-def demo_definitions() -> dg.Definitions:
+def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions:
+    """All of it; on another ontology than the environment's, where one is given."""
     declared = declarations()
+    resources = demo_resources() | ({STORAGE: ontology} if ontology is not None else {})
     after = dg.AssetSelection.assets(*ALARMS, *REPORTS)
     everything = dg.AssetSelection.groups(GROUP)
     jobs = [
@@ -65,21 +72,22 @@ def demo_definitions() -> dg.Definitions:
         build_platform(
             declared,
             types=[Incident.__name__, Disruption.__name__],
-            handlers=[HANDLERS],
+            handlers=[HANDLER_MODULE],
             running=True,
         ),
         dg.Definitions(assets=ASSETS, jobs=jobs),
         dg.Definitions(
-            resources=location_resources(_environments()),
+            resources=resources,
             executor=dg.in_process_executor,  # one process, one JVM for all steps of a run
         ),
     )
 
 
-def _environments() -> Environments:
-    """The environment that was chosen, with settings that suit the demo where it has none."""
+def demo_resources() -> dict[str, Any]:
+    """Of the environment that was chosen, with settings that suit the demo where it has none."""
     known = Environments.load()
     current = known.current
     spark = current.spark.model_copy(update={"config": {**_SPARK, **current.spark.config}})
     settings = {"engine": {**_ENGINE, **current.engine}, "spark": spark}
-    return known.model_copy(update={"current": current.model_copy(update=settings)})
+    chosen = known.model_copy(update={"current": current.model_copy(update=settings)})
+    return location_resources(chosen, location=LOCATION)

@@ -7,8 +7,7 @@ a figure that both agree on went through all of it unharmed. No figure is writte
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,9 +41,6 @@ class Expected:
     times_mended: int
     severe_delays: int
     disrupted_days: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def expected() -> Expected:

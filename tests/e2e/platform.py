@@ -15,6 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import dagster as dg
+
+from ontologia_dagster.demo.definitions import demo_definitions
+from ontologia_dagster.demo.expected import Expected
 from tests.servers import free_ports
 
 T = TypeVar("T")
@@ -75,3 +79,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
         except ProcessLookupError:
             return
+
+
+def dagster_knows_all_of_it(instance: dg.DagsterInstance, source: Expected) -> None:
+    """Every month of flights has its rows; runs are of jobs that the location has, and none goes
+    on or waits."""
+    flights = dg.AssetKey("flight")
+    assert instance.get_materialized_partitions(flights) == set(source.flights_by_month)
+    for month, rows in source.flights_by_month.items():
+        records = instance.fetch_materializations(
+            dg.AssetRecordsFilter(flights, asset_partitions=[month]), limit=1
+        ).records
+        told = records[0].asset_materialization
+        assert told is not None
+        assert told.metadata["dagster/partition_row_count"].value == rows
+    runs = instance.get_runs()
+    ended = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE}
+    assert {run.status for run in runs} <= ended
+    jobs = {one.name for one in demo_definitions().resolve_all_job_defs()}
+    assert {run.job_name for run in runs} <= jobs
