@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from storage_engine.errors import LeaseExpiredError
+from storage_engine.events.dispatcher import Dispatcher, Done, Pace
 from storage_engine.events.protocol import Claim, Consumer, EventStore, Failure
+from storage_engine.events.schedules import Scheduler
 from storage_engine.repository.protocol import CommitRequest
 from tests.engines import on_servers
 from tests.events.support import BILL, NAMESPACE, SHIP, Billed, Bus, ids, order, take_all
@@ -318,6 +320,37 @@ def test_a_suspect_is_handled_alone_and_others_are_not_taken_along(bus: Bus) -> 
         assert all(claim.suspect for claim in claims)
         worker.ack(claims)
     assert sizes == [1, 1, 1, 1]
+
+
+def test_suspects_get_their_turn_while_others_keep_coming(bus: Bus) -> None:
+    """A worker with much to do claims ahead, which never takes a suspect."""
+    settings = {**bus.short, "event_max_attempts": 5}
+    store = bus.open(**settings)
+    store.enqueue([order(f"suspect-{n}") for n in range(3)])
+    for _ in range(2):
+        assert len(bus.worker(**settings).claim(10)) == 3
+        bus.pass_lease(store)
+    store.enqueue([order(n) for n in range(120)])
+    handled: list[str] = []
+
+    def handle(claim: Claim) -> Done:
+        handled.append(claim.event_id)
+        return Done()
+
+    lease = timedelta(milliseconds=bus.lease_ms)
+    Dispatcher(
+        store,
+        bus.worker(store=store),
+        handle,
+        namespace=NAMESPACE,
+        session_id="worker",
+        pace=Pace(2, timedelta(milliseconds=1), lease, timedelta(minutes=1)),
+        scheduler=Scheduler(store, NAMESPACE, ()),
+        metadata={},
+    ).run(until_idle=True)
+    assert len(handled) == len(set(handled)) == 123
+    suspects = [place for place, name in enumerate(handled) if "suspect" in name]
+    assert max(suspects) < 80, suspects
 
 
 # -- commits --------------------------------------------------------------------------------------
