@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 from jobs.orders import DRIFTED, DriftPolicy
 from jobs.zipped import MALFORMED
 from storage_engine.errors import ValidationError
-from storage_engine.spark.quality import quoted
+from storage_engine.spark.schema import quoted
 from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from jobs.orders import IngestOrder
 from jobs.sources import Opened, declared_schema, open_source
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.quality import quoted
+from storage_engine.spark.schema import quoted
 from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from jobs.environment import revealed
 from jobs.orders import Source
 from jobs.zipped import MALFORMED, read_zipped
 from storage_engine.errors import ConfigurationError
-from storage_engine.spark.quality import quoted
+from storage_engine.spark.schema import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

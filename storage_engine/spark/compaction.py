@@ -48,7 +48,7 @@ from storage_engine.spark.compaction_tasks import (
     Written,
 )
 from storage_engine.spark.jobs import Cancelled, Jobs
-from storage_engine.spark.quality import quoted
+from storage_engine.spark.schema import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,6 +26,7 @@ from storage_engine.model.expectations import (
     Unique,
 )
 from storage_engine.model.spec import TypeSpec
+from storage_engine.spark.schema import quoted
 from storage_engine.spark.staging import REASONS
 
 if TYPE_CHECKING:
@@ -143,8 +144,3 @@ def _stored_keys(frame: DataFrame, expectation: RefersTo, session: Session) -> D
         return None
     rows = read_type(frame.sparkSession, target, session, columns=[target.primary_key])
     return rows.select(F.col(quoted(target.primary_key)).alias("key"))
-
-
-def quoted(name: str) -> str:
-    """A column's name as SQL takes it literally."""
-    return f"`{name.replace('`', '``')}`"

@@ -22,7 +22,7 @@ from storage_engine.model.canonical import decode, dumps
 from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
-from storage_engine.spark.schema import check_dataframe
+from storage_engine.spark.schema import check_dataframe, quoted
 from storage_engine.spark.staging import (
     FAULTS,
     ORIGINAL,
@@ -79,7 +79,7 @@ def source_rows(df: DataFrame, spec: TypeSpec, *, compared: bool) -> SourceRows:
         return SourceRows(df, native or {}, conformed=False)
     stripped = _plain_spec(spec)
     made = df.mapInArrow(ConformTask(stripped), _conformed_ddl(spec))
-    return SourceRows(made, {name: F.col(_q(name)) for name in row_schema(spec).names}, True)
+    return SourceRows(made, {name: F.col(quoted(name)) for name in row_schema(spec).names}, True)
 
 
 def _native(df: DataFrame, spec: TypeSpec) -> dict[str, Column] | None:
@@ -92,7 +92,7 @@ def _native(df: DataFrame, spec: TypeSpec) -> dict[str, Column] | None:
         if source is None:
             columns[name] = F.lit("")
         elif given.get(source) == "string":
-            columns[name] = F.col(_q(source))
+            columns[name] = F.col(quoted(source))
         else:
             return None
     for field in spec.fields:
@@ -108,7 +108,7 @@ def _native_field(field: FieldSpec, source: str | None) -> Column | None:
     if source is not None:
         if source not in _EXACT[field.storage]:
             return None
-        column = F.col(_q(field.name))
+        column = F.col(quoted(field.name))
         return column if source == target else column.cast(target)
     if field.default is not MISSING:
         return _literal(field).cast(target)
@@ -170,10 +170,6 @@ def _micros(moment: datetime) -> int:
     )
 
 
-def _q(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
-
-
 # -- in Python workers --------------------------------------------------------------------------
 
 
@@ -214,8 +210,8 @@ def _marked(
 
 def row_ddl(spec: TypeSpec) -> str:
     """The row schema's columns, all nullable, as Spark declares them."""
-    columns = [f"{_q(name)} string" for name in spec.identity]
-    columns += [f"{_q(f.name)} {SPARK_TYPES[f.storage]}" for f in spec.fields]
+    columns = [f"{quoted(name)} string" for name in spec.identity]
+    columns += [f"{quoted(f.name)} {SPARK_TYPES[f.storage]}" for f in spec.fields]
     return ", ".join(columns)
 
 

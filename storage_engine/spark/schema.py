@@ -94,6 +94,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     )
 
 
+def quoted(name: str) -> str:
+    """A column's name as SQL takes it literally."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def _arrow_type(kind: DataType) -> pa.DataType:
     try:
         return to_arrow_type(kind, timezone="UTC")

@@ -234,6 +234,7 @@ class _Write:
             unique=unique,
             order_by=order_by,
             stored_count=sum(file.row_count for entry in entries for file in entry.files),
+            sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
         )
         return found, source
 
