@@ -32,6 +32,7 @@ from storage_engine.maintenance.compaction.merge import (
 )
 from storage_engine.objectstore.open import open_store
 from storage_engine.repository.object.parquet import EncodedPart
+from storage_engine.spark.staging import task_label
 
 IS_CURRENT = "__current"  # bool: the row is in a file of that role
 REPORT = pa.schema([pa.field("report", pa.string())])
@@ -118,7 +119,7 @@ class MergeTask:
                 writer.abort()
 
     def _upload(self, outputs: Iterable[Output]) -> list[str]:
-        label = _task_label()
+        _, label = task_label()
         store = open_store(self.uri, self.config)
         try:
             reports = []
@@ -156,11 +157,3 @@ def _report(key: str, output: Output) -> str:
 
 def _table(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-
-
-def _task_label() -> str:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None, "merging runs in Spark tasks only"
-    return f"{context.partitionId():05d}-{context.taskAttemptId()}"

@@ -28,6 +28,7 @@ from storage_engine.model.conform import Conformer, Fault, Sifted, conform
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.port import ObjectStore
+from storage_engine.repository.object.bulk import ascends
 from storage_engine.repository.object.parquet import encode_file, stored_table
 from storage_engine.spark.quarantine import Quarantine, QuarantineFile
 
@@ -119,7 +120,7 @@ class _Run:
         self._folder = folder
         self._conformed = task.conformed
         self._rehearsal = task.rehearsal
-        partition, self._label = _task_label()
+        partition, self._label = task_label()
         self._loose_bytes = task.loose_bytes if partition < _LOOSE_TASKS else 0
         self._store: ObjectStore | None = None
         self._conformer: Conformer | None = None
@@ -247,7 +248,7 @@ class _Run:
             inserted=inserted,
             commit_id_source="manifest",
         )
-        ascending = _ascends(rows.column(self._spec.identity[0]))
+        ascending = ascends(rows.column(self._spec.identity[0]))
         self._report.parts.append({**dataclasses.asdict(described), "ascending": ascending})
 
 
@@ -326,16 +327,11 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     return batch.column(position) if position >= 0 else None
 
 
-def _ascends(keys: pa.ChunkedArray) -> bool:
-    whole = keys.combine_chunks()
-    return pc.all(pc.less(whole[:-1], whole[1:])).as_py() is not False
-
-
-def _task_label() -> tuple[int, str]:
-    """The partition, and a name that no other attempt at it has."""
+def task_label() -> tuple[int, str]:
+    """The partition of the running task, and a name that no other attempt at it has."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    assert context is not None, "staging runs in Spark tasks only"
+    assert context is not None, "only Spark tasks have a label"
     number = context.partitionId()
     return number, f"{number:05d}-{context.taskAttemptId()}"

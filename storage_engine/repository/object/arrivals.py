@@ -16,7 +16,7 @@ from storage_engine.commitlog.records import CommitFile, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.bulk import chunks
+from storage_engine.repository.object.bulk import chunks, key_bounds
 from storage_engine.repository.object.reconcile import INSERT_FLAG, delta_sql
 from storage_engine.repository.object.versions import Versions
 
@@ -35,7 +35,7 @@ def differing(
 ) -> Iterator[tuple[pa.Table, int]]:
     """What is to be written of the files: rows for a part at a time, and how many are new."""
     schema = row_schema(spec)
-    with versions.open(spec, head, _key_bounds(spec, files)) as stored:
+    with versions.open(spec, head, key_bounds(spec, (file.key_range for file in files))) as stored:
         versions.add_view(stored.cursor, "arrived", spec, files)
         stored.cursor.execute(f"CREATE TEMP VIEW intents AS {_chosen(spec, order_by)}")
         sql = delta_sql(spec, unique=stored.unique, only=_may_replace(since, order_by))
@@ -68,13 +68,3 @@ def _may_replace(since: int, order_by: str | None) -> str:
     newer = f"({ours} IS NOT NULL AND ({theirs} IS NULL OR {ours} > {theirs}))"
     as_new = f"({theirs} IS NULL OR {ours} >= {theirs})"
     return f"CASE WHEN l.commit_id <= {since:d} THEN {as_new} ELSE {newer} END"
-
-
-def _key_bounds(spec: TypeSpec, files: Sequence[CommitFile]) -> pa.Table:
-    """The least and greatest key of the files, enough to prune stored ones by."""
-    name = spec.identity[0]
-    bounds: list[str] = []
-    for file in files:
-        low, high = file.key_range.get(name) or (None, None)
-        bounds += [low if low is not None else "", high if high is not None else "\U0010ffff"]
-    return pa.table({name: pa.array(bounds, pa.string())})

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -202,13 +202,7 @@ class BulkInput:
         return parquet(files, "filename = true", "file_row_number = true")
 
     def _key_bounds(self) -> pa.Table:
-        """The least and greatest key of the input, enough to prune files by."""
-        name = self._spec.identity[0]
-        bounds: list[str] = []
-        for part in self._spool.parts:
-            low, high = part.encoded.key_range.get(name, (None, None))
-            bounds += [low if low is not None else "", high if high is not None else "\U0010ffff"]
-        return pa.table({name: pa.array(bounds, pa.string())})
+        return key_bounds(self._spec, (part.encoded.key_range for part in self._spool.parts))
 
     # -- encoding -----------------------------------------------------------------------------
 
@@ -241,14 +235,25 @@ class BulkInput:
             schema_version_id=self._schema_version_id,
             commit_id=None,
         )
-        ascending = _ascends(rows.column(self._spec.identity[0]))
+        ascending = ascends(rows.column(self._spec.identity[0]))
         part = BulkPart(encode_file(self._spec, table, path), inserted, ascending)
         return part, stage(self._spec, part) if stage is not None else None
 
 
-def _ascends(keys: pa.ChunkedArray) -> bool:
+def ascends(keys: pa.ChunkedArray) -> bool:
+    """Strictly: no key is there twice."""
     whole = keys.combine_chunks()
     return pc.all(pc.less(whole[:-1], whole[1:])).as_py() is not False
+
+
+def key_bounds(spec: TypeSpec, ranges: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """The least and greatest keys of some files, enough to prune stored ones by."""
+    name = spec.identity[0]
+    bounds: list[str] = []
+    for found in ranges:
+        low, high = found.get(name) or (None, None)
+        bounds += [low if low is not None else "", high if high is not None else "\U0010ffff"]
+    return pa.table({name: pa.array(bounds, pa.string())})
 
 
 def chunks(stream: Iterable[pa.RecordBatch], part_bytes: int) -> Iterator[pa.Table]:
