@@ -25,6 +25,7 @@ from storage_engine.runtime import options as session_options
 from storage_engine.runtime.session import Session
 from storage_engine.runtime.types import StoredClass
 from storage_engine.spark.duplicates import for_spark, repeated
+from storage_engine.spark.in_driver import fits
 from storage_engine.spark.jobs import Jobs, is_connect
 from storage_engine.spark.outcome import previewed
 from storage_engine.spark.publishing import (
@@ -219,9 +220,12 @@ class _Write:
         source = source_rows(df, spec, compared=compared)
         if not compared:
             return Reconciled(source.frame, Counts()), source
-        stored, unique, entries = None, True, []
+        stored, unique, in_driver, count = None, True, False, 0
         if attempt.top is not None:
             entries = attempt.entries()
+            files = [file for entry in entries for file in entry.files]
+            count = sum(file.row_count for file in files)
+            in_driver = fits(df, stored_rows=count, stored_bytes=sum(file.bytes for file in files))
             unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)
             columns = [*spec.identity, *(f.name for f in spec.fields)]
             stored = stored_rows(
@@ -233,8 +237,9 @@ class _Write:
             spec,
             unique=unique,
             order_by=order_by,
-            stored_count=sum(file.row_count for entry in entries for file in entry.files),
+            stored_count=count,
             sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
+            ask=attempt.ask if in_driver else None,
         )
         return found, source
 
