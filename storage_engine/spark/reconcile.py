@@ -297,11 +297,12 @@ def _hashes(spec: TypeSpec, columns: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def _null_bits(columns: Sequence[Column]) -> list[Column]:
-    """Hashing passes over nulls as if they were not there: say where they are."""
+    """Hashing passes over nulls as if they were not there: say where they are. At least one value:
+    a relation may have no fields at all."""
     made = []
     for start in range(0, len(columns), _BITS):
         bits = F.lit(0).cast("bigint")
         for place, column in enumerate(columns[start : start + _BITS]):
             bits = bits + F.when(column.isNull(), 1 << place).otherwise(0)
         made.append(bits)
-    return made
+    return made or [F.lit(0)]
