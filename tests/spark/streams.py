@@ -101,7 +101,7 @@ def main(source: str, folder: str) -> None:
     spark = spark_session("killed", master="local[6]", config=SETTINGS)
     register(spark)
     spark.dataSource.register(HeldSource)
-    writer.StageTask = HeldTask  # type: ignore[misc]
+    writer.StageTask = HeldTask  # type: ignore[attr-defined,misc]
 
     def each(place: Path) -> Any:
         write = batch_writer(Sample, str(place / "onto"))
