@@ -100,8 +100,8 @@ def test_a_client_and_the_programs(server: str, tmp_path: Path) -> None:
 
 
 def follow(server: str, storage: Path, folder: Path) -> None:
-    """`jobs/stream.py`: batches run on the server. Without a name for the query it says what Connect
-    does not tell."""
+    """`jobs/stream.py`: batches run on the server. Without a name for the query it says what
+    Connect does not tell."""
     (folder / "in").mkdir()
     (folder / "in" / "1.csv").write_text("id,number\nfollowed,7\n")
     order = IngestOrder(
