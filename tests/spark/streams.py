@@ -3,7 +3,7 @@
 python tests/spark/streams.py SOURCE FOLDER
 
 For each way (`each`: foreachBatch, `sink`: the data source) and each point (`staged`: the parts of
-the second batch lie in the store, `published`: its commit stands, and Spark has not noted it) there
+the first batch lie in the store, `published`: its commit stands, and Spark has not noted it) there
 is a query into FOLDER/{way}-{point}/onto. FOLDER/{way}-{point}/held appears when it is there.
 """
 
@@ -27,7 +27,7 @@ from tests.spark.read_world import Sample
 from tests.spark_support import SETTINGS
 
 PLACES = [f"{way}-{point}" for way in ("each", "sink") for point in ("staged", "published")]
-KILLED = 1  # the batch
+KILLED = 0  # the batch
 
 
 def stream(spark: SparkSession, source: str) -> DataFrame:
