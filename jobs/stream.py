@@ -184,7 +184,7 @@ def _run(given: Namespace) -> int:
             if query.isActive:
                 query.stop()
     # On a Spark Connect server the batches were counted there.
-    count = batches.done or sum(p["numInputRows"] > 0 for p in query.recentProgress)
+    count = batches.done or sum(p.numInputRows > 0 for p in query.recentProgress)
     if options.json:
         sys.stdout.write(json.dumps({"batches": count, "query": str(query.id)}) + "\n")
     else:

@@ -116,7 +116,7 @@ class Environments(_Table):
         if name not in known:
             raise ConfigurationError(
                 f"{ENVIRONMENT_VARIABLE} is {name!r}, which is none of the environments: "
-                f"{', '.join(sorted(known))}; add it to {environ.get(FILE_VARIABLE, DEFAULT_FILE)}"
+                f"{', '.join(sorted(known))}; {_what_next(environ, name)}"
             )
         current = known[name]
         override = environ.get(STORAGE_URI_VARIABLE)
@@ -211,6 +211,16 @@ def _refuse_nesting(environment: Environment) -> None:
                     "Give the environment a `prefix`, so that tenants are beside it, or the tenant "
                     "a `prefix` or `storage_uri` of its own"
                 )
+
+
+def _what_next(environ: Mapping[str, str], name: str) -> str:
+    path = Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE).absolute()
+    if path.is_file():
+        return f"correct the name, or add [{name}] to {path}"
+    return (
+        f"correct the name, or let {FILE_VARIABLE} name the file that has it: there is no {path}, "
+        f"and without a file there is {DEVELOPMENT} alone"
+    )
 
 
 def _known(environ: Mapping[str, str]) -> dict[str, Environment]:

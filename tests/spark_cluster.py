@@ -1,4 +1,5 @@
-"""A standalone Spark cluster on loopback: a master and two workers, each a process of its own.
+"""A standalone Spark cluster on loopback: a master and two workers, each a process of its own, at
+addresses of their own (127.0.0.1, 127.0.0.2): Spark runs no second copy of a task on one host.
 
 with spark_cluster(tmp_path) as cluster:
     done = cluster.submit("jobs/ingest.py", *arguments)
@@ -94,7 +95,6 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Cluster]:
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
         environment.pop(name, None)
     master = f"spark://127.0.0.1:{port}"
-    at = ["--host", "127.0.0.1"]
     started: list[subprocess.Popen[bytes]] = []
     log = folder / "master.log"
     try:
@@ -102,14 +102,15 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Cluster]:
             _start(
                 home,
                 "master.Master",
-                [*at, "--port", f"{port}", "--webui-port", "0"],
+                ["--host", "127.0.0.1", "--port", f"{port}", "--webui-port", "0"],
                 environment,
                 log,
             )
         )
         _wait(lambda: _listens(port), "the master to listen", log)
         for number in range(workers):
-            arguments = [*at, "--cores", "1", "--memory", "1g", "--webui-port", "0", master]
+            at = ["--host", f"127.0.0.{number + 1}", "--webui-port", "0"]
+            arguments = [*at, "--cores", "1", "--memory", "1g", master]
             worker = folder / f"worker-{number}.log"
             started.append(_start(home, "worker.Worker", arguments, environment, worker))
         _wait(

@@ -25,7 +25,14 @@ from ontologia_dagster.environments import Environments
 from ontologia_dagster.head import head_asset
 from ontologia_dagster.platform import build_platform
 from ontologia_dagster.resources import OntologyResource
-from storage_engine import Entity, Field, Relation, Session, initialize_storage
+from storage_engine import (
+    ConfigurationError,
+    Entity,
+    Field,
+    Relation,
+    Session,
+    initialize_storage,
+)
 from tests.dagster import shop
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +106,26 @@ def test_the_default_storage_is_a_directory(
     monkeypatch.chdir(tmp_path)
 
     assert Environments.load().current.uri == str(tmp_path / ".ontologia" / "store")
+
+
+def test_a_typo_in_the_environment_never_opens_the_default_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing the module does nothing yet; Dagster calls `defs` when it loads the location."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("ONTOLOGIA_STORAGE_URI", "ONTOLOGIA_ENVIRONMENTS"):
+        monkeypatch.delenv(name, raising=False)
+    for typo in ("prd", "Development", "development "):
+        monkeypatch.setenv("ONTOLOGIA_ENV", typo)
+        with pytest.raises(ConfigurationError) as refused:
+            defs()
+        said = str(refused.value)
+        assert f"ONTOLOGIA_ENV is {typo!r}, which is none of the environments: development" in said
+        assert f"there is no {tmp_path}/environments.toml" in said
+    (tmp_path / "environments.toml").write_text("[staging]\n")
+    with pytest.raises(ConfigurationError, match=f"or add .* to {tmp_path}/environments.toml"):
+        defs()
+    assert [path.name for path in tmp_path.iterdir()] == ["environments.toml"]
 
 
 ENVIRONMENTS = """

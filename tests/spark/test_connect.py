@@ -1,4 +1,5 @@
-"""Spark Connect: a client without a JVM writes and reads through a server on loopback."""
+"""Spark Connect: a client without a JVM writes and reads through a server on loopback, and so do
+the programs. One test, because the server takes its time to come up."""
 
 from __future__ import annotations
 
@@ -16,8 +17,10 @@ import pyspark
 import pytest
 
 from jobs.ingest import DriftPolicy, IngestOrder, Source
-from storage_engine import initialize_storage
+from storage_engine import Session, initialize_storage
+from storage_engine.maintenance.integrity import verify_storage
 from tests.servers import free_ports
+from tests.spark.read_world import Sample, expected
 from tests.spark_support import SETTINGS
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
@@ -75,7 +78,7 @@ def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
         time.sleep(0.2)
 
 
-def test_ingest_and_read(server: str, tmp_path: Path) -> None:
+def test_a_client_and_the_programs(server: str, tmp_path: Path) -> None:
     storage = tmp_path / "onto"
     initialize_storage(storage)
     _run("tests/spark/connect_client.py", server, str(storage), str(tmp_path / "checkpoint"))
@@ -92,9 +95,48 @@ def test_ingest_and_read(server: str, tmp_path: Path) -> None:
     said = _run("jobs/ingest.py", f"--remote={server}", "--json", *order.to_arguments())
     result = json.loads(said.splitlines()[-1])
     assert (result["inserted"], result["quarantined"]) == (1, 1)
+    follow(server, storage, tmp_path)
+    compact(server, storage)
 
 
-def _run(program: str, *arguments: str) -> str:
+def follow(server: str, storage: Path, folder: Path) -> None:
+    """`jobs/stream.py`: batches run on the server. Without a name for the query it says what
+    Connect does not tell."""
+    (folder / "in").mkdir()
+    (folder / "in" / "1.csv").write_text("id,number\nfollowed,7\n")
+    order = IngestOrder(
+        storage_uri=str(storage),
+        type="Sample",
+        models="tests.spark.read_world",
+        source=Source("csv", (str(folder / "in"),), schema="id STRING, number BIGINT"),
+    )
+    arguments = [f"--remote={server}", "--json", *order.to_arguments()]
+    nameless = [*arguments, f"--checkpoint={folder / 'nameless'}"]
+    error = json.loads(_run("jobs/stream.py", *nameless, code=2))["error"]
+    assert "Spark Connect does not tell a batch the id of its query; name the" in error["message"]
+    named = [*arguments, f"--checkpoint={folder / 'named'}", "--app-id=files"]
+    with Session(storage) as session:
+        head = session.repository.head_commit_id()
+        assert json.loads(_run("jobs/stream.py", *named))["batches"] == 1
+        assert session.repository.head_commit_id() == head + 1
+        [found] = [row for row in expected(session, Sample) if row["id"] == "followed"]
+        assert found["number"] == 7
+
+
+def compact(server: str, storage: Path) -> None:
+    """`jobs/compact.py`: the server merges and proves, the client publishes."""
+    with Session(storage) as session:
+        before = expected(session, Sample, commit_id=True, history=True)
+    arguments = [f"--storage-uri={storage}", "--min-entries=2", "--spark-above=1", "--apply"]
+    said = json.loads(_run("jobs/compact.py", f"--remote={server}", "--json", *arguments))
+    assert {run["outcome"] for run in said["report"]["runs"]} == {"published"}
+    assert "Sample" in {run["type_name"] for run in said["report"]["runs"]}
+    with Session(storage) as session:
+        assert expected(session, Sample, commit_id=True, history=True) == before
+        assert verify_storage(session.repository, deep=True).ok
+
+
+def _run(program: str, *arguments: str, code: int = 0) -> str:
     done = subprocess.run(
         [sys.executable, str(ROOT / program), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -104,5 +146,5 @@ def _run(program: str, *arguments: str) -> str:
         timeout=360,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == code, f"{done.stdout[-2000:]}{done.stderr[-5000:]}"
     return done.stdout

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from storage_engine.spark import batch_writer, register
 from storage_engine.spark.datasource import OntologiaDataSource
 from tests.spark import read_world as world
 from tests.spark.read_world import Place, Sample, commit, expected, sample
-from tests.spark.streams import stream
+from tests.spark.streams import PLACES, query, stream
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]  # a second JVM beside others
 
@@ -99,22 +100,50 @@ def test_for_each_batch_fails_around_its_commit(
     check(place)
 
 
-def test_a_query_killed_by_sigkill_goes_on_from_its_checkpoint(
-    spark: SparkSession, place: Place, source: str, tmp_path: Path
+def test_queries_killed_by_sigkill_go_on_from_their_checkpoints(
+    spark: SparkSession, source: str, tmp_path: Path
 ) -> None:
-    """Between the commit of a batch and Spark's own note that it is done."""
-    program = [sys.executable, str(ROOT / "tests/spark/streams.py")]
-    killed = subprocess.run(
-        [*program, place.uri, source, str(tmp_path / "checkpoint")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        timeout=360,
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-3000:]
-    query = stream(spark, source).writeStream.foreachBatch(batch_writer(Sample, place.uri))
-    run(query, tmp_path / "checkpoint")
-    check(place)
+    """While a batch is staged, and between its commit and Spark's own note that it is done."""
+    register(spark)
+    places = {name: tmp_path / name for name in PLACES}
+    for place in places.values():
+        place.mkdir()
+        initialize_storage(str(place / "onto"))
+        with Session(str(place / "onto")) as session:
+            commit(session, sample(999))
+    with (tmp_path / "log").open("wb") as log:
+        doomed = subprocess.Popen(
+            [sys.executable, str(ROOT / "tests/spark/streams.py"), source, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        while not all((place / "held").exists() for place in places.values()):
+            assert doomed.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.1)
+    finally:
+        os.killpg(doomed.pid, signal.SIGKILL)  # the driver and its JVM
+        doomed.wait()
+
+    for name, place in places.items():
+        staged = "staged" in name
+        with Session(str(place / "onto")) as session:
+            assert session.repository.head_commit_id() == (1 if staged else 2), name
+            assert len(list((place / "onto" / "staged").rglob("*.parquet"))) == 1, name
+            commit(session, sample(2, 4711))  # of the killed batch too
+    running = [query(spark, source, place).start() for place in places.values()]
+    for one in running:
+        one.awaitTermination()
+    for name, place in places.items():
+        staged = "staged" in name
+        with Session(str(place / "onto")) as session:
+            found = {int(row["id"][1:]): row["number"] for row in expected(session, Sample)}
+            stays = {} if staged else {2: 4711}  # a batch that had been published is not repeated
+            numbers = dict.fromkeys(range(4), 0) | dict.fromkeys(range(4, 12), 1)
+            assert found == {**numbers, 999: 999, **stays}, name
+            assert session.repository.head_commit_id() == 4, name
 
 
 @contextmanager
