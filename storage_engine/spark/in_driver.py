@@ -1,14 +1,13 @@
-"""Comparing hashes in the driver, with the storage's own engine: for sources of a machine's size.
+"""Comparing hashes in the driver, with DuckDB: for sources of a machine's size.
 
 Spark's shuffle and join of two tables of hashes cost more than reading both sides. Up to some
-millions of rows it is far cheaper to bring the hashes to the driver, 24 bytes a row, where DuckDB
-joins them within its memory limit. Beyond that, and where the size of the source cannot be told,
-Spark does it (`reconcile`).
+millions of rows it is far cheaper to bring the hashes to the driver, 24 bytes a row, and join them
+there. Beyond that, and where the size of the source cannot be told, Spark does it (`reconcile`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,14 +16,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from storage_engine.config import MIB
+from storage_engine.repository.duck import Duck
 from storage_engine.spark.jobs import is_connect
 
-_HEAP_PER_ROW = 200  # of the driver's JVM, through which the hashes pass: an eighth of it at most
-_SOURCE_FACTOR = 8  # by which a source may be larger than what is stored of its type
-_SOURCE_BYTES = 64 * MIB  # or this, whatever is stored
+# Bytes of the driver's JVM for each row, through which the hashes pass as 24 each.
+_HEAP_PER_STORED_ROW = 200
+_HEAP_PER_SOURCE_ROW = 80  # whose number is a guess, on the high side for text files
+_LITTLE = 16 * MIB  # a source of this size is little, whatever is stored
+_MEMORY_PER_ROW = 64  # of DuckDB's table of what is stored; what does not fit goes to disk
 _TOO_MUCH = "spark.driver.maxResultSize"  # named by Spark when it will not bring so much
-
-Ask = Callable[..., pa.Table]  # (sql, **tables): the answer of the storage's engine
 
 
 def fits(source: DataFrame, *, stored_rows: int, stored_bytes: int) -> bool:
@@ -33,12 +33,13 @@ def fits(source: DataFrame, *, stored_rows: int, stored_bytes: int) -> bool:
         return False
     spark: Any = source.sparkSession
     heap = int(spark._jvm.java.lang.Runtime.getRuntime().maxMemory())
-    if stored_rows > heap // _HEAP_PER_ROW:
+    if stored_rows > heap // _HEAP_PER_STORED_ROW:
         return False
     # What Catalyst expects: the size of files, and beyond all bounds where it does not know.
     plan: Any = source._jdf
     size = int(str(plan.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    return size <= max(_SOURCE_BYTES, _SOURCE_FACTOR * stored_bytes)
+    rows = size * stored_rows // max(1, stored_bytes)  # if they are as dense as the stored ones
+    return size <= _LITTLE or rows <= heap // _HEAP_PER_SOURCE_ROW
 
 
 def brought(frame: DataFrame) -> pa.Table | None:
@@ -52,7 +53,6 @@ def brought(frame: DataFrame) -> pa.Table | None:
 
 
 def judged(
-    ask: Ask,
     mine: pa.Table,
     known: pa.Table,
     keys: Sequence[str],
@@ -77,8 +77,7 @@ def judged(
         f"CASE WHEN status IN ({number['inserted']}, {number['updated']}) THEN {key} END AS {key}"
         for key in keys
     )
-    return ask(
-        f"""
+    sql = f"""
         WITH latest AS ({latest}), compared AS (
             SELECT {", ".join(f"m.{key}" for key in keys)}, CASE
                 WHEN m.{keys[0]} IS NULL THEN {number["bad"]}
@@ -88,7 +87,14 @@ def judged(
             FROM mine m LEFT JOIN latest l ON {same}
         )
         SELECT {shown}, status, count(*) AS n FROM compared GROUP BY ALL
-        """,
-        mine=mine,
-        known=known,
-    )
+    """
+    memory = 256 + known.num_rows * _MEMORY_PER_ROW // MIB
+    duck = Duck(uri="hashes in the driver", memory_limit=f"{memory}MiB")
+    try:
+        cursor = duck.cursor()
+        cursor.register("mine", mine)
+        cursor.register("known", known)
+        with duck.errors():
+            return duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+    finally:
+        duck.close()

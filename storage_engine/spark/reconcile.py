@@ -20,8 +20,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark import in_driver
-from storage_engine.spark.in_driver import Ask
+from storage_engine.spark import in_driver as driver
 from storage_engine.spark.rows import SourceRows, cannot_be_written
 from storage_engine.spark.schema import quoted
 from storage_engine.spark.staging import INSERT, REASONS
@@ -91,17 +90,17 @@ def reconcile(
     order_by: str | None,
     stored_count: int = 0,
     sift: bool = True,
-    ask: Ask | None = None,
+    in_driver: bool = False,
 ) -> Reconciled:
     """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
     identity is in it twice. `sift`: keep rows apart that cannot be written. Where one stops the
-    write that is spared: it differs from all that is stored, so staging gets to see it. `ask`:
-    both sides are little enough to be compared in the driver."""
+    write that is spared: it differs from all that is stored, so staging gets to see it.
+    `in_driver`: both sides are little enough to be compared there."""
     sift = sift or order_by is not None or REASONS in source.frame.columns
     narrow = _narrow(source, spec, order_by, sift=sift)
     judged = None
-    if ask is not None and stored is not None and order_by is None:
-        judged = _by_driver(narrow, _hashed(stored, spec, None), ask, unique=unique)
+    if in_driver and stored is not None and order_by is None:
+        judged = _by_driver(narrow, _hashed(stored, spec, None), unique=unique)
     if judged is None:
         judged = _by_spark(narrow, stored, spec, order_by, unique=unique, stored_count=stored_count)
     found = {status: rows for status, (rows, _) in judged.figures.items()}
@@ -122,14 +121,14 @@ def reconcile(
     return Reconciled(frame, counts, identities, repeated, judged.cached)
 
 
-def _by_driver(narrow: DataFrame, hashed: DataFrame, ask: Ask, *, unique: bool) -> _Judged | None:
+def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged | None:
     """None where there is more of it than was expected."""
-    known = in_driver.brought(hashed.drop(COMMIT) if unique else hashed)
-    mine = in_driver.brought(narrow) if known is not None else None
+    known = driver.brought(hashed.drop(COMMIT) if unique else hashed)
+    mine = driver.brought(narrow) if known is not None else None
     if known is None or mine is None:
         return None
     commit = None if unique else COMMIT
-    found = in_driver.judged(ask, mine, known, _KEYS, _CONTENT, _STATUSES, commit=commit)
+    found = driver.judged(mine, known, _KEYS, _CONTENT, _STATUSES, commit=commit)
     totals = found.group_by("status").aggregate([("n", "sum"), ("n", "count")])
     figures = {
         _STATUSES[row["status"]]: (row["n_sum"], row["n_count"]) for row in totals.to_pylist()

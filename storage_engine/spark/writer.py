@@ -225,7 +225,8 @@ class _Write:
             entries = attempt.entries()
             files = [file for entry in entries for file in entry.files]
             count = sum(file.row_count for file in files)
-            in_driver = fits(df, stored_rows=count, stored_bytes=sum(file.bytes for file in files))
+            size = sum(file.bytes for file in files)
+            in_driver = fits(self._df, stored_rows=count, stored_bytes=size)
             unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)
             columns = [*spec.identity, *(f.name for f in spec.fields)]
             stored = stored_rows(
@@ -239,7 +240,7 @@ class _Write:
             order_by=order_by,
             stored_count=count,
             sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
-            ask=attempt.ask if in_driver else None,
+            in_driver=in_driver,
         )
         return found, source
 

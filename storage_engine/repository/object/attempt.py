@@ -170,11 +170,6 @@ class StagedAttempt:
     def files(self) -> tuple[CommitFile, ...]:
         return self._files
 
-    def ask(self, sql: str, **tables: pa.Table) -> pa.Table:
-        """The engine's answer to a question about tables at hand, within its memory limit."""
-        with self._versions.scan(self.spec, (), **tables) as cursor:
-            return cursor.execute(sql).to_arrow_table()
-
     def repeated(self) -> list[object]:
         """Identities that are in the parts more than once (three at most)."""
         return repeated(self._versions, self.spec, self._files)
