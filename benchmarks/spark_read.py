@@ -63,7 +63,8 @@ def measure(report: Report, spark: SparkSession, folder: Path) -> None:
                 "* EXCEPT (value)", f"value + {number + 1} AS value"
             )
             write_entities(changed, Reading, session)
-        compare(report, spark, session, f"{CHANGES} changes later")
+        plain, native = compare(report, spark, session, f"{CHANGES} changes later")
+        verdict(report, "native read of overlapping commits within 2x", plain, native)
         session.compact(CompactionPolicy(min_entries=2, ratio=1000))
         session.flush()
         plain, native = compare(report, spark, session, "compacted")

@@ -33,7 +33,9 @@ from storage_engine.spark.schema import COMMIT_ID, chosen_columns, spark_schema,
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_BROADCAST_ROWS = 500_000  # newer versions up to so many go to every executor
+# Newer versions up to so many go to every executor; twice as many fit a driver of 1 GB. With more
+# of them all rows are shuffled and sorted, which takes several times as long.
+_BROADCAST_ROWS = 2_000_000
 
 
 def read_entities(
@@ -141,6 +143,8 @@ def _rows(
         if not plan.rows:
             schema = spark_schema(spec, with_commit_id=with_commit_id)
             return spark.createDataFrame([], schema).select(*lead, *shown)
+        if plan.newer:  # the key is read anyway, so it stands for the field that it is made of
+            stored = ["entity_key" if name == spec.primary_key else name for name in stored]
         scan = scan_of(spark, repository.store, repository.config, spec, plan.files)
         rows = visible(scan, plan, stored, with_commit_id=with_commit_id)
     else:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from storage_engine.model.spec import TypeSpec
 
-_UNITED = 8  # commits whose staged parts are united with their ids as constants; more are joined
+_NAMED = 8  # the largest staged commits: one expression tells their parts; the others are joined
 _TASK_BYTES = 32 * MIB
 _BATCH_ROWS = 64 * 1024
 _ATTEMPT = r"/staged/([^/]+)/[^/]+/[^/]+/[^/]+/[^/]+$"  # see layout.staged_part
@@ -116,6 +116,10 @@ def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> 
     return pa.schema([known.field(name) for name in names])
 
 
+def _row_count(files: Iterable[DataFile]) -> int:
+    return sum(item.file.row_count for item in files)
+
+
 @dataclass(frozen=True)
 class NativeScan:
     """Spark's own reader: it prunes columns and pushes filters down to row groups."""
@@ -130,22 +134,43 @@ class NativeScan:
         rows = from_arrow_schema(_schema(self.spec, columns, with_commit_id=False))
         if not with_commit_id:
             return self._open(files, rows)
-        versioned = from_arrow_schema(_schema(self.spec, columns, with_commit_id=True))
         own = [item for item in files if item.file.commit_id_source == "column"]
         given: dict[int, list[DataFile]] = {}
         for item in files:
             if item.file.commit_id_source != "column":
                 given.setdefault(item.entry.max_commit_id, []).append(item)
-        parts = [self._open(own, versioned)] if own else []
-        if len(given) <= _UNITED:
-            for commit_id, staged in given.items():
-                found = self._open(staged, rows)
-                parts.append(
-                    found.select(functions.lit(commit_id).cast("long").alias(COMMIT_ID), "*")
-                )
-        else:
-            parts.append(self._joined(given, rows))
+        largest = sorted(given, key=lambda commit_id: -_row_count(given[commit_id]))
+        named = {commit_id: given[commit_id] for commit_id in largest[:_NAMED]}
+        others = {commit_id: given[commit_id] for commit_id in largest[_NAMED:]}
+        parts = [self._together(own, named, columns)] if own or named else []
+        if others:
+            parts.append(self._joined(others, rows))
         return reduce(lambda a, b: a.unionByName(b), parts)
+
+    def _together(
+        self,
+        own: Sequence[DataFile],
+        named: Mapping[int, Sequence[DataFile]],
+        columns: Sequence[str],
+    ) -> DataFrame:
+        """One scan of all these files, however many commits: a union would copy every row, and
+        have whatever is joined with it joined once for each commit.
+
+        The path tells the commit of a staged part, which costs nothing until somebody asks.
+        """
+        schema = from_arrow_schema(_schema(self.spec, columns, with_commit_id=bool(own)))
+        found = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
+        known = [found[COMMIT_ID]] if own else []  # null where the file has no such column
+        if named:
+            path = found.metadataColumn("_metadata")["file_path"]
+            told: Any = functions  # `when` begins a CASE here, and continues it there
+            for commit_id, staged in named.items():
+                attempts = {item.file.path.split("/")[1] for item in staged}
+                there = [path.contains(f"/staged/{attempt}/") for attempt in sorted(attempts)]
+                told = told.when(reduce(lambda a, b: a | b, there), functions.lit(commit_id))
+            known.append(told)
+        commit_ids = functions.coalesce(*known).cast("long").alias(COMMIT_ID)
+        return found.select(commit_ids, *(found[name] for name in columns))
 
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
         # A folder named `tier=Gold` above the files is no column.
@@ -167,7 +192,8 @@ class NativeScan:
             list(attempts.items()), f"__attempt string, {COMMIT_ID} long"
         )
         found = self._open([item for staged in given.values() for item in staged], schema)
-        attempt = functions.regexp_extract(functions.col("_metadata.file_path"), _ATTEMPT, 1)
+        path = found.metadataColumn("_metadata")["file_path"]
+        attempt = functions.regexp_extract(path, _ATTEMPT, 1)
         joined = found.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )
