@@ -275,7 +275,7 @@ def test_what_runs_on_a_tenant_stays_there(tmp_path: Path, monkeypatch: pytest.M
     for folder in (main, acme):
         initialize_storage(str(folder))
     with Session(acme) as session:
-        session.emit(shop.OrderPlaced(order_id="o1"))
+        session.emit(shop.OrderPlaced(order_id="acme-1"))  # which no other test lets fail
 
     def run(job: str) -> Any:
         return loaded.resolve_job_def(job).execute_in_process()
