@@ -34,7 +34,7 @@ from storage_engine.events import records
 from storage_engine.events.dispatcher import Totals
 from storage_engine.events.records import Policy
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.port import ObjectStore, bulk_of
+from storage_engine.objectstore.protocol import ObjectStore, bulk_of
 from tests.servers import REGION
 
 EVENTS = int(os.environ.get("BENCH_EVENTS", "3000"))

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import dagster as dg
 from pydantic import ConfigDict, Field, model_validator
 
-from storage_engine.durations import duration
+from storage_engine.config import duration
 
 INGEST_POOL = "ontologia_ingest"
 MAINTENANCE_POOL = "ontologia_maintenance"

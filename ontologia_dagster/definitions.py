@@ -5,9 +5,9 @@ from pathlib import Path
 
 import dagster as dg
 
-from ontologia_dagster.bindings import location_resources
-from ontologia_dagster.environments import Environments
-from ontologia_dagster.platform import build_platforms
+from ontologia_dagster.resources.environments import Environments
+from ontologia_dagster.resources.location import location_resources
+from ontologia_dagster.storage.storage_defs import build_platforms
 
 
 @dg.definitions

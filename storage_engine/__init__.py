@@ -44,12 +44,9 @@ if TYPE_CHECKING:
     from storage_engine.events.envelopes import EventDeadLetter
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import CompactionPolicy
-    from storage_engine.model.entity import Entity
-    from storage_engine.model.event import Event
+    from storage_engine.model.declarations import Entity, Event, Relation
     from storage_engine.model.field import Field
-    from storage_engine.model.relation import Relation
-    from storage_engine.query.builder import Query
-    from storage_engine.query.endpoints import left, right
+    from storage_engine.query.builder import Query, left, right
     from storage_engine.query.executor import Plan
     from storage_engine.query.results import Path, Result
     from storage_engine.repository.initialize import initialize_storage
@@ -57,7 +54,7 @@ if TYPE_CHECKING:
     from storage_engine.runtime.handlers import HandlerContext, on_event
     from storage_engine.runtime.history import Changes
     from storage_engine.runtime.ontology import Ontology
-    from storage_engine.runtime.reading import SqlQuery, View
+    from storage_engine.runtime.reads import SqlQuery, View
     from storage_engine.runtime.session import Session
 
 __version__ = "0.1.0"
@@ -121,8 +118,8 @@ _ERRORS = "storage_engine.errors"
 _MODULES = {
     "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Changes": "storage_engine.runtime.history",
-    "Entity": "storage_engine.model.entity",
-    "Event": "storage_engine.model.event",
+    "Entity": "storage_engine.model.declarations",
+    "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
     "Field": "storage_engine.model.field",
     "HandlerContext": "storage_engine.runtime.handlers",
@@ -131,17 +128,17 @@ _MODULES = {
     "Path": "storage_engine.query.results",
     "Plan": "storage_engine.query.executor",
     "Query": "storage_engine.query.builder",
-    "Relation": "storage_engine.model.relation",
+    "Relation": "storage_engine.model.declarations",
     "Schedule": "storage_engine.events.schedules",
     "Result": "storage_engine.query.results",
     "Session": "storage_engine.runtime.session",
-    "SqlQuery": "storage_engine.runtime.reading",
-    "View": "storage_engine.runtime.reading",
+    "SqlQuery": "storage_engine.runtime.reads",
+    "View": "storage_engine.runtime.reads",
     "initialize_storage": "storage_engine.repository.initialize",
     "on_event": "storage_engine.runtime.handlers",
-    "left": "storage_engine.query.endpoints",
+    "left": "storage_engine.query.builder",
     "open_repository": "storage_engine.repository.open",
-    "right": "storage_engine.query.endpoints",
+    "right": "storage_engine.query.builder",
 }
 
 

@@ -1,8 +1,13 @@
-"""All settings in one frozen, validated object, with the defaults of the specification."""
+"""All settings in one frozen, validated object, with the defaults of the specification.
+
+Spans of time as people write them: `90s`, `26h`, `7d`, `1d12h`.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,3 +121,27 @@ def _describe(error: PydanticValidationError) -> str:
         else:
             lines.append(f"{name}: {problem['msg']}, got {problem['input']!r}")
     return "; ".join(lines)
+
+
+_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_PART = re.compile(r"(\d+)([smhdw])")
+
+
+def duration(text: str) -> timedelta:
+    """ValueError for anything that is not a sequence of numbers with units."""
+    found = _PART.findall(text)
+    if not found or "".join(f"{n}{unit}" for n, unit in found) != text.strip().lower():
+        raise ValueError(f"{text!r} is no duration: write 90s, 30m, 12h, 7d, 2w or 1d12h")
+    try:
+        return timedelta(seconds=sum(int(n) * _SPANS[unit] for n, unit in found))
+    except OverflowError:
+        raise ValueError(f"{text!r} is too long") from None
+
+
+def show_duration(span: timedelta) -> str:
+    """The largest units first: `1d12h`."""
+    left, shown = int(span.total_seconds()), ""
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, _SPANS[unit])
+        shown += f"{count}{unit}" if count else ""
+    return shown or "0s"

@@ -20,7 +20,7 @@ import pytest
 from storage_engine.config import OntologiaConfig
 from storage_engine.model import Entity, Field, Relation, TypeSpec, row_schema, spec_of
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.port import ObjectStore
+from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository import (
     CommitRequest,
     CommitResult,

@@ -19,7 +19,7 @@ from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, Field
 
 from ontologia_dagster.declaration import OntologyAsset
-from ontologia_dagster.factory import build_type
+from ontologia_dagster.ingestion.type_defs import build_type
 
 
 class ScaffoldParams(BaseModel):

@@ -1,5 +1,10 @@
-"""The demo's own assets around the ingested types: the delivery before them, alarms and reports
-after them."""
+"""Questions to the demo's ontology, in typed Python, about now or any commit before.
+
+How the delivered files become the demo's types: one declaration each, expressions in SQL.
+
+The demo's own assets around the ingested types: the delivery before them, alarms and reports
+after them.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -8,18 +13,181 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.declaration import EVENTS_POOL, on_new_data
-from ontologia_dagster.demo import alarms
-from ontologia_dagster.demo.places import DELIVERY, GROUP, landing_folder
-from ontologia_dagster.demo.reports import punctuality
-from ontologia_dagster.demo.source import PACKAGE, deliver
-from ontologia_dagster.demo.types import ENTITIES, RELATIONS
-from ontologia_dagster.failures import reported_failures
-from ontologia_dagster.metadata import request_metadata
-from ontologia_dagster.queries import query_asset
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.tables import table
-from storage_engine import Event, Session
+from ontologia_dagster.declaration import (
+    EVENTS_POOL,
+    OntologyAsset,
+    PartitionSpec,
+    SourceSpec,
+    on_new_data,
+)
+from ontologia_dagster.demo import events as demo_events
+from ontologia_dagster.demo.instance import DELIVERY, GROUP, landing_folder
+from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airline, Flight
+from ontologia_dagster.demo.source import NULL, PACKAGE, deliver
+from ontologia_dagster.downstream.metadata import request_metadata, table
+from ontologia_dagster.downstream.queries import query_asset
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.ontology import OntologyResource
+from storage_engine import Event, Session, View
+from storage_engine.query import avg, count
+
+_BAR = 20
+
+
+def punctuality(view: View) -> list[dict[str, Any]]:
+    """How late each airline's flights left on average, in minutes; the latest first."""
+    names = {one.carrier: one.name for one in view.query().entities(Airline).collect()}
+    grouped = (
+        view.query()
+        .relations(Flight)
+        .where(Flight.departure_delay.is_not_null())
+        .group_by(Flight.carrier)
+        .agg(departed=count(), late=avg(Flight.departure_delay))
+    )
+    rows = sorted(grouped.to_pylist(), key=lambda row: -row["late"])
+    most = max((row["late"] for row in rows), default=0.0) or 1.0
+    return [
+        {
+            "airline": names.get(row["carrier"], row["carrier"]),
+            "flights": row["departed"],
+            "average_delay": row["late"],
+            "chart": "█" * max(0, round(_BAR * row["late"] / most)),
+        }
+        for row in rows
+    ]
+
+
+MODELS = "ontologia_dagster.demo.ontology"
+
+_AIRLINES = "carrier STRING, name STRING"
+_AIRPORTS = (
+    "faa STRING, name STRING, lat DOUBLE, lon DOUBLE, alt INT, tz INT, dst STRING, tzone STRING"
+)
+_PLANES = (
+    "tailnum STRING, year INT, type STRING, manufacturer STRING, model STRING, engines INT, "
+    "seats INT, speed INT, engine STRING"
+)
+_WEATHER = (
+    "origin STRING, year INT, month INT, day INT, hour INT, temp DOUBLE, dewp DOUBLE, "
+    "humid DOUBLE, wind_dir INT, wind_speed DOUBLE, wind_gust DOUBLE, precip DOUBLE, "
+    "pressure DOUBLE, visib DOUBLE, time_hour TIMESTAMP"
+)
+_FLIGHTS = (
+    "year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT, "
+    "sched_arr_time INT, arr_delay INT, carrier STRING, flight INT, tailnum STRING, "
+    "origin STRING, dest STRING, air_time INT, distance INT, hour INT, minute INT, "
+    "time_hour TIMESTAMP"
+)
+_DAY = "make_date(year, month, day)"
+_HOUR = "concat(origin, '/', date_format(time_hour, \"yyyy-MM-dd'T'HH:mm:ss'Z'\"))"
+
+
+def declarations() -> list[OntologyAsset]:
+    """All ingested types. The folder is asked for now, so that tests can have their own."""
+    return [
+        _declared(
+            "Airline",
+            _delivered("airlines.csv", _AIRLINES),
+            description="Who flies.",
+            expectations=[{"not_null": "name"}],
+        ),
+        _declared(
+            "Airport",
+            _delivered("airports.csv", _AIRPORTS),
+            description="Where flights go. Stubs are named by flights and missing in the list.",
+            columns={
+                "latitude": "lat",
+                "longitude": "lon",
+                "altitude_ft": "alt",
+                "timezone": "tzone",
+                "stub": "lat is null",
+            },
+            expectations=[{"range": {"column": "latitude", "min": -90, "max": 90}}],
+        ),
+        _declared(
+            "Plane",
+            _delivered("planes.csv", _PLANES),
+            description="What flies. Stubs are named by flights and missing in the register.",
+            columns={"category": "type", "stub": "manufacturer is null"},
+        ),
+        _declared(
+            "WeatherObservation",
+            _delivered("weather.csv", _WEATHER),
+            description="The weather at the three airports of New York, by the hour.",
+            columns={
+                "id": _HOUR,
+                "observed_at": "time_hour",
+                "temperature_f": "temp",
+                "humidity": "humid",
+                "wind_mph": "wind_speed",
+                "gust_mph": "wind_gust",
+                "precipitation_in": "precip",
+                "visibility_mi": "visib",
+            },
+        ),
+        _declared(
+            "ObservedAt",
+            _delivered("weather.csv", _WEATHER),
+            description="Which airport an observation is of.",
+            columns={"left_key": _HOUR, "right_key": "origin"},
+        ),
+        _declared(
+            "Flight",
+            _delivered("flights/{partition_key}.csv", _FLIGHTS),
+            description="Every flight from New York in 2013, by local month.",
+            columns={
+                "left_key": "origin",
+                "right_key": "dest",
+                "flight": f"concat_ws('/', {_DAY}, carrier, flight)",
+                "day": _DAY,
+                "number": "flight",
+                "scheduled_departure": "sched_dep_time",
+                "departure": "dep_time",
+                "departure_delay": "dep_delay",
+                "scheduled_arrival": "sched_arr_time",
+                "arrival": "arr_time",
+                "arrival_delay": "arr_delay",
+                "air_minutes": "air_time",
+                "distance_mi": "distance",
+            },
+            partitions=PartitionSpec(
+                kind="monthly", field="day", start="2013-01-01", end="2014-01-01"
+            ),
+            backfill="single_run",
+            expectations=[{"range": {"column": "distance_mi", "min": 1}}],
+        ),
+        _declared(
+            "Operates",
+            _delivered("flights/*.csv", _FLIGHTS),
+            description="Which airline flew which plane.",
+            columns={"left_key": "carrier", "right_key": "tailnum"},
+            where="tailnum is not null",
+            distinct=True,
+        ),
+    ]
+
+
+def _declared(type_name: str, source: SourceSpec, **members: object) -> OntologyAsset:
+    return OntologyAsset.model_validate(
+        {
+            "type": type_name,
+            "models": MODELS,
+            "source": source,
+            "deps": [DELIVERY],
+            "group": GROUP,
+            "automation": on_new_data(),
+            **members,
+        }
+    )
+
+
+def _delivered(name: str, schema: str) -> SourceSpec:
+    return SourceSpec(
+        format="csv",
+        paths=[str(landing_folder() / name)],
+        row_schema=schema,
+        null_value=NULL,
+    )
 
 
 class DeliveryConfig(dg.Config):
@@ -76,7 +244,7 @@ def _alarm(
     ) -> dg.MaterializeResult[None]:
         with reported_failures(context.instance), opened(ontology) as session:
             events = find(session)
-            told = alarms.tell(session, name, events)
+            told = demo_events.tell(session, name, events)
             requests = session.storage_info().get("requests", {})
         context.log.info("%d found, %d events sent", told.found, told.sent)
         metadata: dict[str, Any] = {
@@ -104,19 +272,19 @@ def _fields(events: Sequence[Event]) -> list[str]:
 
 severe_delays = _alarm(
     "severe_delays",
-    alarms.severe_delays,
+    demo_events.severe_delays,
     ["flight"],
     "Flights that left more than ten hours late. Each is told once, as a SevereDelay.",
 )
 disrupted_days = _alarm(
     "disrupted_days",
-    alarms.disrupted_days,
+    demo_events.disrupted_days,
     ["flight", "weather_observation"],
     "Days on which a quarter of an airport's flights left over an hour late, as a DisruptedDay.",
 )
 airport_notices = _alarm(
     "airport_notices",
-    alarms.notices,
+    demo_events.notices,
     ["flight", "airport"],
     "A notice about an airport that nobody knows: its handler fails until the airport is there.",
 )

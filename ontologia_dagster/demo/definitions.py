@@ -6,17 +6,16 @@ from typing import Any
 
 import dagster as dg
 
-from ontologia_dagster.bindings import location_resources
-from ontologia_dagster.demo.assets import ASSETS
-from ontologia_dagster.demo.ingestion import declarations
-from ontologia_dagster.demo.places import GROUP
-from ontologia_dagster.demo.types import Disruption, Incident
-from ontologia_dagster.environments import Environments
-from ontologia_dagster.platform import STORAGE, build_platform
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.demo.assets import ASSETS, declarations
+from ontologia_dagster.demo.instance import GROUP
+from ontologia_dagster.demo.ontology import Disruption, Incident
+from ontologia_dagster.resources.environments import Environments
+from ontologia_dagster.resources.location import location_resources
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage.storage_defs import STORAGE, build_platform
 
 LOCATION = "flights"  # as workspace.yaml names it
-HANDLER_MODULE = "ontologia_dagster.demo.handlers"
+HANDLER_MODULE = "ontologia_dagster.demo.events"
 INGEST_JOB = "ingest_all"
 CHECK_JOB = "check_indices"
 ALARM_JOB = "look_for_trouble"

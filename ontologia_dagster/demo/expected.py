@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from ontologia_dagster.demo.rules import HOUR_LATE, SEVERE_MINUTES, disrupted
+from ontologia_dagster.demo.ontology import HOUR_LATE, SEVERE_MINUTES, disrupted
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, NULL, SAME_MAKER, TIMES, text_of
 
 _FLIGHT = ("year", "month", "day", "carrier", "flight", "origin", "dest")

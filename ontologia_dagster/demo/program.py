@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from ontologia_dagster.demo.places import home, settle
-from ontologia_dagster.environments import STORAGE_URI_VARIABLE
+from ontologia_dagster.demo.instance import home, settle
+from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError, OntologiaError
 
 T = TypeVar("T")
@@ -70,13 +70,17 @@ def run(console: Console, *, s3: bool) -> int:
 
     from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.expected import expected
-    from ontologia_dagster.demo.instance import open_instance, prepare_instance
-    from ontologia_dagster.demo.leftovers import RUN, alive, end_dead_runs
-    from ontologia_dagster.demo.metered import MeteredOntology
+    from ontologia_dagster.demo.instance import (
+        RUN,
+        alive,
+        end_dead_runs,
+        open_instance,
+        prepare_instance,
+    )
     from ontologia_dagster.demo.narrator import Narrator
-    from ontologia_dagster.demo.run import Demo
+    from ontologia_dagster.demo.run import Demo, MeteredOntology
     from ontologia_dagster.demo.summary import figures, show, verdict
-    from ontologia_dagster.platform import STORAGE
+    from ontologia_dagster.storage.storage_defs import STORAGE
 
     for category in (dg.BetaWarning, dg.PreviewWarning):
         warnings.filterwarnings("ignore", category=category)
@@ -125,10 +129,15 @@ def _apart(work: Callable[[], T]) -> T:
 def ui(console: Console, port: int, *, s3: bool) -> int:
     """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
     from ontologia_dagster.demo.definitions import demo_resources
-    from ontologia_dagster.demo.instance import open_instance, prepare_instance
-    from ontologia_dagster.demo.leftovers import UI, alive, end_dead_runs
+    from ontologia_dagster.demo.instance import (
+        UI,
+        alive,
+        end_dead_runs,
+        open_instance,
+        prepare_instance,
+    )
     from ontologia_dagster.demo.run import ensure_storage
-    from ontologia_dagster.platform import STORAGE
+    from ontologia_dagster.storage.storage_defs import STORAGE
 
     place = prepare_instance()
     ontology = demo_resources()[STORAGE]
@@ -171,7 +180,7 @@ def _on_local_s3(console: Console) -> Iterator[None]:
     """A server with its data under the demo's folder; the storage is a bucket on it."""
     from dagster_aws.s3 import S3Resource
 
-    from ontologia_dagster.demo.leftovers import SERVER, alive
+    from ontologia_dagster.demo.instance import SERVER, alive
     from ontologia_dagster.demo.local_s3 import local_s3
 
     folder = home() / "seaweedfs"

@@ -1,4 +1,13 @@
-"""Runs the whole demo once, in this process.
+"""Keeps what a program's children write to stderr out of sight, but not out of reach.
+
+The demo's ontology with every request counted: of writes, reads, checks, events, maintenance.
+
+For `make run`, which does everything in one process. Whatever opens the storage through the
+resource is counted; Spark's Python workers are other processes, and are not.
+
+What the corrections did, read from the storage's history: it is true whichever run did it.
+
+Runs the whole demo once, in this process.
 
 The runs are ordinary Dagster runs of the demo's jobs on a Dagster instance that stays: afterwards
 the UI shows all of them. What to do is decided by what is stored, so that a demo that was stopped
@@ -7,18 +16,19 @@ anywhere goes on, and a storage that has been through it is left as it is.
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
-from ontologia_dagster.bus import load_handlers, look
-from ontologia_dagster.demo import metered
 from ontologia_dagster.demo.assets import opened
-from ontologia_dagster.demo.corrections import corrections
 from ontologia_dagster.demo.definitions import (
     ALARM_JOB,
     CHECK_JOB,
@@ -26,16 +36,130 @@ from ontologia_dagster.demo.definitions import (
     INGEST_JOB,
     demo_definitions,
 )
-from ontologia_dagster.demo.handlers import file_notice
-from ontologia_dagster.demo.leftovers import OWN_RUN
+from ontologia_dagster.demo.events import file_notice
+from ontologia_dagster.demo.instance import DELIVERY, OWN_RUN, home
 from ontologia_dagster.demo.narrator import LOGGER, Narrator, findings
-from ontologia_dagster.demo.places import DELIVERY, home
-from ontologia_dagster.demo.quiet import stderr_in
-from ontologia_dagster.platform import STORAGE
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.spark import SparkResource
-from storage_engine import initialize_storage
+from ontologia_dagster.demo.ontology import Airport, Flight, Plane
+from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.storage.events import load_handlers, look
+from ontologia_dagster.storage.storage_defs import STORAGE
+from storage_engine import Session, initialize_storage
 from storage_engine.errors import UninitializedStorageError
+from storage_engine.repository.protocol import Repository
+
+
+@contextmanager
+def stderr_in(path: Path) -> Iterator[None]:
+    """Processes started meanwhile write their stderr to `path`, for as long as they live."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, 2)
+        os.close(ours)
+
+
+# Of the process, as Dagster makes a new copy of a resource for each run.
+_meters: list[Any] = []
+
+
+class MeteredOntology(OntologyResource):
+    @classmethod
+    def of(cls, ontology: OntologyResource) -> MeteredOntology:
+        names = type(ontology).model_fields
+        return cls(**{name: getattr(ontology, name) for name in names})
+
+    @contextmanager
+    def repository(self) -> Iterator[Repository]:
+        with super().repository() as opened:
+            _count(opened)
+            yield opened
+
+    def session(self, **settings: Any) -> Session:
+        opened = super().session(**settings)
+        _count(opened.repository)
+        return opened
+
+
+def requests() -> Counter[str]:
+    """By kind, to all storages that were opened so far."""
+    total: Counter[str] = Counter()
+    for meter in _meters:
+        total.update(meter.requests)
+    return total
+
+
+def _count(repository: Repository) -> None:
+    store = getattr(repository, "store", None)  # SQLite has none
+    if store is not None:
+        _meters.append(store.meter)
+
+
+_MIDNIGHT = int(NOT_MIDNIGHT)
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """Rows that are corrected, those that were ever stored wrong, and the earliest commit that
+    corrected one of them (None: none is)."""
+
+    airports_added: int
+    planes_added: int
+    makers_wrong: int
+    makers_unified: int
+    times_wrong: int
+    times_mended: int
+    first_commit: int | None
+
+
+def corrections(session: Session) -> Corrections:
+    airports = session.query().entities(Airport).where(Airport.stub.is_true()).collect()
+    planes = session.query().entities(Plane).where(Plane.stub.is_true()).collect()
+    makers = _makers_ever_wrong(session)
+    unified = [one for one in makers if one.manufacturer not in SAME_MAKER]
+    flights = _times_ever_wrong(session)
+    mended = [one for one in flights if _MIDNIGHT not in (one.departure, one.arrival)]
+    corrected: list[Airport | Plane | Flight] = [*airports, *planes, *unified, *mended]
+    return Corrections(
+        airports_added=len(airports),
+        planes_added=len(planes),
+        makers_wrong=len(makers),
+        makers_unified=len(unified),
+        times_wrong=len(flights),
+        times_mended=len(mended),
+        first_commit=min((one.meta().commit_id for one in corrected), default=None),
+    )
+
+
+def _makers_ever_wrong(session: Session) -> list[Plane]:
+    """Planes whose maker has or had another name, as they are now."""
+    planes = session.query().entities(Plane)
+    found = planes.with_history().where(Plane.manufacturer.in_(list(SAME_MAKER))).collect()
+    known = sorted({one.tailnum for one in found})
+    return planes.where(Plane.tailnum.in_(known)).collect() if known else []
+
+
+def _times_ever_wrong(session: Session) -> list[Flight]:
+    """Flights that leave or come, or once did, at 24:00, as they are now."""
+    flights = session.query().relations(Flight)
+    wrong = (Flight.departure == _MIDNIGHT) | (Flight.arrival == _MIDNIGHT)
+    found = flights.with_history().where(wrong).collect()
+    known = {_identity(one) for one in found}
+    names = sorted({one.flight for one in found})
+    now = flights.where(Flight.flight.in_(names)).collect() if names else []
+    return [one for one in now if _identity(one) in known]
+
+
+def _identity(flight: Flight) -> tuple[str, str, str]:
+    return flight.flight, flight.left_key, flight.right_key
+
 
 RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 _PATIENCE_S = 60.0  # for events that a killed run had claimed; far longer than their lease
@@ -78,7 +202,7 @@ class Demo:
 
     def run(self) -> Outcome:
         outcome, chapter = self.outcome, self._narrator.chapter
-        requests = metered.requests()
+        at_start = requests()
         before = self._prepare()
         with chapter("Spark"), stderr_in(home() / "spark.log"):
             self._spark.session()
@@ -105,7 +229,7 @@ class Demo:
         with chapter("Tidy up"):
             self._tidy()
         outcome.last_commit = self._head()
-        outcome.requests = metered.requests() - requests
+        outcome.requests = requests() - at_start
         if outcome.last_commit == before:
             self._narrator.say("nothing new", f"still commit {before}: all of it was there")
         return outcome

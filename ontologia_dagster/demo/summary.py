@@ -10,22 +10,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ontologia_dagster.demo.assets import opened
-from ontologia_dagster.demo.corrections import corrections
+from ontologia_dagster.demo.assets import opened, punctuality
+from ontologia_dagster.demo.events import NOTICE, SEVERE_DELAY
 from ontologia_dagster.demo.expected import Expected
-from ontologia_dagster.demo.handlers import NOTICE, SEVERE_DELAY
-from ontologia_dagster.demo.reports import punctuality
-from ontologia_dagster.demo.run import Outcome
+from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airport, Incident, Plane
+from ontologia_dagster.demo.run import Outcome, corrections
 from ontologia_dagster.demo.source import SAME_MAKER
-from ontologia_dagster.demo.types import (
-    ENTITIES,
-    RELATIONS,
-    Airport,
-    Incident,
-    Plane,
-)
-from ontologia_dagster.prices import PER_REQUEST, price, request_total
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.downstream.metadata import PER_REQUEST, price, request_total
+from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import Session
 
 

@@ -14,7 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
-from storage_engine.cli.asking import (
+from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.errors import prompt_interrupts
+from storage_engine.cli.query import FORMATS, TABLE_ROWS
+from storage_engine.cli.query_terms import (
     MAX_INT,
     Types,
     chosen,
@@ -24,9 +27,6 @@ from storage_engine.cli.asking import (
     reference,
     row_columns,
 )
-from storage_engine.cli.interrupts import prompt_interrupts
-from storage_engine.cli.options import Invocation
-from storage_engine.cli.query import FORMATS, TABLE_ROWS
 from storage_engine.cli.results import Answer, Column, Format, describe, refuse_terminal, write
 from storage_engine.errors import OntologiaError
 from storage_engine.model.spec import Kind, TypeSpec

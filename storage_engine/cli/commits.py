@@ -1,4 +1,9 @@
-"""`onto commits`: the history, and what one commit changed."""
+"""`onto commits`: the history, and what one commit changed.
+
+`onto tag`: names for commits.
+
+`onto restore`: a new commit with the state of an older one.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from storage_engine.cli.boundary import CommandError
-from storage_engine.cli.options import Invocation, with_settings
+from storage_engine.cli.arguments import Invocation, with_settings
+from storage_engine.cli.errors import CommandError
 from storage_engine.cli.output import Output
 
 if TYPE_CHECKING:
+    from storage_engine.maintenance.restore import Restore
     from storage_engine.repository import CommitRecord
 
 LIST_LIMIT = 10
@@ -167,3 +173,126 @@ def _identity(change: dict[str, Any]) -> str:
         return str(change["key"])
     instance = f" [{change['instance_key']}]" if change["instance_key"] else ""
     return f"{change['left_key']} -> {change['right_key']}{instance}"
+
+
+tag_app = typer.Typer()
+
+
+@tag_app.callback()
+@with_settings
+def tag_group(_invocation: Invocation) -> None:
+    """Give commits names, to read and restore by; a tag keeps its files from being collected."""
+
+
+@tag_app.command("list")
+@with_settings
+def tag_list(invocation: Invocation) -> None:
+    """List the tags, by name."""
+    from storage_engine.maintenance.tags import list_tags
+
+    with invocation.repository() as repository:
+        found = list_tags(repository)
+    if invocation.output.json:
+        invocation.output.document({"tags": [one.as_dict() for one in found]})
+    elif not found:
+        invocation.output.line("No tags yet: `onto tag create NAME` names the latest commit.")
+    else:
+        invocation.output.table(
+            ["tag", "commit", "created", "runtime"],
+            [(one.name, one.commit_id, one.created_at, one.runtime_id) for one in found],
+        )
+
+
+@tag_app.command("create")
+@with_settings
+def tag_create(
+    invocation: Invocation,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name.")],
+    ref: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[REF]", help="Commit id, time or another tag; the latest commit unless told."
+        ),
+    ] = None,
+) -> None:
+    """Name a commit. A name that is taken by another commit is refused."""
+    from storage_engine.maintenance.references import commit_of, parse_reference
+    from storage_engine.maintenance.tags import create_tag
+
+    with invocation.repository() as repository:
+        commit_id = commit_of(repository, parse_reference(ref)) if ref is not None else None
+        made = create_tag(repository, name, commit_id)
+    if invocation.output.json:
+        invocation.output.document(made.as_dict())
+    else:
+        invocation.output.line(f"Tag {made.name} names commit {made.commit_id}.")
+
+
+@tag_app.command("delete")
+@with_settings
+def tag_delete(
+    invocation: Invocation,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name.")],
+) -> None:
+    """Take a name away; the commit stays, its files may be collected if nothing else needs them."""
+    from storage_engine.maintenance.tags import delete_tag
+
+    with invocation.repository() as repository:
+        gone = delete_tag(repository, name)
+    if invocation.output.json:
+        invocation.output.document(gone.as_dict())
+    else:
+        invocation.output.line(f"Tag {gone.name} is gone; it named commit {gone.commit_id}.")
+
+
+SHOWN = 20
+
+
+def restore(
+    invocation: Invocation,
+    ref: Annotated[str, typer.Argument(metavar="REF", help="Commit id, time or tag.")],
+    limit: Annotated[
+        int,
+        typer.Option("--limit", metavar="N", min=0, help="How many later identities to name."),
+    ] = SHOWN,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Make the commit; without it, only say what it has.")
+    ] = False,
+) -> None:
+    """Make the state of an older commit the latest, by a new commit; history stays."""
+    from storage_engine.maintenance.references import parse_reference
+    from storage_engine.maintenance.restore import restore as run
+
+    with invocation.repository() as repository:
+        done = run(repository, parse_reference(ref), apply=apply, examples=limit)
+    if invocation.output.json:
+        invocation.output.document(done.as_dict())
+    else:
+        _show_restore(invocation.output, done, ref)
+
+
+def _show_restore(output: Output, done: Restore, ref: str) -> None:
+    to = f"commit {done.commit_id}" + ("" if ref == str(done.commit_id) else f" ({ref})")
+    if done.types:
+        output.table(
+            ["type", "kind", "rows restored", "came later, stay"],
+            [(t.type_name, t.kind, t.restored, t.created_after) for t in done.types],
+        )
+    later = [(t.type_name, " / ".join(filter(None, one))) for t in done.types for one in t.examples]
+    if later:
+        output.line()
+        output.line(
+            f"{done.created_after} identities came after {to}. Nothing is ever deleted, so they "
+            "stay as they are:"
+        )
+        output.table(["type", "identity"], later)
+        if len(later) < done.created_after:
+            output.line(f"{done.created_after - len(later)} more not shown: raise --limit.")
+    if done.types:
+        output.line()
+    if done.new_commit_id is not None:
+        output.line(f"Restored {done.restored} rows to {to}, as commit {done.new_commit_id}.")
+    elif done.restored:
+        output.line(f"Nothing was written. To restore {done.restored} rows to {to}: --apply")
+    else:
+        output.line(f"Nothing to restore: no row differs from {to}.")

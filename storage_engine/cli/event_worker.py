@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from storage_engine.cli.options import Invocation
+from storage_engine.cli.arguments import Invocation
 
 if TYPE_CHECKING:
     from storage_engine.events.dispatcher import Totals
 
 
 def checked(namespace: str | None) -> str | None:
-    from storage_engine.runtime.options import checked_namespace
+    from storage_engine.runtime.arguments import checked_namespace
 
     return checked_namespace(namespace) if namespace is not None else None
 

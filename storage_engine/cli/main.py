@@ -9,21 +9,8 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import (
-    boundary,
-    commits,
-    compact,
-    events,
-    gc,
-    index,
-    info,
-    init,
-    query,
-    restore,
-    tag,
-    verify,
-)
-from storage_engine.cli.options import Invocation, with_settings
+from storage_engine.cli import commits, errors, events, maintenance, query, storage
+from storage_engine.cli.arguments import Invocation, with_settings
 
 app = typer.Typer(
     name="onto",
@@ -40,22 +27,22 @@ def _root(_invocation: Invocation, ctx: typer.Context) -> None:
         raise typer.TyperException("no command given")
 
 
-app.command("init")(with_settings(init.init))
-app.command("info")(with_settings(info.info))
+app.command("init")(with_settings(storage.init))
+app.command("info")(with_settings(storage.info))
 app.add_typer(commits.app, name="commits")
 app.add_typer(events.app, name="events")
-app.add_typer(index.app, name="index")
-app.add_typer(tag.app, name="tag")
-app.command("compact")(with_settings(compact.compact))
-app.command("gc")(with_settings(gc.gc))
-app.command("restore")(with_settings(restore.restore))
-app.command("verify")(with_settings(verify.verify))
+app.add_typer(maintenance.index_app, name="index")
+app.add_typer(commits.tag_app, name="tag")
+app.command("compact")(with_settings(maintenance.compact))
+app.command("gc")(with_settings(maintenance.gc))
+app.command("restore")(with_settings(commits.restore))
+app.command("verify")(with_settings(maintenance.verify))
 app.add_typer(query.app, name="query")
 
 
 def run(args: Sequence[str]) -> int:
     """Run `onto` with these arguments and return its exit code."""
-    return boundary.run(cast("boundary.Command", get_command(app)), args)
+    return errors.run(cast("errors.Command", get_command(app)), args)
 
 
 def main() -> None:

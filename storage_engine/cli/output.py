@@ -1,4 +1,6 @@
-"""What `onto` prints: tables for people or one JSON document for programs, both on stdout.
+"""Progress of long work, on stderr and only where someone watches.
+
+What `onto` prints: tables for people or one JSON document for programs, both on stdout.
 
 Warnings and errors for people go to stderr. Text that comes out of a storage is shown with its
 control characters escaped, so that it cannot steer the terminal.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,8 +18,35 @@ from typing import IO, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
+
+Advance = Callable[[int, int | None], None]  # done, of all (None: not known)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Advance]:
+    """A bar that goes away when the work is done; nothing at all where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output went away
 _UNLIMITED_WIDTH = 4096

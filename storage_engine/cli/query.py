@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from storage_engine.cli.options import Invocation, with_settings
+from storage_engine.cli.arguments import Invocation, with_settings
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import Kind
@@ -25,7 +25,7 @@ class FilterCommand(TyperCommand):
     """A command whose `--filter` takes two or three values, as its operator needs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from storage_engine.cli.asking import join_filters
+        from storage_engine.cli.query_terms import join_filters
 
         with_value = {
             name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts

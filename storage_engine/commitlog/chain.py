@@ -25,7 +25,7 @@ from storage_engine.commitlog.records import (
 )
 from storage_engine.errors import IntegrityError, UninitializedStorageError
 from storage_engine.objectstore.parallel import Parallel
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 _MANIFESTS_KEPT = 4096
 _CHECKPOINTS_KEPT = 2

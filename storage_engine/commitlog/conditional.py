@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass
 
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     ObjectStore,

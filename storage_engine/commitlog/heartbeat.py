@@ -16,7 +16,7 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.port import ObjectStore, ObjectStoreError
+from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from storage_engine.errors import (
     LockContentionError,
     StorageBackendError,
 )
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     ObjectStore,

@@ -44,7 +44,7 @@ from storage_engine.errors import (
     StorageBackendError,
 )
 from storage_engine.objectstore.parallel import Background
-from storage_engine.objectstore.port import ObjectStoreError
+from storage_engine.objectstore.protocol import ObjectStoreError
 
 log = logging.getLogger(__name__)
 

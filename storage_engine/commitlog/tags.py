@@ -31,7 +31,7 @@ from storage_engine.errors import (
     TagExistsError,
     UnknownTagError,
 )
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     OutcomeUnknown,

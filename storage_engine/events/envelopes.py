@@ -16,7 +16,7 @@ from storage_engine.commitlog.records import timestamp
 from storage_engine.errors import ValidationError
 from storage_engine.events.protocol import DeadLetter, EventInfo
 from storage_engine.events.records import ClaimRecord, Envelope
-from storage_engine.model.event import Event
+from storage_engine.model.declarations import Event
 from storage_engine.model.field import Field
 
 _IDS = uuid.UUID("6f0d9a52-5c0f-5a5c-9d0e-8f1f3a1c7b11")

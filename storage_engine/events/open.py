@@ -5,7 +5,7 @@ from __future__ import annotations
 from storage_engine.config import OntologiaConfig
 from storage_engine.events.protocol import EventStore
 from storage_engine.events.records import Policy
-from storage_engine.objectstore.port import bulk_of
+from storage_engine.objectstore.protocol import bulk_of
 from storage_engine.repository.protocol import Repository
 
 
@@ -13,12 +13,12 @@ def open_event_store(repository: Repository, config: OntologiaConfig) -> EventSt
     """The bus that shares the repository's store; it lives as long as the repository does."""
     policy = Policy.of(config)
     if repository.backend == "sqlite":
-        from storage_engine.events.sqlite_store import SqliteEventStore
-        from storage_engine.repository.sqlite.base import SqliteRepository
+        from storage_engine.events.sqlite.store import SqliteEventStore
+        from storage_engine.repository.sqlite.engine import SqliteRepository
 
         assert isinstance(repository, SqliteRepository)
         return SqliteEventStore(repository, policy)
-    from storage_engine.events.object_store import ObjectEventStore
+    from storage_engine.events.object.store import ObjectEventStore
     from storage_engine.repository.object.engine import ObjectRepository
 
     assert isinstance(repository, ObjectRepository)

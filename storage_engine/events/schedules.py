@@ -19,7 +19,7 @@ from storage_engine.events.envelopes import check_id, derived_id
 from storage_engine.events.protocol import EventStore
 from storage_engine.events.records import Envelope
 from storage_engine.model.canonical import dumps
-from storage_engine.model.event import Event
+from storage_engine.model.declarations import Event
 
 log = logging.getLogger(__name__)
 

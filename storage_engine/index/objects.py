@@ -11,7 +11,7 @@ from storage_engine.commitlog.conditional import StillUnknown, Won, write_condit
 from storage_engine.commitlog.records import TypeRef
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.index.record import EntryEncoder, TypeIndex
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 _ATTEMPTS = 4
 

@@ -7,14 +7,14 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import CommitFile
 from storage_engine.index.objects import IndexObjects
 from storage_engine.index.repair import Repair, apply_repair, plan_repair
 from storage_engine.index.verify import IndexReport, IndexVerifier
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.schema.catalogs import known_types
-from storage_engine.schema.documents import Documents
 
 
 def index_verifier(repository: ObjectRepository) -> IndexVerifier:

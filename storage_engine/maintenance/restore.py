@@ -1,4 +1,6 @@
-"""Going back, forwards: a new commit that makes the state of an older one the latest.
+"""Where restore finds its rows: in files by DuckDB, or in SQLite by the repository's own reads.
+
+Going back, forwards: a new commit that makes the state of an older one the latest.
 
 Each identity whose latest row differs from its row back then gets the old row as a new version.
 History stays, and identities that came later stay too, because nothing is ever deleted; a plan
@@ -8,21 +10,200 @@ whole commit or none; done again, nothing is left to do.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from storage_engine.errors import ExpectedVersionMismatchError, SchemaOutdatedError
+from storage_engine.commitlog import state
+from storage_engine.errors import (
+    ExpectedVersionMismatchError,
+    SchemaMetadataError,
+    SchemaOutdatedError,
+)
 from storage_engine.maintenance.references import commit_of
-from storage_engine.maintenance.restore_rows import ObjectRows, SqliteRows
+from storage_engine.maintenance.rows import current_entries, stored_types, versions_of
+from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.spec import Reference
+from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.protocol import CommitRequest, Repository, TypeInput
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.protocol import LATEST, CommitRequest, Repository, TypeInput, Window
+from storage_engine.repository.sqlite.engine import SqliteRepository
+
+if TYPE_CHECKING:
+    import duckdb
+
+_BATCH_ROWS = 64 * 1024
+_KEYS_AT_ONCE = 10_000
+_COMMITS_AT_ONCE = 64
+
+
+class ObjectRows:
+    """An object storage as of the head at hand, resolved from the log."""
+
+    def __init__(self, repository: ObjectRepository) -> None:
+        self._repository = repository
+        self._head = repository.chain.read_head().head
+        self.head_commit_id = self._head.commit_id
+
+    def types(self) -> list[tuple[TypeSpec, int]]:
+        heads = state.type_heads(self._repository.chain, self._head)
+        specs = stored_types(self._repository, self._head)
+        unknown = sorted(heads.keys() - {spec.ref for spec in specs})
+        if unknown:
+            names = ", ".join(name for _, name in unknown)
+            raise SchemaMetadataError(
+                f"the log does not say what {names} looks like, as its first writer did not "
+                "record schemas: commit a change with the class once, then restore"
+            )
+        return [(spec, heads[spec.ref].commit_id) for spec in specs]
+
+    def differing(self, spec: TypeSpec, commit_id: int) -> int:
+        with self._versions(spec) as cursor:
+            found = cursor.execute(
+                f"SELECT count(*) FROM ({_differing(spec)})", {"at": commit_id}
+            ).fetchone()
+            return int(found[0]) if found else 0
+
+    def created_after(
+        self, spec: TypeSpec, commit_id: int, limit: int
+    ) -> tuple[int, list[tuple[str, ...]]]:
+        keys = _keys(spec)
+        later = f"SELECT {keys} FROM versions GROUP BY {keys} HAVING min(commit_id) > $at"
+        with self._versions(spec) as cursor:
+            counted = cursor.execute(f"SELECT count(*) FROM ({later})", {"at": commit_id})
+            total = counted.fetchone()
+            shown = cursor.execute(
+                f"{later} ORDER BY {keys} LIMIT {int(limit)}", {"at": commit_id}
+            ).fetchall()
+        return int(total[0]) if total else 0, [tuple(row) for row in shown]
+
+    @contextmanager
+    def old_rows(self, spec: TypeSpec, commit_id: int) -> Iterator[Iterator[pa.RecordBatch]]:
+        schema = row_schema(spec)
+        with self._versions(spec) as cursor:
+            found = cursor.execute(_differing(spec), {"at": commit_id})
+            reader = found.to_arrow_reader(_BATCH_ROWS)
+            tables = (pa.Table.from_batches([batch]).cast(schema) for batch in reader)
+            yield (batch for table in tables for batch in table.to_batches())
+
+    def _versions(self, spec: TypeSpec) -> AbstractContextManager[duckdb.DuckDBPyConnection]:
+        entries = current_entries(self._repository, self._head, spec)
+        return versions_of(self._repository, spec, entries)
+
+
+def _keys(spec: TypeSpec) -> str:
+    return ", ".join(quoted(name) for name in spec.identity)
+
+
+def _differing(spec: TypeSpec) -> str:
+    """Rows as of $at whose identity has another row now. Joins and narrow groups: they spill."""
+    keys = _keys(spec)
+    columns = ", ".join(f"o.{quoted(name)}" for name in row_schema(spec).names)
+    differs = " OR ".join(
+        f"o.{quoted(f.name)} IS DISTINCT FROM n.{quoted(f.name)}" for f in spec.fields
+    )
+    return f"""
+        WITH newest AS (
+            SELECT {keys}, max(commit_id) AS now, max(commit_id) FILTER (commit_id <= $at) AS old
+            FROM versions GROUP BY {keys} HAVING max(commit_id) > $at AND min(commit_id) <= $at
+        )
+        SELECT {columns}
+        FROM newest k
+        JOIN versions o ON {_same(spec, "o")} AND o.commit_id = k.old
+        JOIN versions n ON {_same(spec, "n")} AND n.commit_id = k.now
+        WHERE {differs or "false"}
+    """
+
+
+def _same(spec: TypeSpec, alias: str) -> str:
+    return " AND ".join(f"{alias}.{quoted(n)} = k.{quoted(n)}" for n in spec.identity)
+
+
+class SqliteRows:
+    """A SQLite storage, read in slices of commits and keys."""
+
+    def __init__(self, repository: SqliteRepository) -> None:
+        self._repository = repository
+        self.head_commit_id = repository.head_commit_id()
+
+    def types(self) -> list[tuple[TypeSpec, int]]:
+        return [(s, self._repository.type_head(s)) for s in self._repository.known_types()]
+
+    def differing(self, spec: TypeSpec, commit_id: int) -> int:
+        return sum(rows.num_rows for rows in self._differing(spec, commit_id))
+
+    def created_after(
+        self, spec: TypeSpec, commit_id: int, limit: int
+    ) -> tuple[int, list[tuple[str, ...]]]:
+        total = 0
+        shown: list[tuple[str, ...]] = []
+        for keys in self._changed(spec, commit_id):
+            old = _identities(spec, self._repository.read(spec, Window(as_of=commit_id), keys=keys))
+            later = sorted(_identities(spec, keys) - old)
+            total += len(later)
+            shown += later[: max(0, limit - len(shown))]
+        return total, shown
+
+    @contextmanager
+    def old_rows(self, spec: TypeSpec, commit_id: int) -> Iterator[Iterator[pa.RecordBatch]]:
+        """Spooled to a file first: while it is committed, the only connection may be in use."""
+        schema = row_schema(spec)
+        with tempfile.TemporaryDirectory(prefix="ontologia-restore-") as folder:
+            path = Path(folder) / "rows.arrow"
+            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                for rows in self._differing(spec, commit_id):
+                    writer.write_table(rows)
+            with pa.memory_map(str(path)) as source:
+                reader = pa.ipc.open_file(source)
+                yield (reader.get_batch(n) for n in range(reader.num_record_batches))
+
+    def _differing(self, spec: TypeSpec, commit_id: int) -> Iterator[pa.Table]:
+        names = row_schema(spec).names
+        for keys in self._changed(spec, commit_id):
+            old = self._repository.read(spec, Window(as_of=commit_id), keys=keys).select(names)
+            if not old.num_rows:
+                continue
+            # Both come ordered by identity; every identity of then is still there.
+            now = self._repository.read(spec, LATEST, keys=old.select(list(spec.identity)))
+            same = None
+            for field in spec.fields:
+                equal = _equal(old.column(field.name), now.column(field.name))
+                same = equal if same is None else pc.and_(same, equal)
+            if same is not None:
+                yield old.filter(pc.invert(same))
+
+    def _changed(self, spec: TypeSpec, commit_id: int) -> Iterator[pa.Table]:
+        """Identities with a version since, each once, some thousands at a time."""
+        columns = list(spec.identity)
+        seen: set[tuple[str, ...]] = set()
+        for since in range(commit_id, self.head_commit_id, _COMMITS_AT_ONCE):
+            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            seen |= _identities(spec, self._repository.read(spec, window))
+        ordered = sorted(seen)
+        for start in range(0, len(ordered), _KEYS_AT_ONCE):
+            chunk = ordered[start : start + _KEYS_AT_ONCE]
+            yield pa.table(
+                [pa.array(values, pa.string()) for values in zip(*chunk, strict=True)],
+                names=columns,
+            )
+
+
+def _identities(spec: TypeSpec, rows: pa.Table) -> set[tuple[str, ...]]:
+    return set(zip(*(rows.column(name).to_pylist() for name in spec.identity), strict=True))
+
+
+def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+    """NULL equals NULL."""
+    both_null = pc.and_(pc.is_null(one), pc.is_null(other))
+    return pc.or_(pc.fill_null(pc.equal(one, other), False), both_null)
+
 
 _ATTEMPTS = 5
 EXAMPLES = 20

@@ -7,7 +7,7 @@ from storage_engine.commitlog.tags import Tag
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.protocol import Repository
 from storage_engine.repository.sqlite import tags as sqlite_tags
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 
 __all__ = ["Tag", "create_tag", "delete_tag", "list_tags", "resolve_tag"]
 

@@ -19,10 +19,15 @@ from storage_engine.model.arrow import (
 )
 from storage_engine.model.canonical import canonical_json, decode, encode
 from storage_engine.model.columns import SYSTEM_FIELD_IDS
-from storage_engine.model.entity import Entity
-from storage_engine.model.event import Event
+from storage_engine.model.declarations import (
+    Entity,
+    EntityMeta,
+    Event,
+    Relation,
+    RelationMeta,
+    spec_of,
+)
 from storage_engine.model.field import Field, FieldRef
-from storage_engine.model.relation import Relation
 from storage_engine.model.spec import (
     MISSING,
     SYSTEM_COLUMNS,
@@ -34,7 +39,6 @@ from storage_engine.model.spec import (
     classify,
     schema_differences,
 )
-from storage_engine.model.stored import EntityMeta, RelationMeta, spec_of
 
 __all__ = [
     "ARROW_TYPES",

@@ -18,7 +18,7 @@ import orjson
 from pydantic_core import PydanticCustomError
 
 from storage_engine.errors import ValidationError
-from storage_engine.model.type_spec import has_encoded_leaves
+from storage_engine.model.field_types import has_encoded_leaves
 from storage_engine.model.validation import json_value, validator
 
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME

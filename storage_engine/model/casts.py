@@ -1,4 +1,10 @@
-"""Lossless conversion of one Arrow column to a field's column.
+"""Faulty rows of a column: how many, the first one, and what is wrong with them.
+
+Arrow columns of any shape, or JSON text, as columns of canonical JSON text.
+
+Values are validated in Pydantic's strict mode: a bulk source is converted, never coerced.
+
+Lossless conversion of one Arrow column to a field's column.
 
 `plan_cast` decides by types alone, once per source; the cast then looks at values, a whole column
 at a time. Promise: a cast either keeps every value exactly or says which rows it could not keep.
@@ -19,19 +25,173 @@ Only JSON columns are built value by value, in Python.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic_core import ValidationError as PydanticError
 
+from storage_engine.model.canonical import dumps
 from storage_engine.model.columns import ARROW_TYPES
-from storage_engine.model.json_column import JsonCast
-from storage_engine.model.problems import Problem, masked
+from storage_engine.model.field_types import classify, takes_strings
 from storage_engine.model.spec import Storage
-from storage_engine.model.type_spec import takes_strings
-from storage_engine.model.validation import INT64_MAX
+from storage_engine.model.validation import INT64_MAX, say, validator
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`first` is a row number, counted from 0, within the batch."""
+
+    what: str
+    count: int
+    first: int
+    mask: pa.Array | None = field(default=None, compare=False, repr=False)  # the rows, if known
+    details: Mapping[int, str] = field(default_factory=dict, compare=False, repr=False)  # by row
+
+    @property
+    def kind(self) -> str:
+        """What is wrong, without what differs from row to row."""
+        return self.what.partition(",")[0]
+
+    def rows(self) -> list[int]:
+        """The faulty rows, where whoever found the problem says which they are."""
+        return pc.indices_nonzero(self.mask).to_pylist() if self.mask is not None else []
+
+    def say(self, column: str, offset: int) -> str:
+        rows = "1 row" if self.count == 1 else f"{self.count} rows"
+        where = "row" if self.count == 1 else "first row"
+        return f"column {column!r} {self.what} in {rows} ({where} {offset + self.first})"
+
+
+def masked(mask: pa.Array, what: str) -> Problem | None:
+    """The problem of the rows where `mask` is true; None when there are none."""
+    count = pc.sum(mask).as_py()
+    if not count:
+        return None
+    first = int(pc.index(mask, value=True).as_py())
+    return Problem(what, int(count), first, pc.fill_null(mask, False))
+
+
+@dataclass(frozen=True)
+class JsonCast:
+    """Turns a column into canonical JSON of `type_spec`; `text`: the column holds JSON text."""
+
+    type_spec: Mapping[str, Any]
+    text: bool
+
+    def __call__(self, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+        check = validator(self.type_spec)
+        absent = not self.text and _has_struct(column.type)
+        made: list[str | None] = []
+        faults: list[tuple[int, str]] = []
+        for row, value in enumerate(_values(column)):
+            if value is None:
+                made.append(None)
+                continue
+            try:
+                if isinstance(value, _Unreadable):
+                    raise value
+                if self.text:
+                    valid = check.validate_json(value, strict=True)
+                else:
+                    given = drop_absent(self.type_spec, value, {}) if absent else value
+                    valid = check.validate_python(given, strict=True)
+                made.append(None if valid is None else dumps(valid))
+            except PydanticError as error:
+                faults.append((row, _first_message(error)))
+            except _Unreadable as error:
+                faults.append((row, str(error)))
+        if not faults:
+            return pa.array(made, pa.string()), []
+        row, message = faults[0]
+        details = dict(faults)
+        problem = Problem(
+            f"does not fit its type, {message},",
+            len(faults),
+            row,
+            pa.array([number in details for number in range(len(column))], pa.bool_()),
+            details,
+        )
+        return pa.nulls(len(column), pa.string()), [problem]
+
+
+class _Unreadable(Exception):
+    """An Arrow value that has no Python form, such as nanoseconds without pandas."""
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+        return values
+    except (ValueError, KeyError):  # one bad value spoils all: find out which
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py(maps_as_pydicts="strict")
+    except KeyError as error:
+        return _Unreadable(f"repeated map key {error}")
+    except ValueError as error:
+        return _Unreadable(str(error))
+
+
+def _first_message(error: PydanticError) -> str:
+    item = error.errors(include_url=False)[0]
+    path = "".join(f"[{p!r}]" for p in item["loc"])
+    return f"{path} {say(item)}".strip()
+
+
+def _has_struct(source: pa.DataType) -> bool:
+    if pa.types.is_struct(source):
+        return True
+    return any(_has_struct(source.field(i).type) for i in range(source.num_fields))
+
+
+def drop_absent(type_spec: Mapping[str, Any], value: Any, env: Mapping[str, Any]) -> Any:
+    """Without the nulls that stand for "no such key".
+
+    A struct has every key in every row, so a key that a record lacks comes as null. Where null is
+    not a value of that key, it can only mean absence.
+    """
+    match type_spec["kind"]:
+        case "ref":
+            return drop_absent(env[type_spec["name"]], value, env)
+        case "union":
+            nested = [m for m in type_spec["members"] if m["kind"] in _FITS]
+            fitting = [m for m in nested if isinstance(value, _FITS[m["kind"]])]
+            return drop_absent(fitting[0], value, env) if len(fitting) == 1 else value
+        case "list" if isinstance(value, list):
+            return [drop_absent(type_spec["item"], item, env) for item in value]
+        case "dict" if isinstance(value, dict):
+            item = type_spec["value"]
+            keep_null = classify(item)[1]
+            return {
+                key: drop_absent(item, v, env)
+                for key, v in value.items()
+                if v is not None or keep_null
+            }
+        case "typed_dict" if isinstance(value, dict):
+            inner = {**env, type_spec["name"]: type_spec}
+            return {
+                key: drop_absent(field["type"], v, inner) if field else v
+                for key, v in value.items()
+                for field in [type_spec["fields"].get(key)]
+                if v is not None or _null_is_meant(field)
+            }
+        case _:
+            return value
+
+
+_FITS: dict[str, type] = {"list": list, "dict": dict, "typed_dict": dict, "ref": dict}
+
+
+def _null_is_meant(field: Mapping[str, Any] | None) -> bool:
+    """Required keys keep their null, so that validation reports it instead of absence."""
+    return field is None or bool(field["required"]) or classify(field["type"])[1]
+
 
 Check = tuple[Callable[[pa.Array], pa.Array], str]  # the rows at fault, and what is wrong
 Caster = Callable[[pa.Array], tuple[pa.Array, list[Problem]]]

@@ -18,11 +18,10 @@ from pydantic_core import ValidationError as PydanticError
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.canonical import decode, dumps
-from storage_engine.model.casts import Caster, plan_cast
+from storage_engine.model.casts import Caster, Problem, masked, plan_cast
 from storage_engine.model.columns import ARROW_TYPES, row_schema
-from storage_engine.model.problems import Problem, masked
+from storage_engine.model.field_types import describe
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
-from storage_engine.model.type_spec import describe
 from storage_engine.model.validation import say, unknown_name, validator
 
 _STR = {"kind": "primitive", "name": "str"}

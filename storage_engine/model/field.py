@@ -15,21 +15,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Never, NoReturn, TypeVar, overload
 
 from storage_engine.model.expressions import (
+    ORDERED,
     CompareOp,
     Comparison,
     Contains,
     Filter,
     In,
     Operand,
+    Place,
     Source,
     Test,
     TestOp,
     TextOp,
     TextTest,
-)
-from storage_engine.model.kinds import (
-    ORDERED,
-    Place,
     check_key,
     kind_of,
     literal,

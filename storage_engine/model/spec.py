@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from storage_engine.model.canonical import canonical_json
-from storage_engine.model.type_spec import Storage, build_type_spec, classify, describe
+from storage_engine.model.field_types import Storage, build_type_spec, classify, describe
 
 __all__ = [
     "FIRST_FIELD_ID",

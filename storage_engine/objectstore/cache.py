@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError
-from storage_engine.objectstore import files
+from storage_engine.objectstore import local
 from storage_engine.objectstore.cache_space import CacheSpace, Identity
 
 log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class ImmutableCache:
         self._warn_once(
             error.errno,
             f"the cache in {self.directory} does not work, so objects are fetched each time: "
-            f"{files.advice(error)}; or set cache_dir (cache_bytes = 0 turns the cache off)",
+            f"{local.advice(error)}; or set cache_dir (cache_bytes = 0 turns the cache off)",
         )
 
     def _warn_once(self, what: object, message: str) -> None:

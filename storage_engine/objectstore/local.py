@@ -1,4 +1,6 @@
-"""A directory as an object store: the embedded default, for any number of processes on a machine.
+"""Durable files: what is written here survives power loss, and failures say what to do.
+
+A directory as an object store: the embedded default, for any number of processes on a machine.
 
 It promises what S3 does. A reader sees a whole object or none; a conditional write is judged
 atomically against every other process on the machine, even when one is killed at any point; a
@@ -11,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import threading
 import time
@@ -22,10 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore import files
 from storage_engine.objectstore.metering import RequestMeter
 from storage_engine.objectstore.parallel import Parallel
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ObjectInfo,
     ObjectNotFound,
     OutcomeUnknown,
@@ -36,6 +38,55 @@ from storage_engine.objectstore.port import (
     content_etag,
     is_key,
 )
+
+_ADVICE = {
+    errno.EACCES: "permission denied: give this user read and write access to the directory",
+    errno.EPERM: "not permitted: give this user read and write access to the directory",
+    errno.EROFS: "the file system is read-only: remount it, or choose another directory",
+    errno.ENOSPC: "the disk is full: free some space and try again",
+    errno.EDQUOT: "the disk quota is used up: free some space and try again",
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+    errno.ENFILE: "too many open files on this machine",
+    errno.ENAMETOOLONG: "the path is too long for this file system: choose a shorter root",
+    errno.EIO: "the disk reports an input/output error: check it",
+}
+_RETRYABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EBUSY})
+
+
+def advice(error: OSError) -> str:
+    """What went wrong and what to do about it, in words."""
+    return _ADVICE.get(error.errno or 0) or error.strerror or str(error)
+
+
+def is_retryable(error: OSError) -> bool:
+    """Whether the same may succeed later, with nothing but time or space."""
+    return error.errno in _RETRYABLE
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that must not exist yet, down to the disk."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def copy_new(source: Path, path: Path) -> None:
+    """Copy into a file that must not exist yet, down to the disk, in bounded memory."""
+    with open(source, "rb") as reader, open(path, "xb") as file:
+        shutil.copyfileobj(reader, file, 1 << 20)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Make names that were added to or removed from a directory durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
 
 PAGE = 1000
 _STRIPES = 64
@@ -97,18 +148,18 @@ class DirectoryStore:
                 yield info
 
     def put(self, key: str, data: bytes) -> None:
-        self._put(key, "put", lambda temp: files.write_new(temp, data), len(data))
+        self._put(key, "put", lambda temp: write_new(temp, data), len(data))
 
     def put_file(self, key: str, path: Path) -> None:
         size = path.stat().st_size
-        self._put(key, "put_file", lambda temp: files.copy_new(path, temp), size)
+        self._put(key, "put_file", lambda temp: copy_new(path, temp), size)
 
     def _put(self, key: str, operation: str, fill: Callable[[Path], None], size: int) -> None:
         target = self._path(key, operation)
         self.meter.count("PUT", written=size)
         with self._translated(operation, key), self._temp(fill) as temp, self._locked(key):
             self._place(temp, target, os.replace)
-            files.sync_directory(target.parent)
+            sync_directory(target.parent)
 
     def put_if_absent(self, key: str, data: bytes, *, write_id: str) -> str:
         target = self._path(key, "put_if_absent")
@@ -117,7 +168,7 @@ class DirectoryStore:
             raise PreconditionFailed(f"{key} exists")
         with (
             self._translated("put_if_absent", key),
-            self._temp(lambda temp: files.write_new(temp, data)) as temp,
+            self._temp(lambda temp: write_new(temp, data)) as temp,
         ):
             try:
                 # A link is created whole or not at all, and fails when the name is taken.
@@ -135,7 +186,7 @@ class DirectoryStore:
         self._require_root(key)
         with (
             self._translated("put_if_match", key),
-            self._temp(lambda temp: files.write_new(temp, data)) as temp,
+            self._temp(lambda temp: write_new(temp, data)) as temp,
             self._locked(key),
         ):
             self._require(target, key, etag)
@@ -167,7 +218,7 @@ class DirectoryStore:
                 # A folder that is gone takes its names along: only those that stay are synced.
                 for folder in {self._prune(target.parent) for _, target in batch}:
                     with suppress(FileNotFoundError, NotADirectoryError):
-                        files.sync_directory(folder)
+                        sync_directory(folder)
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -304,11 +355,11 @@ class DirectoryStore:
             if not stat.S_ISDIR(folder.stat().st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, "is a file", str(folder)) from None
         # Also when it was there: whoever made it may not have come to syncing it yet.
-        files.sync_directory(folder.parent)
+        sync_directory(folder.parent)
 
     def _made_durable(self, target: Path, key: str) -> None:
         try:
-            files.sync_directory(target.parent)
+            sync_directory(target.parent)
         except FileNotFoundError:
             return  # Another process deleted the object and pruned the folder: overtaken, not lost.
         except OSError as error:
@@ -378,9 +429,9 @@ class DirectoryStore:
             ) from error
         except OSError as error:
             raise StorageBackendError(
-                f"{operation} {key} in {self.root}: {files.advice(error)}",
+                f"{operation} {key} in {self.root}: {advice(error)}",
                 prefix=str(self.root),
                 operation=operation,
                 key=key,
-                retryable=files.is_retryable(error),
+                retryable=is_retryable(error),
             ) from error

@@ -31,7 +31,7 @@ from storage_engine.objectstore.faults import (
 )
 from storage_engine.objectstore.metering import RequestMeter
 from storage_engine.objectstore.parallel import Parallel
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectInfo,
     ObjectNotFound,

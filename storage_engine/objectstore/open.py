@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
-from storage_engine.objectstore.port import ObjectStore, check_key
+from storage_engine.objectstore.protocol import ObjectStore, check_key
 
 if TYPE_CHECKING:
     from storage_engine.objectstore.memory import MemoryBackend

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     ObjectStore,

@@ -30,9 +30,8 @@ from storage_engine.config import MIB, OntologiaConfig, S3Credentials
 from storage_engine.errors import ConfigurationError, StorageBackendError
 from storage_engine.objectstore.clock import ClockOffset
 from storage_engine.objectstore.metering import HopTrace, RequestMeter, current_trace, tracing
-from storage_engine.objectstore.ordering import in_byte_order, just_before
 from storage_engine.objectstore.parallel import Parallel
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ObjectInfo,
     StoredObject,
     check_key,
@@ -41,7 +40,7 @@ from storage_engine.objectstore.port import (
 )
 from storage_engine.objectstore.s3_bulk import S3Bulk
 from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
-from storage_engine.objectstore.s3_listing import take_contents
+from storage_engine.objectstore.s3_listing import in_byte_order, just_before, take_contents
 from storage_engine.objectstore.s3_settings import S3Settings
 
 if TYPE_CHECKING:

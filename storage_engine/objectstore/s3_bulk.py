@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.parallel import Parallel
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectInfo,
     ObjectNotFound,

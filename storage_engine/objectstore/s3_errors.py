@@ -12,7 +12,7 @@ from botocore import exceptions as boto
 from urllib3.exceptions import HTTPError
 
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     OutcomeUnknown,

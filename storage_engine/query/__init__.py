@@ -7,8 +7,15 @@ storages. docs/queries.md is the reference.
 
 from storage_engine.model.expressions import Filter
 from storage_engine.query.aggregates import Aggregate, Having, avg, avg_len, count, max, min, sum
-from storage_engine.query.builder import EntityQuery, GroupedQuery, PathQuery, Query, RowQuery
-from storage_engine.query.endpoints import left, right
+from storage_engine.query.builder import (
+    EntityQuery,
+    GroupedQuery,
+    PathQuery,
+    Query,
+    RowQuery,
+    left,
+    right,
+)
 from storage_engine.query.executor import Executor, Plan, Rows, Traversal
 from storage_engine.query.results import Path, Result
 from storage_engine.query.spec import Order, QuerySpec, When

@@ -13,10 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from storage_engine.model.expressions import CompareOp, Condition, Operand, json_form
+from storage_engine.model.expressions import (
+    NUMBERS,
+    ORDERED,
+    CompareOp,
+    Condition,
+    Operand,
+    json_form,
+    literal,
+)
 from storage_engine.model.field import FieldRef
-from storage_engine.model.kinds import NUMBERS, ORDERED, literal
-from storage_engine.query.sql import value_kind
+from storage_engine.query.conditions import value_kind
 
 Function = Literal["count", "sum", "avg", "min", "max", "avg_len"]
 

@@ -1,4 +1,6 @@
-"""The typed query builder: what `session.query()` returns.
+"""`left(Subscription).tier`: fields of the entities that a relation connects.
+
+The typed query builder: what `session.query()` returns.
 
     session.query().entities(Customer).where(Customer.tier == "Gold").limit(10).collect()
 
@@ -17,19 +19,55 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 import pyarrow as pa
 from pydantic_core import PydanticCustomError
 
-from storage_engine.model.entity import Entity
+from storage_engine.model.declarations import Entity, Relation, Side, Stored, spec_of
 from storage_engine.model.expressions import Filter, Operand
 from storage_engine.model.field import FieldRef
-from storage_engine.model.relation import Relation
 from storage_engine.model.spec import TypeSpec
-from storage_engine.model.stored import Stored, spec_of
-from storage_engine.model.validation import INT64_MAX, to_utc
+from storage_engine.model.validation import INT64_MAX, to_utc, unknown_name
 from storage_engine.query import aggregates as functions
 from storage_engine.query.aggregates import Aggregate, Having, own_place
+from storage_engine.query.conditions import value_kind
 from storage_engine.query.executor import Executor, Plan
 from storage_engine.query.results import Path, Result, hydrate, objects, paths
 from storage_engine.query.spec import Order, QuerySpec, Reference, When
-from storage_engine.query.sql import value_kind
+
+E = TypeVar("E", bound=Entity)
+
+
+def left(relation: type[Relation[E, Any]]) -> type[E]:
+    """The left entity of a relation in a filter: `left(Subscription).tier == "Gold"`.
+
+    Type checkers see the entity class, so that its fields are known; all that works with the
+    result is to take fields from it.
+    """
+    return _Endpoint(relation, "left")  # type: ignore[return-value]
+
+
+def right(relation: type[Relation[Any, E]]) -> type[E]:
+    """The right entity of a relation in a filter."""
+    return _Endpoint(relation, "right")  # type: ignore[return-value]
+
+
+class _Endpoint:
+    def __init__(self, relation: type[Relation[Any, Any]], side: Side) -> None:
+        spec = spec_of(relation)
+        if spec.kind != "relation":
+            raise TypeError(f"{side}(...) takes a relation class; {spec.name} is an entity")
+        entity = relation.__endpoints__[0 if side == "left" else 1]
+        self._spec: TypeSpec = spec_of(entity)
+        self._side: Side = side
+        self._relation = spec.name
+
+    def __repr__(self) -> str:
+        return f"{self._side}({self._relation})"
+
+    def __getattr__(self, name: str) -> FieldRef[Any]:
+        spec = self._spec
+        if name.startswith("__") or name not in {f.name for f in spec.fields}:
+            known = [f.name for f in spec.fields]
+            raise AttributeError(f"{self!r} is a {spec.name}: {unknown_name(name, known)}")
+        return FieldRef(spec, name, source=self._side, relation=self._relation)
+
 
 S = TypeVar("S", bound=Stored)
 En = TypeVar("En", bound=Entity)

@@ -10,9 +10,7 @@ import pyarrow as pa
 
 from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import table_to_objects
-from storage_engine.model.entity import Entity
-from storage_engine.model.relation import Relation, Side
-from storage_engine.model.stored import Stored, spec_of
+from storage_engine.model.declarations import Entity, Relation, Side, Stored, spec_of
 from storage_engine.query.executor import Diagnostic, Executor, Rows, Traversal
 from storage_engine.query.spec import QuerySpec
 

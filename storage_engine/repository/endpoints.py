@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from storage_engine.errors import SchemaMetadataError
+from storage_engine.model.declarations import spec_of
 from storage_engine.model.spec import TypeSpec
-from storage_engine.model.stored import spec_of
 
 
 def endpoint_spec(

@@ -21,11 +21,10 @@ from storage_engine.errors import (
     StorageBackendError,
 )
 from storage_engine.objectstore.open import open_store
-from storage_engine.repository.open import LATEST_ENGINE
-from storage_engine.repository.target import Target, target_of
+from storage_engine.repository.open import LATEST_ENGINE, Target, target_of
 
 if TYPE_CHECKING:
-    from storage_engine.objectstore.port import ObjectStore
+    from storage_engine.objectstore.protocol import ObjectStore
 
 ENGINE_VERSIONS = ("v1", "v2")
 _RUNTIME = "onto-init"
@@ -123,8 +122,8 @@ def _init_sqlite(target: Target, path: str, options: _Options) -> InitPlan:
 def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
     from storage_engine.commitlog import layout
     from storage_engine.commitlog.records import Head
-    from storage_engine.objectstore.port import ObjectNotFound
     from storage_engine.objectstore.probe import probe_conditional_writes
+    from storage_engine.objectstore.protocol import ObjectNotFound
 
     try:
         stored = store.get(layout.HEAD)

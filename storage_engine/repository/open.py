@@ -1,18 +1,90 @@
-"""From a storage URI to the engine that wrote it. Opening never writes."""
+"""What a storage URI or path means: a SQLite file or an object store.
+
+From a storage URI to the engine that wrote it. Opening never writes.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import UninitializedStorageError
+from storage_engine.errors import ConfigurationError, UninitializedStorageError
 from storage_engine.objectstore.open import open_store
 from storage_engine.repository.protocol import Repository
-from storage_engine.repository.target import Target, target_of
 
 if TYPE_CHECKING:
-    from storage_engine.objectstore.port import ObjectStore
+    from storage_engine.objectstore.protocol import ObjectStore
+
+DEFAULT_PATH = "onto.db"
+MEMORY = ":memory:"
+_SQLITE_SUFFIXES = {".db", ".sqlite", ".sqlite3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`sqlite_path` is set for SQLite; otherwise `uri` names an object store."""
+
+    uri: str
+    sqlite_path: str | None = None
+
+
+def target_of(uri_or_path: str | Path | None) -> Target:
+    """`onto.db`, `:memory:`, `sqlite:///path`, `file:///path`, a directory, `s3://bucket/prefix`.
+
+    A plain path is a SQLite file when it is one, or ends like one; otherwise a directory.
+    """
+    text = str(uri_or_path) if uri_or_path is not None else DEFAULT_PATH
+    if text == MEMORY:
+        return Target("sqlite:///:memory:", MEMORY)
+    if text.lower().startswith("sqlite:"):
+        return _sqlite(text)
+    if "://" in text:
+        return Target(text)
+    path = Path(text).expanduser()
+    if path.is_file() or (not path.is_dir() and path.suffix.lower() in _SQLITE_SUFFIXES):
+        return Target(f"sqlite:///{path}", str(path))
+    return Target(text)
+
+
+def bind(db_path: str | Path | None, storage_uri: str | None) -> Target:
+    """RFC 0004 1.1: `db_path` means SQLite; both are allowed only if they mean the same file."""
+    if storage_uri is None:
+        return target_of(db_path)
+    target = target_of(storage_uri)
+    if db_path is None:
+        return target
+    path = str(db_path)
+    stated = Target(f"sqlite:///{path}", path) if "://" not in path else target_of(path)
+    if target.sqlite_path is None or not _same_file(stated.sqlite_path, target.sqlite_path):
+        raise ConfigurationError(
+            f"db path {path!r} and storage URI {storage_uri!r} name different storages; give one"
+        )
+    return target
+
+
+def _sqlite(uri: str) -> Target:
+    rest = uri[len("sqlite:") :]
+    if not rest.startswith("///"):
+        raise ConfigurationError(
+            f"storage URI {uri!r} must have three slashes: sqlite:///relative/path.db, "
+            "or four for an absolute path: sqlite:////data/onto.db"
+        )
+    path = unquote(rest[len("///") :])
+    if not path:
+        raise ConfigurationError(f"storage URI {uri!r} names no file")
+    return Target(uri, path)
+
+
+def _same_file(a: str | None, b: str) -> bool:
+    if a is None:
+        return False
+    if MEMORY in (a, b):
+        return a == b
+    return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
+
 
 LATEST_ENGINE = "v2"
 
@@ -39,7 +111,7 @@ def open_repository(
 def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repository:
     """Dispatch on `meta/engine.json`; a storage without it, but with a head, is v1."""
     from storage_engine.commitlog import layout
-    from storage_engine.objectstore.port import ObjectNotFound
+    from storage_engine.objectstore.protocol import ObjectNotFound
     from storage_engine.repository.object.engine import S3RepositoryV1, S3RepositoryV2
     from storage_engine.repository.object.stamp import read_stamp
 

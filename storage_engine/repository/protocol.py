@@ -19,7 +19,7 @@ from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.spec import Reference
 
 if TYPE_CHECKING:
-    from storage_engine.repository.object.attempt import StagedAttempt
+    from storage_engine.repository.object.write.staged_write import StagedAttempt
 
 Operation = Literal["insert", "update"]
 

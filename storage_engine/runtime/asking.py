@@ -11,8 +11,8 @@ from storage_engine.query.executor import Parameters
 from storage_engine.query.spec import Reference
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import history
-from storage_engine.runtime.reading import OpenExecutor, SqlQuery, View, executor_of
-from storage_engine.runtime.types import BoundTypes
+from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.reads import OpenExecutor, SqlQuery, View, executor_of
 
 
 class Reading(ABC):

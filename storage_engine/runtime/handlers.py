@@ -13,15 +13,13 @@ from storage_engine.errors import EventLoopLimitError, HandlerError
 from storage_engine.events.envelopes import MAX_NAME, check_id, derived_id
 from storage_engine.events.protocol import Claim, Subscription
 from storage_engine.events.records import Envelope
-from storage_engine.model.entity import Entity
-from storage_engine.model.event import DEFAULT_PRIORITY, Event
-from storage_engine.model.relation import Relation
+from storage_engine.model.declarations import DEFAULT_PRIORITY, Entity, Event, Relation
 from storage_engine.repository.protocol import ClaimLost
-from storage_engine.runtime import options
+from storage_engine.runtime import arguments
 
 if TYPE_CHECKING:
+    from storage_engine.runtime.bound_types import StoredClass
     from storage_engine.runtime.session import Session
-    from storage_engine.runtime.types import StoredClass
 
 E = TypeVar("E", bound=Event)
 
@@ -166,7 +164,7 @@ class HandlerContext(Generic[E]):
 
     def emit(self, events: Event | Iterable[Event]) -> None:
         """Send events when the handler succeeds. They continue the chain of the handled one."""
-        for event in options.listed_events("emit", events):
+        for event in arguments.listed_events("emit", events):
             self._events.append(self._in_chain(event))  # its number is part of its id
 
     def commit(
@@ -185,7 +183,7 @@ class HandlerContext(Generic[E]):
             self.emit(event)
         self._commits = True
         if meta is not None:
-            for key, value in options.texts("meta", meta).items():
+            for key, value in arguments.texts("meta", meta).items():
                 self.session.add_commit_meta(key, value)
         if expect is not None:
             self._options["expect"] = {**self._options.get("expect", {}), **expect}

@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from storage_engine.errors import BatchSizeExceededError, ValidationError
 from storage_engine.model.arrow import objects_to_table
-from storage_engine.model.event import Event
+from storage_engine.model.declarations import Event, Stored
 from storage_engine.model.spec import TypeSpec
-from storage_engine.model.stored import Stored
 from storage_engine.repository.protocol import TypeInput
+from storage_engine.runtime.bound_types import BoundTypes
 from storage_engine.runtime.sources import MAX_BATCH_ROWS, Source
-from storage_engine.runtime.types import BoundTypes
 
 Objects = dict[tuple[str, ...], Any]  # by identity
 

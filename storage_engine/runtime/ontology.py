@@ -11,15 +11,13 @@ from typing import Any, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError
-from storage_engine.model.entity import Entity
-from storage_engine.model.relation import Relation
+from storage_engine.model.declarations import Entity, Relation
 from storage_engine.query.builder import Query
-from storage_engine.repository.open import open_repository
+from storage_engine.repository.open import bind, open_repository
 from storage_engine.repository.protocol import Repository
-from storage_engine.repository.target import bind
-from storage_engine.runtime.reading import executor_of
+from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.reads import executor_of
 from storage_engine.runtime.session import Session
-from storage_engine.runtime.types import BoundTypes
 
 
 class Ontology:

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
-from storage_engine.maintenance.counters import CommitCounters
-from storage_engine.model.entity import Entity
-from storage_engine.model.event import Event
-from storage_engine.model.relation import Relation
+from storage_engine.maintenance.metrics import CommitCounters
+from storage_engine.model.declarations import Entity, Event, Relation
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import (
@@ -31,11 +29,11 @@ from storage_engine.repository.protocol import (
     Repository,
     TypeInput,
 )
-from storage_engine.runtime import options
+from storage_engine.runtime import arguments
 from storage_engine.runtime.asking import Reading
+from storage_engine.runtime.bound_types import BoundTypes, StoredClass
 from storage_engine.runtime.intents import Intents
 from storage_engine.runtime.sources import open_source
-from storage_engine.runtime.types import BoundTypes, StoredClass
 from storage_engine.runtime.working import Working
 
 if TYPE_CHECKING:
@@ -92,8 +90,8 @@ class Session(Working, Reading):
         types = BoundTypes(entity_types, relation_types)
         config = config or OntologiaConfig()
         settings = (
-            options.checked_namespace(namespace),
-            options.texts("instance_metadata", instance_metadata),
+            arguments.checked_namespace(namespace),
+            arguments.texts("instance_metadata", instance_metadata),
         )
         self._start(open_repository(uri_or_path, config), True, types, config, *settings)
 
@@ -110,8 +108,8 @@ class Session(Working, Reading):
         """A session on a repository that someone else opened and will close."""
         session = cls.__new__(cls)
         settings = (
-            options.checked_namespace(namespace),
-            options.texts("instance_metadata", instance_metadata),
+            arguments.checked_namespace(namespace),
+            arguments.texts("instance_metadata", instance_metadata),
         )
         session._start(repository, False, types, config, *settings)
         return session
@@ -172,7 +170,7 @@ class Session(Working, Reading):
     def add_commit_meta(self, key: str, value: str) -> None:
         """Attach a text to the next commit; a later value for the same key replaces it."""
         with self._use("add_commit_meta"):
-            self._metadata |= options.texts("add_commit_meta", {key: value})
+            self._metadata |= arguments.texts("add_commit_meta", {key: value})
 
     def discard(self) -> None:
         """Forget the intents and commit metadata that were not committed."""
@@ -209,11 +207,11 @@ class Session(Working, Reading):
         with self._use("commit"):
             return self._commit(
                 _Terms(
-                    metadata=options.texts("meta", meta),
-                    expect=options.expectations(expect, self._types),
-                    idempotency=options.unit_of_work(idempotency),
-                    isolated=options.wants_snapshot(isolation),
-                    events=options.events(event, self._namespace),
+                    metadata=arguments.texts("meta", meta),
+                    expect=arguments.expectations(expect, self._types),
+                    idempotency=arguments.unit_of_work(idempotency),
+                    isolated=arguments.wants_snapshot(isolation),
+                    events=arguments.events(event, self._namespace),
                 )
             )
 
@@ -278,11 +276,11 @@ class Session(Working, Reading):
             result = self._publish(
                 CommitRequest(
                     inputs=[staged],
-                    metadata=options.texts("meta", meta),
-                    expect=options.expectations(expect, self._types),
-                    idempotency=options.unit_of_work(idempotency),
-                    events=options.events(event, self._namespace),
-                    holder={**self._instance_metadata, **options.texts("holder", holder)},
+                    metadata=arguments.texts("meta", meta),
+                    expect=arguments.expectations(expect, self._types),
+                    idempotency=arguments.unit_of_work(idempotency),
+                    events=arguments.events(event, self._namespace),
+                    holder={**self._instance_metadata, **arguments.texts("holder", holder)},
                 )
             )
             if result is not None:
@@ -312,8 +310,8 @@ class Session(Working, Reading):
         """The commit of an event handler, which is also its ack; False if nothing differs."""
         with self._use("commit"):
             terms = _Terms(
-                expect=options.expectations(expect, self._types),
-                idempotency=options.unit_of_work(idempotency),
+                expect=arguments.expectations(expect, self._types),
+                idempotency=arguments.unit_of_work(idempotency),
                 events=events,
                 acks=(ack,),
             )

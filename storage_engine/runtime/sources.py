@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import Conformer, conform
+from storage_engine.model.declarations import Stored
 from storage_engine.model.spec import TypeSpec
-from storage_engine.model.stored import Stored
 
 MAX_BATCH_ROWS = 65_536
 

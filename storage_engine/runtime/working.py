@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.model.event import Event
+from storage_engine.model.declarations import Event
 from storage_engine.repository.protocol import Repository
-from storage_engine.runtime import options
+from storage_engine.runtime import arguments
 
 if TYPE_CHECKING:
     from storage_engine.events.dispatcher import Totals
     from storage_engine.events.schedules import Schedule
-    from storage_engine.runtime.events import EventRuntime
     from storage_engine.runtime.handlers import Handler
     from storage_engine.runtime.session import Session
+    from storage_engine.runtime.worker import EventRuntime
 
 
 class Working(ABC):
@@ -40,7 +40,7 @@ class Working(ABC):
     def emit(self, events: Event | Iterable[Event]) -> None:
         """Put events on the bus, one or many, without a commit."""
         with self._use("emit"):
-            envelopes = options.events(events, self._namespace, "emit")
+            envelopes = arguments.events(events, self._namespace, "emit")
             self._event_runtime().store.enqueue(envelopes)
 
     def run(
@@ -60,8 +60,8 @@ class Working(ABC):
         return self._work(
             "run",
             handlers,
-            schedules=options.schedules(schedules),
-            max_iterations=options.rounds(max_iterations),
+            schedules=arguments.schedules(schedules),
+            max_iterations=arguments.rounds(max_iterations),
             progress=progress,
         )
 
@@ -94,7 +94,7 @@ class Working(ABC):
 
     def _event_runtime(self) -> EventRuntime:
         if self._events is None:
-            from storage_engine.runtime.events import EventRuntime
+            from storage_engine.runtime.worker import EventRuntime
 
             self._events = EventRuntime(
                 self._repository, self._config, self._namespace, self.for_handler

@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Any
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.json_object import Document, Documents
 from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.errors import SchemaMetadataError
-from storage_engine.schema.documents import Document, Documents
 
 Record = Mapping[str, Any]  # kind, type_name, schema_version_id, schema_sha256, schema
 

@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage_engine.spark.context import spark_session
     from storage_engine.spark.datasource import register
+    from storage_engine.spark.driver import spark_session
     from storage_engine.spark.reader import read_entities, read_relations, read_type
     from storage_engine.spark.results import WriteProgress, WriteResult
     from storage_engine.spark.schema import check_dataframe, spark_schema
@@ -43,7 +43,7 @@ _MODULES = {
     "read_type": "storage_engine.spark.reader",
     "register": "storage_engine.spark.datasource",
     "spark_schema": "storage_engine.spark.schema",
-    "spark_session": "storage_engine.spark.context",
+    "spark_session": "storage_engine.spark.driver",
     "write_entities": "storage_engine.spark.writer",
     "write_relations": "storage_engine.spark.writer",
     "write_type": "storage_engine.spark.writer",

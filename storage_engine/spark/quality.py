@@ -27,7 +27,7 @@ from storage_engine.model.expectations import (
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.schema import quoted
-from storage_engine.spark.staging import REASONS
+from storage_engine.spark.staged_parts import REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

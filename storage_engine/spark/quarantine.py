@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.port import ObjectStoreError
+from storage_engine.objectstore.protocol import ObjectStoreError
 
 log = logging.getLogger(__name__)
 

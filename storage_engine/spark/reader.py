@@ -21,14 +21,14 @@ from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.query.spec import QuerySpec, Reference, When
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.object.query.plan import TypePlan
-from storage_engine.repository.object.scan import versioned_schema
+from storage_engine.repository.object.read.files import versioned_schema
+from storage_engine.repository.object.read.plan import TypePlan
+from storage_engine.repository.open import MEMORY
 from storage_engine.repository.protocol import Repository
-from storage_engine.repository.target import MEMORY
 from storage_engine.runtime.session import Session
-from storage_engine.spark.opening import commit_of, find_type, opened
 from storage_engine.spark.scans import Scan, in_arrow, scan_of
 from storage_engine.spark.schema import COMMIT_ID, chosen_columns, spark_schema, stored_columns
+from storage_engine.spark.storage import commit_of, find_type, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

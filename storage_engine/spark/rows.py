@@ -23,7 +23,7 @@ from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
 from storage_engine.spark.schema import check_dataframe, quoted
-from storage_engine.spark.staging import (
+from storage_engine.spark.staged_parts import (
     FAULTS,
     ORIGINAL,
     REASONS,

@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore, bulk_of
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, bulk_of
 from storage_engine.objectstore.s3_settings import S3Settings
-from storage_engine.repository.object.query.shares import packed
-from storage_engine.repository.object.scan import DataFile, MissingFileError, versioned_schema
+from storage_engine.repository.object.read.files import DataFile, MissingFileError, versioned_schema
+from storage_engine.repository.object.read.splits import packed
 from storage_engine.spark.schema import COMMIT_ID
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from pyspark.sql.types import (
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.conform import conform
+from storage_engine.model.declarations import spec_of
 from storage_engine.model.spec import Storage, TypeSpec
-from storage_engine.model.stored import spec_of
 from storage_engine.model.validation import unknown_name
 
 _SPARK_TYPES: dict[Storage, DataType] = {

@@ -24,13 +24,12 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Head
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.open import open_store
-from storage_engine.repository.object.attempt import discard_staged
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.runtime import options as session_options
+from storage_engine.repository.object.write.staged_write import discard_staged
+from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
-from storage_engine.spark.opening import find_type, opened
-from storage_engine.spark.options import Place, SinkOptions
-from storage_engine.spark.publishing import (
+from storage_engine.spark.datasource import Place, SinkOptions
+from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
     check_rows,
@@ -40,7 +39,8 @@ from storage_engine.spark.publishing import (
     target_of,
 )
 from storage_engine.spark.schema import check_dataframe
-from storage_engine.spark.staging import LOOSE_BYTES, StageTask, Target, TaskReport
+from storage_engine.spark.staged_parts import LOOSE_BYTES, StageTask, Target, TaskReport
+from storage_engine.spark.storage import find_type, opened
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -88,7 +88,7 @@ class Sink:
             check_dataframe(spec, schema)
             attempt = repository.begin_staged(
                 spec,
-                idempotency=session_options.unit_of_work(options.idempotency),
+                idempotency=arguments.unit_of_work(options.idempotency),
                 order_by=options.order_by,
                 announce=False,
             )
@@ -111,7 +111,7 @@ class Sink:
         with Session(self.place.uri, config=self.place.settings) as session:
             attempt = session.repository.begin_staged(
                 self.target.spec,
-                idempotency=session_options.unit_of_work(options.idempotency),
+                idempotency=arguments.unit_of_work(options.idempotency),
                 order_by=options.order_by,
                 attempt=self.target.attempt,
             )

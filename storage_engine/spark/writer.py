@@ -19,30 +19,28 @@ from storage_engine.errors import (
     ValidationError,
 )
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.attempt import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedAttempt
 from storage_engine.repository.protocol import CommitResult
-from storage_engine.runtime import options as session_options
+from storage_engine.runtime import arguments
+from storage_engine.runtime.bound_types import StoredClass
 from storage_engine.runtime.session import Session
-from storage_engine.runtime.types import StoredClass
-from storage_engine.spark.duplicates import for_spark, repeated
-from storage_engine.spark.in_driver import fits
-from storage_engine.spark.jobs import Jobs, is_connect
-from storage_engine.spark.outcome import previewed
-from storage_engine.spark.publishing import (
+from storage_engine.spark.driver import Jobs, is_connect
+from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
     check_rows,
     check_unique,
+    previewed,
     publish,
     take_parts,
     target_of,
 )
 from storage_engine.spark.quarantine import tidy
-from storage_engine.spark.reconcile import Counts, Reconciled, reconcile
+from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
-from storage_engine.spark.staging import LOOSE_BYTES, REPORT_DDL, StageTask, Target, TaskReport
-from storage_engine.spark.stored import stored_rows
+from storage_engine.spark.staged_parts import LOOSE_BYTES, REPORT_DDL, StageTask, Target, TaskReport
+from storage_engine.spark.stored_rows import for_spark, repeated, stored_rows
 
 
 def write_entities(
@@ -129,9 +127,9 @@ class _Write:
 
         attempt = self._repository.begin_staged(
             self._spec,
-            idempotency=session_options.unit_of_work(self._options.idempotency),
+            idempotency=arguments.unit_of_work(self._options.idempotency),
             order_by=self._options.order_by,
-            holder=session_options.texts("holder", self._options.holder),
+            holder=arguments.texts("holder", self._options.holder),
             on_lost=lost,
         )
         if attempt.applied_by is not None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from storage_engine import errors
-from storage_engine.cli import boundary, options
+from storage_engine.cli import arguments
+from storage_engine.cli import errors as boundary
 from storage_engine.commitlog import layout
 from storage_engine.objectstore.local import DirectoryStore
 from tests.cli.conftest import Place
@@ -179,10 +180,10 @@ def test_no_arguments_show_the_help() -> None:
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def target(self: options.Invocation) -> Any:
+    def target(self: arguments.Invocation) -> Any:
         raise error
 
-    monkeypatch.setattr(options.Invocation, "target", target)
+    monkeypatch.setattr(arguments.Invocation, "target", target)
 
 
 def test_a_defect_of_ours_exits_1_without_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

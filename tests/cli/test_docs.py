@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from storage_engine.cli import boundary, options
+from storage_engine.cli import arguments, errors
 from storage_engine.cli.main import app
 from storage_engine.config import OntologiaConfig
 from tests.cli.support import ROOT, onto
@@ -73,9 +73,9 @@ def test_every_command_takes_the_global_options_and_shows_them(path: str) -> Non
 def test_the_global_options_and_variables_are_documented() -> None:
     for option in GLOBAL:
         assert f"`{option}" in CLI or f"`{option}`" in CLI
-    for name in vars(options):
+    for name in vars(arguments):
         if name.endswith("_VARIABLE"):
-            assert f"`{getattr(options, name)}`" in CLI
+            assert f"`{getattr(arguments, name)}`" in CLI
 
 
 def test_docs_name_no_command_that_is_not_there() -> None:
@@ -89,10 +89,10 @@ def test_the_exit_codes_are_documented() -> None:
         int(code): set(re.findall(r"`(\w+)`", names))
         for code, names in re.findall(r"^\| (\d+) \|[^|]*\|([^|]*)\|", CLI, re.M)
     }
-    for error, code in boundary.EXIT_CODES.items():
+    for error, code in errors.EXIT_CODES.items():
         assert error.__name__ in rows[code], f"{error.__name__} under exit code {code}"
     documented = set().union(*rows.values())
-    named = {error.__name__ for error in boundary.EXIT_CODES}
+    named = {error.__name__ for error in errors.EXIT_CODES}
     assert {name for name in documented if name.endswith("Error")} - named <= {
         "CommitNotFoundError",
         "EventNotFoundError",

@@ -18,8 +18,7 @@ import pyarrow as pa
 import pytest
 
 from storage_engine.cli.output import Output
-from storage_engine.cli.results import Answer, Column, Format, write
-from storage_engine.cli.values import csv_cell, json_value
+from storage_engine.cli.results import Answer, Column, Format, csv_cell, json_value, write
 from storage_engine.runtime.session import Session
 from tests.cli.shop import Client, fill
 from tests.cli.support import ROOT, commit, onto

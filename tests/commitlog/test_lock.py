@@ -20,7 +20,7 @@ from storage_engine.errors import (
 )
 from storage_engine.objectstore.faults import Fault, FaultKind, FaultRule
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
-from storage_engine.objectstore.port import ObjectNotFound
+from storage_engine.objectstore.protocol import ObjectNotFound
 from tests.commitlog.support import World, at
 from tests.engines import CUSTOMER, customer, rows_of, stream_of
 

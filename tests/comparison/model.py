@@ -11,11 +11,9 @@ import pyarrow as pa
 
 from storage_engine.model import TypeSpec, row_schema
 from storage_engine.model.arrow import ARROW_TYPES, objects_to_table
-from storage_engine.model.expressions import Operand
-from storage_engine.model.kinds import NUMBERS
-from storage_engine.model.stored import spec_of
+from storage_engine.model.declarations import spec_of
+from storage_engine.model.expressions import NUMBERS, Operand
 from storage_engine.model.validation import INT64_MAX, INT64_MIN
-from storage_engine.query import evaluator
 from storage_engine.query.aggregates import (
     Aggregate,
     Having,
@@ -23,8 +21,9 @@ from storage_engine.query.aggregates import (
     HavingMany,
     HavingNot,
 )
+from storage_engine.query.compiler import result_kinds
 from storage_engine.query.spec import QuerySpec
-from storage_engine.query.statements import result_kinds
+from storage_engine.testing import evaluator
 
 Identity = tuple[str, ...]
 Ref = tuple[str, str]

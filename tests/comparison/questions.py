@@ -12,15 +12,14 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from storage_engine.errors import IntegrityError
-from storage_engine.model.expressions import Filter
-from storage_engine.model.kinds import NUMBERS, ORDERED, SCALARS
-from storage_engine.model.stored import spec_of
+from storage_engine.model.declarations import spec_of
+from storage_engine.model.expressions import NUMBERS, ORDERED, SCALARS, Filter
 from storage_engine.query import aggregates
 from storage_engine.query.aggregates import Aggregate, Having
 from storage_engine.query.builder import Query
-from storage_engine.query.evaluator import value_at
+from storage_engine.query.conditions import value_kind
 from storage_engine.query.spec import QuerySpec
-from storage_engine.query.sql import value_kind
+from storage_engine.testing.evaluator import value_at
 from tests.comparison.model import Model, Seen, Version, comparable, versioned_schema
 from tests.comparison.schemas import Schema, Type
 from tests.comparison.storages import Storage

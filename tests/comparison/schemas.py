@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from storage_engine.model import Entity, Field, Relation, TypeSpec
-from storage_engine.model.stored import spec_of
+from storage_engine.model.declarations import spec_of
 from storage_engine.query import left, right
 from tests.comparison.values import EXACT, KINDS, WILD, Kind, Pool, Ref
 

@@ -22,12 +22,12 @@ from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.model import TypeSpec
 from storage_engine.model.arrow import objects_to_table
-from storage_engine.model.stored import spec_of
+from storage_engine.model.declarations import spec_of
 from storage_engine.objectstore.clock import VirtualClock
 from storage_engine.objectstore.open import memory_backend, open_store
-from storage_engine.objectstore.port import ObjectStore
+from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.runtime.reading import View
+from storage_engine.runtime.reads import View
 
 # Each layout has both engine versions on both kinds of object store in turn: the other half of
 # the combinations costs as much time again and shares all code with these.

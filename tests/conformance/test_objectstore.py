@@ -14,13 +14,13 @@ import pytest
 
 from storage_engine.objectstore.local import DirectoryStore
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.probe import probe_conditional_writes
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     ObjectStore,
     PreconditionFailed,
 )
-from storage_engine.objectstore.probe import probe_conditional_writes
 from storage_engine.objectstore.s3 import S3Store
 from tests.objectstore import workers
 from tests.servers import S3Server

@@ -1,7 +1,7 @@
 """In place of spark-submit, without Spark: writes down what it was started with and what it sees,
 and does what TEST_DRIVER says.
 
-python -m tests.dagster.driver [options of spark-submit] jobs/ingest.py [arguments]
+python -m tests.dagster.driver [options of spark-submit] jobs/__main__.py ingest [arguments]
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jobs import ingest as program
-from jobs.environment import spark_config
-from jobs.orders import IngestOrder
-from jobs.program import opened
 from storage_engine.errors import LockContentionError, ValidationError
+from storage_engine.spark.ingest_spec import IngestOrder
+from storage_engine.spark.jobs import ingest
+from storage_engine.spark.jobs.program import opened, spark_config
 from storage_engine.spark.results import WriteResult
 
 HOLDER = "TEST_HOLDER"
@@ -53,9 +52,10 @@ def _ingest(_spark: Any, order: IngestOrder, *, dry_run: bool, **_: Any) -> Writ
 
 
 def main() -> int:
-    vars(program).update(start_spark=lambda *_: None, ingest=_ingest)
-    at = next(n for n, one in enumerate(sys.argv) if one.endswith("jobs/ingest.py"))
-    return program.main(sys.argv[at + 1 :])
+    vars(ingest).update(start_spark=lambda *_: None, ingest=_ingest)
+    at = next(n for n, each in enumerate(sys.argv) if each.endswith("jobs/__main__.py"))
+    assert sys.argv[at + 1] == "ingest"
+    return ingest.main(sys.argv[at + 2 :])
 
 
 if __name__ == "__main__":

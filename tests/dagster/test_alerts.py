@@ -13,10 +13,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster import alerts
-from ontologia_dagster.alerts import Alert, Notifier, conditions_sensor, failed_runs_sensor
-from ontologia_dagster.platform import build_platform
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage import alerts
+from ontologia_dagster.storage.alerts import Alert, Notifier, conditions_sensor, failed_runs_sensor
+from ontologia_dagster.storage.storage_defs import build_platform
 from tests.dagster import shop
 from tests.dagster.test_bus import FAST, drain, place
 from tests.dagster.world import MODELS, customers, evaluated, orders, resources, storage

@@ -10,9 +10,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster import bus, liveness
-from ontologia_dagster.platform import build_platform
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage import events
+from ontologia_dagster.storage import events as liveness
+from ontologia_dagster.storage.storage_defs import build_platform
 from tests.dagster import shop
 from tests.dagster.world import MODELS, evaluated, facts, remote_job, resources, rows, storage
 
@@ -43,7 +44,7 @@ def tick(ontology: OntologyResource, instance: dg.DagsterInstance) -> Any:
 def drain(
     ontology: OntologyResource, instance: dg.DagsterInstance, **config: Any
 ) -> dict[str, Any]:
-    job = bus.drain_job("ontology", [MODELS])
+    job = events.drain_job("ontology", [MODELS])
     result = job.execute_in_process(
         resources={"ontology": ontology},
         instance=instance,
@@ -83,7 +84,7 @@ def test_one_run_at_a_time(ontology: OntologyResource) -> None:
     place(ontology, "o1")
     with dg.DagsterInstance.ephemeral() as instance:
         run = instance.create_run_for_job(
-            bus.drain_job("ontology", [MODELS]), status=dg.DagsterRunStatus.STARTED
+            events.drain_job("ontology", [MODELS]), status=dg.DagsterRunStatus.STARTED
         )
         assert f"run {run.run_id} is on it" in str(tick(ontology, instance).skip_message)
 
@@ -93,7 +94,7 @@ def test_one_run_at_a_time(ontology: OntologyResource) -> None:
 
 def started(instance: dg.DagsterInstance, location: str = "shop") -> dg.DagsterRun:
     """A drain run whose process nobody hears of again."""
-    job = bus.drain_job("ontology", [MODELS])
+    job = events.drain_job("ontology", [MODELS])
     return instance.create_run_for_job(
         job,
         status=dg.DagsterRunStatus.STARTED,
@@ -141,7 +142,7 @@ def test_a_run_whose_process_is_gone_strands_nothing(
 def test_locations_do_not_wait_for_each_other(ontology: OntologyResource) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         run = started(instance, location="other")
-        name = bus.drain_job_name("ontology")
+        name = events.drain_job_name("ontology")
 
         assert liveness.living_run(instance, name, location="shop") is None
         assert liveness.living_run(instance, name, location="other") == run.run_id
@@ -186,7 +187,7 @@ def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None
     assert "printer is on fire" in letter["error"]
 
     def redrive(**config: Any) -> dict[str, Any]:
-        result = bus.redrive_job("ontology").execute_in_process(
+        result = events.redrive_job("ontology").execute_in_process(
             resources={"ontology": ontology},
             run_config={"ops": {"ontology_redrive_dead_letters": {"config": config}}},
         )

@@ -10,10 +10,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster import checks, maintenance
-from ontologia_dagster.platform import build_platform
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.storage import checks, maintenance
+from ontologia_dagster.storage.storage_defs import build_platform
 from tests.dagster.shop import Customer, Order, Placed
 from tests.dagster.world import customers, facts, remote_job, rows, storage
 

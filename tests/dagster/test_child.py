@@ -10,13 +10,13 @@ import dagster as dg
 import pytest
 from dagster_aws.s3 import S3Resource
 
-from jobs.environment import spark_config, storage_config
-from ontologia_dagster.hidden import hidden_options, is_secret
-from ontologia_dagster.ingestion import ingest_order, ingestion_asset
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.ingestion.asset import ingest_order, ingestion_asset
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.secrets import hidden_options, is_secret
+from ontologia_dagster.resources.spark import SparkResource
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.s3_settings import S3Settings
+from storage_engine.spark.jobs.program import spark_config, storage_config
 from tests.dagster import driver
 from tests.dagster.world import customers, storage
 

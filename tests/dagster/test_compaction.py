@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ontologia_dagster.maintenance import compaction_job
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.storage.maintenance import compaction_job
 from tests.dagster.shop import Customer, Order
 from tests.dagster.world import facts, resources, rows, storage
 

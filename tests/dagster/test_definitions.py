@@ -21,10 +21,9 @@ from dagster_dg_cli.cli import cli
 
 from ontologia_dagster import definitions
 from ontologia_dagster.definitions import defs
-from ontologia_dagster.environments import Environments
-from ontologia_dagster.head import head_asset
-from ontologia_dagster.platform import build_platform
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.resources.environments import Environments
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage.storage_defs import build_platform, head_asset
 from storage_engine import (
     ConfigurationError,
     Entity,

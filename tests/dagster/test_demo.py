@@ -13,17 +13,25 @@ import dagster as dg
 import pytest
 
 from ontologia_dagster.declaration import INGEST_POOL
-from ontologia_dagster.demo import alarms, metered
-from ontologia_dagster.demo.corrections import corrections
+from ontologia_dagster.demo import events
 from ontologia_dagster.demo.definitions import demo_definitions
-from ontologia_dagster.demo.handlers import HANDLERS, SEVERE_DELAY
-from ontologia_dagster.demo.instance import open_instance, prepare_instance
-from ontologia_dagster.demo.leftovers import OWN_RUN, RUN, UI, alive, end_dead_runs
-from ontologia_dagster.demo.places import dagster_home, landing_folder, settle
-from ontologia_dagster.demo.run import ensure_storage
+from ontologia_dagster.demo.events import HANDLERS, SEVERE_DELAY
+from ontologia_dagster.demo.instance import (
+    OWN_RUN,
+    RUN,
+    UI,
+    alive,
+    dagster_home,
+    end_dead_runs,
+    landing_folder,
+    open_instance,
+    prepare_instance,
+    settle,
+)
+from ontologia_dagster.demo.ontology import Airport, Disruption, Flight, Incident, Plane
+from ontologia_dagster.demo.run import MeteredOntology, corrections, ensure_storage, requests
 from ontologia_dagster.demo.source import deliver
-from ontologia_dagster.demo.types import Airport, Disruption, Flight, Incident, Plane
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import OntologiaConfig, Session, initialize_storage
 from storage_engine.errors import ConfigurationError
 
@@ -89,7 +97,7 @@ def flight(number: int, delay: int, destination: str = "LAX") -> Flight:
 
 
 def told(session: Session) -> int:
-    return alarms.tell(session, SEVERE_DELAY, alarms.severe_delays(session)).sent
+    return events.tell(session, SEVERE_DELAY, events.severe_delays(session)).sent
 
 
 def test_trouble_is_told_once(session: Session) -> None:
@@ -108,24 +116,24 @@ def test_trouble_is_told_once(session: Session) -> None:
 
 
 def test_a_third_of_the_flights_late_is_a_disrupted_day(session: Session) -> None:
-    [event] = alarms.disrupted_days(session)
+    [event] = events.disrupted_days(session)
     assert (event.origin, event.flights, event.late) == ("JFK", 3, 1)
-    alarms.tell(session, "disrupted_days", [event])
+    events.tell(session, "disrupted_days", [event])
     session.drain(HANDLERS)
     [stored] = session.query().entities(Disruption).collect()
     assert (stored.id, stored.worst_gust_mph) == ("JFK/2013-01-01", None)
 
 
 def test_a_notice_about_nobody_dies_until_the_airport_is_there(session: Session) -> None:
-    [event] = alarms.notices(session)
+    [event] = events.notices(session)
     assert event.faa == "LAX"  # flights go there, and it is not stored
-    alarms.tell(session, "notices", [event])
+    events.tell(session, "notices", [event])
     assert session.drain(HANDLERS).dead_lettered == 1
 
     session.ensure([Airport(faa="LAX"), Airport(faa="SJU")])
     session.commit()
 
-    assert alarms.notices(session) == []
+    assert events.notices(session) == []
     assert session.query().entities(Incident).count() == 0
 
 
@@ -233,15 +241,15 @@ def test_runs_of_killed_processes_are_ended_and_their_places_freed(
 def test_a_storage_is_made_where_there_is_none_and_all_requests_to_it_are_counted(
     tmp_path: Path,
 ) -> None:
-    ontology = metered.MeteredOntology.of(OntologyResource(storage_uri=str(tmp_path / "store")))
+    ontology = MeteredOntology.of(OntologyResource(storage_uri=str(tmp_path / "store")))
     assert ensure_storage(ontology) == 0
-    before = metered.requests()
+    before = requests()
 
     with ontology.session(entity_types=[Airport]) as session:
         session.ensure(Airport(faa="JFK"))
     assert ensure_storage(ontology) == 1
 
-    made = metered.requests() - before
+    made = requests() - before
     assert made["GET"] > 0
     assert made["PUT"] + made["PUT_IF"] > 0
 

@@ -12,10 +12,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from ontologia_dagster.io_manager import OntologyIOManager
-from ontologia_dagster.metrics import metrics_job, prometheus
-from ontologia_dagster.queries import query_asset
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.downstream.io_manager import OntologyIOManager
+from ontologia_dagster.downstream.queries import query_asset
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage.metrics import metrics_job, prometheus
 from storage_engine import View
 from tests.dagster.shop import Customer
 from tests.dagster.world import MODELS, facts, materialisations, storage, version

@@ -8,11 +8,11 @@ import dagster as dg
 import pytest
 from dagster_aws.s3 import S3Resource
 
-from ontologia_dagster.bindings import location_resources
-from ontologia_dagster.environments import Environments
-from ontologia_dagster.failures import reported_failures
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.resources.environments import Environments
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.location import location_resources
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.spark import SparkResource
 from storage_engine.errors import ConfigurationError, LockContentionError
 
 FILE = """

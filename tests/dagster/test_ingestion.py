@@ -10,9 +10,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster.checks import index_check
 from ontologia_dagster.declaration import on_new_data
-from ontologia_dagster.ingestion import ingestion_asset
+from ontologia_dagster.ingestion.asset import ingestion_asset
+from ontologia_dagster.storage.checks import index_check
 from tests.dagster.shop import Order
 from tests.dagster.world import (
     ORDERS,

@@ -10,10 +10,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster import log_tail, partitions, provenance
 from ontologia_dagster.declaration import PartitionSpec, on_new_data
-from ontologia_dagster.platform import build_platform
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.ingestion import partitions, provenance
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage import log_tail
+from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import initialize_storage
 from tests.dagster.shop import Customer, Order
 from tests.dagster.world import customers, evaluated, orders, resources, storage

@@ -13,10 +13,10 @@ import dagster as dg
 import pytest
 from dagster_aws.s3 import S3Resource
 
-from ontologia_dagster.ingestion import ingestion_asset
-from ontologia_dagster.maintenance import compaction_job
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.ingestion.asset import ingestion_asset
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.storage.maintenance import compaction_job
 from storage_engine import initialize_storage
 from tests.dagster.shop import Customer
 from tests.dagster.world import customers, facts, materialisations, rows, version

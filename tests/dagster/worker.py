@@ -14,16 +14,16 @@ from typing import Any
 
 import dagster as dg
 
-from ontologia_dagster import ingestion
 from ontologia_dagster.declaration import (
     OntologyAsset,
     PartitionSpec,
     RetrySpec,
     SourceSpec,
 )
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.runner import carry_out
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.ingestion import asset as ingestion
+from ontologia_dagster.ingestion.spark_run import carry_out
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.spark import SparkResource
 from tests.dagster.world import MODELS
 
 IN_PROCESS = "in_process"

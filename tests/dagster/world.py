@@ -8,10 +8,10 @@ from typing import Any
 
 import dagster as dg
 
-from ontologia_dagster.alerts import Notifier
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
-from ontologia_dagster.resources import OntologyResource
-from ontologia_dagster.spark import SparkResource
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.storage.alerts import Notifier
 from storage_engine import initialize_storage
 
 MODELS = "tests.dagster.shop"
@@ -112,7 +112,7 @@ def rows(table: Any) -> list[dict[str, Any]]:
 
 def ingest_job(folder: str) -> dg.JobDefinition:
     """Of a folder with a storage and its source, for `dg.build_reconstructable_job`."""
-    from ontologia_dagster.ingestion import ingestion_asset
+    from ontologia_dagster.ingestion.asset import ingestion_asset
 
     path = Path(folder)
     asset = ingestion_asset(customers(path, None))

@@ -8,7 +8,7 @@ import io
 from collections import Counter
 from pathlib import Path
 
-from ontologia_dagster.demo.rules import SEVERE_MINUTES
+from ontologia_dagster.demo.ontology import SEVERE_MINUTES
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, NULL, TIMES, text_of
 
 DAY = "8"

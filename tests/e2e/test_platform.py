@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ontologia_dagster.demo.definitions import demo_definitions
+from ontologia_dagster.demo.events import SEVERE_DELAY, file_notice
 from ontologia_dagster.demo.expected import Expected, expected
-from ontologia_dagster.demo.handlers import SEVERE_DELAY, file_notice
-from ontologia_dagster.demo.instance import open_instance
+from ontologia_dagster.demo.instance import landing_folder, open_instance
 from ontologia_dagster.demo.narrator import Narrator
-from ontologia_dagster.demo.places import landing_folder
-from ontologia_dagster.demo.program import STOPPED, main
-from ontologia_dagster.demo.source import NOT_MIDNIGHT, deliver
-from ontologia_dagster.demo.types import (
+from ontologia_dagster.demo.ontology import (
     Airport,
     AirportNotice,
     Disruption,
@@ -33,7 +30,9 @@ from ontologia_dagster.demo.types import (
     Plane,
     WeatherObservation,
 )
-from ontologia_dagster.resources import OntologyResource
+from ontologia_dagster.demo.program import STOPPED, main
+from ontologia_dagster.demo.source import NOT_MIDNIGHT, deliver
+from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import Session
 from tests.e2e.browser import UPDATE, browser, keep, sees, sees_all, sees_no
 from tests.e2e.part_of_source import write_part

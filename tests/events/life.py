@@ -19,7 +19,7 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import OntologiaError
 from storage_engine.objectstore.faults import FaultPlan, SimulatedCrash
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.runtime.types import BoundTypes
+from storage_engine.runtime.bound_types import BoundTypes
 from tests.commitlog.support import World, Writer, new_world
 
 LEASE_MS = 30_000

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import conditional, state
-from storage_engine.events import object_claims, records
-from storage_engine.events.object_claims import ObjectClaims, Stands
-from storage_engine.events.object_consumer import ObjectConsumer
-from storage_engine.events.window import Window
+from storage_engine.events import records
+from storage_engine.events.object import claims
+from storage_engine.events.object.claims import ObjectClaims, Stands
+from storage_engine.events.object.consumer import ObjectConsumer
+from storage_engine.events.object.pending_events import Window
 from storage_engine.objectstore.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from storage_engine.repository.object import engine
 from tests.events.life import Broken, Shop, copy_of, new_shop
@@ -215,5 +216,5 @@ def test_planted_takeover_without_fencing(monkeypatch: pytest.MonkeyPatch) -> No
         store.put(key, data)  # type: ignore[attr-defined]
         return original(store, key + "x", data, write_id=write_id, etag=None)  # type: ignore[arg-type]
 
-    plant(monkeypatch, object_claims, "write_conditionally", unfenced)
+    plant(monkeypatch, claims, "write_conditionally", unfenced)
     assert broken_by(monkeypatch, FaultKind.CRASH_BEFORE)

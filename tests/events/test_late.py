@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import layout
-from storage_engine.events import window
+from storage_engine.events.object import pending_events
 from storage_engine.events.open import open_event_store
 from storage_engine.events.protocol import EventStore
 from storage_engine.objectstore.faults import (
@@ -71,7 +71,7 @@ def test_producers_whose_clocks_differ_by_two_minutes_each_way(skew: float) -> N
 
 
 def test_planted_a_watermark_that_is_not_held_back_skips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "HOLD_BACK", timedelta(0))
+    monkeypatch.setattr(pending_events, "HOLD_BACK", timedelta(0))
     with pytest.raises(AssertionError):
         run_for_an_hour(0.0)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from storage_engine.commitlog import layout
 from storage_engine.errors import LeaseExpiredError
-from storage_engine.objectstore.port import ObjectStore
+from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository import TypeInput
 from storage_engine.repository.open import open_object_repository
 from tests.engines import (

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from jobs import ingest as program
-from jobs.ingest import IngestOrder, Source
 from storage_engine import Session
 from storage_engine.repository import initialize_storage
+from storage_engine.spark.jobs import ingest
+from storage_engine.spark.jobs.ingest import IngestOrder, Source
 
 MODELS = "tests.jobs.shop"
 
@@ -38,5 +38,5 @@ def head(uri: str) -> int:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     """A program's exit code and its JSON line."""
-    code = program.main([*arguments, "--json"])
+    code = ingest.main([*arguments, "--json"])
     return code, json.loads(capsys.readouterr().out)

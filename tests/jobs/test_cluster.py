@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.ingest import Source
 from storage_engine import Session, initialize_storage
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.spark.jobs.ingest import Source
 from tests.jobs.support import new_storage, order_for, rows
 from tests.maintenance.reads import entries_of
 from tests.spark.speculating import FOLDER, SLOW, Row

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.ingest import DriftPolicy, Source, ingest
 from storage_engine import ValidationError
+from storage_engine.spark.jobs.ingest import DriftPolicy, Source, ingest
 from tests.jobs.support import head, new_storage, order_for, rows
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.ingest import DriftPolicy, Source, ingest
 from storage_engine import Session, ValidationError
 from storage_engine.errors import ConfigurationError
+from storage_engine.spark.jobs.ingest import DriftPolicy, Source, ingest
 from tests.jobs.support import head, new_storage, order_for, rows, run
 
 if TYPE_CHECKING:

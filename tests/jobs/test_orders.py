@@ -12,11 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import compact, ingest, stream
-from jobs.arguments import parse_ingest
-from jobs.ingest import DriftPolicy, IngestOrder, Source, parse
-from jobs.orders import guess_format, parse_order
 from storage_engine.errors import ConfigurationError
+from storage_engine.spark.ingest_spec import guess_format, parse_order
+from storage_engine.spark.jobs import compact, ingest, stream
+from storage_engine.spark.jobs.arguments import parse_ingest
+from storage_engine.spark.jobs.ingest import DriftPolicy, IngestOrder, Source, parse
 
 MINIMAL = IngestOrder("store", "Customer", "tests.jobs.shop", Source("csv", ("a.csv",)))
 
@@ -233,7 +233,10 @@ def test_help_is_complete_and_in_the_documentation(
     assert "Exit codes" in capsys.readouterr().out
     name = program.__name__.partition(".")[2]
     parser = getattr(
-        __import__("jobs.arguments" if name == "ingest" else program.__name__, fromlist=["parser"]),
+        __import__(
+            "storage_engine.spark.jobs.arguments" if name == "ingest" else program.__name__,
+            fromlist=["parser"],
+        ),
         f"{name}_parser",
     )()
     documented = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dagster_pipes import PipesContext, encode_param
 
-from jobs import ingest as program
-from jobs.ingest import Source
+from storage_engine.spark.jobs import ingest
+from storage_engine.spark.jobs.ingest import Source
 from tests.jobs.support import new_storage, order_for
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_a_materialisation_with_its_metadata(
 ) -> None:
     (tmp_path / "a.csv").write_text("id,name\n1,a\n2,b\n")
     order = order_for(new_storage(tmp_path), Source("csv", (str(tmp_path / "a.csv"),)))
-    assert program.main(order.to_arguments()) == 0
+    assert ingest.main(order.to_arguments()) == 0
     said = _read(messages)
     [reported] = said["report_asset_materialization"]
     assert reported["data_version"] == "1"
@@ -68,7 +68,7 @@ def test_a_materialisation_with_its_metadata(
 def test_a_failure_is_reported_too(spark: SparkSession, tmp_path: Path, messages: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n,a\n")
     order = order_for(new_storage(tmp_path), Source("csv", (str(tmp_path / "a.csv"),)))
-    assert program.main(order.to_arguments()) == 3
+    assert ingest.main(order.to_arguments()) == 3
     said = _read(messages)
     assert "report_asset_materialization" not in said
     assert "1 rows cannot be written" in said["closed"][0]["exception"]["message"]

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import stream as program
-from jobs.ingest import DriftPolicy, Source
-from jobs.stream import stream
 from storage_engine.errors import ConfigurationError
-from storage_engine.spark import publishing
+from storage_engine.spark import publish
+from storage_engine.spark.jobs import stream as program
+from storage_engine.spark.jobs.ingest import DriftPolicy, Source
+from storage_engine.spark.jobs.stream import stream
 from tests.jobs.support import head, new_storage, order_for, rows
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_each_batch_takes_effect_once(
     assert rows(uri, ALL) == [("a", "ANN", 1)]
 
     (folder / "2.csv").write_text("id,name,seats\na,ann,2\nc,cid,3\n")
-    right = publishing.publish
+    right = publish.publish
 
     def killed(*arguments: Any, **options: Any) -> Any:
         right(*arguments, **options)

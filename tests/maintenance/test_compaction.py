@@ -24,14 +24,14 @@ from storage_engine.errors import ClosedError, ConfigurationError, IntegrityErro
 from storage_engine.maintenance.compaction import (
     CompactionPolicy,
     CompactionProgress,
+    build,
     compact,
-    local,
     plan_compaction,
     publish,
 )
 from storage_engine.repository import Repository, Window, initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.object.parquet import SnapshotPart, SnapshotSettings
+from storage_engine.repository.object.write.parquet import SnapshotPart, SnapshotSettings
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -276,7 +276,7 @@ def test_a_merge_that_does_not_fit_says_what_to_do(
     with opened(objects) as repository:
         for n in range(2):
             put(repository, customer("a", age=n))
-        monkeypatch.setattr(local, "merge", starve)
+        monkeypatch.setattr(build, "merge", starve)
         with pytest.raises(ConfigurationError, match=r"s3_duckdb_memory_limit .* no block$"):
             compact(repository, EAGER)
         assert not list(repository.store.list("meta/attempts/"))

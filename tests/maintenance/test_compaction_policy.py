@@ -9,7 +9,7 @@ import pytest
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import MIB
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
-from storage_engine.maintenance.compaction.policy import rows
+from storage_engine.maintenance.compaction.plan import rows
 from tests.commitlog.support import World
 from tests.engines import CUSTOMER, customer
 

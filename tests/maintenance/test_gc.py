@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from storage_engine.cli.durations import parse_duration
+from storage_engine.cli.arguments import parse_duration
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Checkpoint, Head, Manifest
-from storage_engine.durations import show_duration
+from storage_engine.config import show_duration
 from storage_engine.errors import IntegrityError, OntologiaError, SchemaMetadataError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.gc import GcPlan, GcReport, plan_gc, sweep

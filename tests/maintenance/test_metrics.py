@@ -11,8 +11,7 @@ import pytest
 from storage_engine import Session
 from storage_engine.errors import ClosedError, ExpectedVersionMismatchError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
-from storage_engine.maintenance.counters import CommitCounters
-from storage_engine.maintenance.metrics import Metrics, collect
+from storage_engine.maintenance.metrics import CommitCounters, Metrics, collect
 from storage_engine.repository import CommitResult, TypeChange
 from tests.commitlog.support import World
 from tests.engines import Customer, Product, Storage, customer

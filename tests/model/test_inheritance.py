@@ -9,7 +9,7 @@ import pytest
 
 from storage_engine.errors import TypeDeclarationError
 from storage_engine.model import Entity, Event, Field, Relation, spec_of
-from storage_engine.model.relation import L, R
+from storage_engine.model.declarations import L, R
 
 E = TypeVar("E", bound=Entity)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage_engine.objectstore.clock import ClockOffset
-from storage_engine.objectstore.ordering import in_byte_order, just_before
-from storage_engine.objectstore.port import ObjectInfo
+from storage_engine.objectstore.protocol import ObjectInfo
+from storage_engine.objectstore.s3_listing import in_byte_order, just_before
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -15,13 +15,9 @@ from pathlib import Path
 import pytest
 
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore import files
+from storage_engine.objectstore import local
 from storage_engine.objectstore.local import DirectoryStore
-from storage_engine.objectstore.port import (
-    ObjectNotFound,
-    OutcomeUnknown,
-    PreconditionFailed,
-)
+from storage_engine.objectstore.protocol import ObjectNotFound, OutcomeUnknown, PreconditionFailed
 from tests.objectstore import workers
 
 
@@ -109,7 +105,7 @@ def test_a_write_that_cannot_be_synced_is_of_unknown_outcome(
     def broken(path: Path) -> None:
         raise OSError(errno.EIO, "broken disk")
 
-    monkeypatch.setattr(files, "sync_directory", broken)
+    monkeypatch.setattr(local, "sync_directory", broken)
     with pytest.raises(OutcomeUnknown):
         store.put_if_match("k", b"2", etag, write_id="w")
 
@@ -241,7 +237,7 @@ def test_failing_disks_are_named(
     def broken(path: Path, data: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(files, "write_new", broken)
+    monkeypatch.setattr(local, "write_new", broken)
     with pytest.raises(StorageBackendError, match=f"(?i){words}") as caught:
         store.put_if_absent("k", b"", write_id="w")
     assert caught.value.retryable is retryable

@@ -17,7 +17,7 @@ from storage_engine.objectstore.faults import (
     SimulatedCrash,
 )
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore, VirtualClock
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     OutcomeUnknown,

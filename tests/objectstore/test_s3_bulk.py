@@ -9,7 +9,7 @@ import pytest
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ObjectNotFound,
     OutcomeUnknown,
     PreconditionFailed,

@@ -14,14 +14,14 @@ import pytest
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.metering import HopTrace, tracing
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.probe import probe_conditional_writes
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     ObjectStore,
     OutcomeUnknown,
     PreconditionFailed,
 )
-from storage_engine.objectstore.probe import probe_conditional_writes
 from storage_engine.objectstore.s3 import S3Store
 from tests.objectstore.fake_s3 import FakeS3, run_fake_s3
 from tests.servers import S3Server, free_ports

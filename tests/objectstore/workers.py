@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from storage_engine.objectstore.local import DirectoryStore
-from storage_engine.objectstore.port import ConditionalConflict, ObjectStore, PreconditionFailed
+from storage_engine.objectstore.protocol import ConditionalConflict, ObjectStore, PreconditionFailed
 
 
 def increment(store: ObjectStore, key: str, times: int) -> None:

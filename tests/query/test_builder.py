@@ -10,7 +10,7 @@ import pytest
 
 from storage_engine.errors import IntegrityError, TypeDeclarationError
 from storage_engine.model import Entity, Field, Relation
-from storage_engine.model.stored import spec_of
+from storage_engine.model.declarations import spec_of
 from storage_engine.query import Path, Query, avg, count, left, max, min, right, sum
 from storage_engine.query.spec import When
 from tests.query.memory import MemoryExecutor

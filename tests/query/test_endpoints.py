@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from storage_engine.model.expressions import Filter
 from storage_engine.query import left, right
+from storage_engine.query.conditions import Conditions, Endpoint, normalise
 from storage_engine.query.dialect import Binder
-from storage_engine.query.duckdb_sql import DuckDb
-from storage_engine.query.evaluator import matches
-from storage_engine.query.normal import Endpoint, normalise
-from storage_engine.query.sql import Conditions
-from storage_engine.query.sqlite_sql import Sqlite
+from storage_engine.query.duckdb import DuckDb
+from storage_engine.query.sqlite import Sqlite
+from storage_engine.testing.evaluator import matches
 from tests.campaigns import examples
 from tests.query.worlds import ENGINES, LINK, Link, Thing, World
 

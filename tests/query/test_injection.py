@@ -9,8 +9,8 @@ import pytest
 
 from storage_engine.model.expressions import Filter
 from storage_engine.query.aggregates import count, max
+from storage_engine.query.compiler import Compiler
 from storage_engine.query.spec import QuerySpec
-from storage_engine.query.statements import Compiler
 from tests.query.worlds import ENGINES, THING, Thing, World
 
 ATTACKS = [

@@ -13,11 +13,11 @@ from storage_engine.model import FieldRef
 from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.expressions import Filter
 from storage_engine.query.aggregates import Aggregate, avg, avg_len, count, max, min, sum
-from storage_engine.query.evaluator import aggregate, matches, ordered, value_at
+from storage_engine.query.compiler import Compiler
+from storage_engine.query.conditions import Shape
 from storage_engine.query.spec import Order, QuerySpec
-from storage_engine.query.sql import Shape
-from storage_engine.query.statements import Compiler
-from storage_engine.repository.sqlite.codec import from_values
+from storage_engine.repository.sqlite.data_table import from_values
+from storage_engine.testing.evaluator import aggregate, matches, ordered, value_at
 from tests.campaigns import examples
 from tests.query.worlds import ENGINES, FILTERS, THING, Thing, World, objects
 

@@ -13,17 +13,16 @@ import pytest
 
 from storage_engine.model import Entity, Field
 from storage_engine.model.arrow import objects_to_table
+from storage_engine.model.declarations import spec_of
 from storage_engine.model.expressions import Filter
-from storage_engine.model.stored import spec_of
 from storage_engine.query.aggregates import max
+from storage_engine.query.compiler import Compiler
+from storage_engine.query.conditions import Conditions, after_prefix, float_bound, int_bound
 from storage_engine.query.dialect import Binder
-from storage_engine.query.duckdb_sql import DuckDb
-from storage_engine.query.evaluator import evaluate
-from storage_engine.query.numbers import float_bound, int_bound
+from storage_engine.query.duckdb import DuckDb
 from storage_engine.query.spec import Order, QuerySpec, When
-from storage_engine.query.sql import Conditions, after_prefix
-from storage_engine.query.sqlite_sql import Sqlite, install
-from storage_engine.query.statements import Compiler
+from storage_engine.query.sqlite import Sqlite, install
+from storage_engine.testing.evaluator import evaluate
 from tests.query.worlds import ENGINES, THING, Thing, World, duck
 
 ROWS = [

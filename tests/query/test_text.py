@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from storage_engine.cli.query_terms import filter_from_text
 from storage_engine.query import left
-from storage_engine.query.text import filter_from_text
 from tests.query.worlds import LINK, THING, Link, Thing
 
 ENDS = {"left": THING, "right": THING}

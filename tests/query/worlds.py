@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from storage_engine.model import Entity, Field, Relation, row_schema
 from storage_engine.model.arrow import fields_json, objects_to_table
 from storage_engine.model.columns import SQLITE_TYPES
+from storage_engine.model.declarations import spec_of
 from storage_engine.model.expressions import Filter
-from storage_engine.model.stored import spec_of
+from storage_engine.query.compiler import DialectName
+from storage_engine.query.conditions import Conditions, Shape
 from storage_engine.query.dialect import Binder, quoted
-from storage_engine.query.duckdb_sql import DuckDb
-from storage_engine.query.evaluator import matches
-from storage_engine.query.sql import Conditions, Shape
-from storage_engine.query.sqlite_sql import Sqlite, install
-from storage_engine.query.statements import DialectName
-from storage_engine.repository.sqlite.codec import encode, rows_of
+from storage_engine.query.duckdb import DuckDb
+from storage_engine.query.sqlite import Sqlite, install
+from storage_engine.repository.sqlite.data_table import encode, rows_of
+from storage_engine.testing.evaluator import matches
 
 
 class Node(TypedDict):

@@ -20,8 +20,8 @@ from storage_engine.commitlog.records import Head
 from storage_engine.errors import LeaseExpiredError
 from storage_engine.objectstore.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
-from storage_engine.objectstore.port import ObjectStore
-from storage_engine.objectstore.port import PreconditionFailed as Refused
+from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.objectstore.protocol import PreconditionFailed as Refused
 from tests.commitlog.support import LEASE_TTL_MS, World, Writer, at, new_world
 from tests.simulation.harness import (
     Intent,
@@ -403,7 +403,7 @@ def test_planted_ids_with_gaps_are_seen(small: Stage, monkeypatch: pytest.Monkey
 
 def test_planted_a_stale_delta_is_seen(small: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reusing the first evaluation on a head that has moved rewrites what a rival has done."""
-    from storage_engine.repository.object.commit import CommitRun
+    from storage_engine.repository.object.write.commit import CommitRun
 
     evaluate = CommitRun._evaluate
 

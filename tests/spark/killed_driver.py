@@ -8,9 +8,9 @@ from typing import cast
 from storage_engine import OntologiaConfig, Session
 from storage_engine.commitlog import layout
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.port import ObjectStore
+from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.open import open_object_repository
-from storage_engine.runtime.types import BoundTypes
+from storage_engine.runtime.bound_types import BoundTypes
 from storage_engine.spark import spark_session, write_entities
 from tests.engines import Customer
 from tests.integration.killed import KillingStore, KillPoint, When

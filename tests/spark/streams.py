@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from storage_engine.spark import batch_writer, register, spark_session, writer
 from storage_engine.spark.datasource import OntologiaDataSource
-from storage_engine.spark.staging import StageTask
+from storage_engine.spark.staged_parts import StageTask
 from tests.spark.read_world import Sample
 from tests.spark_support import SETTINGS
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from jobs import compact as program
 from storage_engine import CompactionPolicy, Session
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError, LeaseExpiredError
@@ -22,6 +21,7 @@ from storage_engine.maintenance.compaction import run as compaction
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository import initialize_storage, open_repository
 from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.spark.jobs import compact
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -77,7 +77,7 @@ def repository(tmp_path: Path) -> Iterator[ObjectRepository]:
 
 
 def _session(repository: ObjectRepository) -> Session:
-    from storage_engine.runtime.types import BoundTypes
+    from storage_engine.runtime.bound_types import BoundTypes
 
     return Session.sharing(repository, types=BoundTypes(), config=SMALL)
 
@@ -226,19 +226,19 @@ def test_the_program_uses_spark_above_a_size(
         started.append(name)
         return spark
 
-    monkeypatch.setattr(program, "start_spark", start)
+    monkeypatch.setattr(compact, "start_spark", start)
     base = ["--storage-uri", repository.uri, "--min-entries=2", "--json"]
     before = seen(repository)
-    assert program.main([*base, "--spark-above=1"]) == 0
+    assert compact.main([*base, "--spark-above=1"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert (plan["applied"], plan["total"]["runs"]) == (False, 2)
     [customers, employments] = plan_compaction(repository, EAGER).runs
     between = (customers.bytes + employments.bytes) // 2
-    assert program.main([*base, f"--spark-above={between}", "--apply"]) == 0
+    assert compact.main([*base, f"--spark-above={between}", "--apply"]) == 0
     report = json.loads(capsys.readouterr().out)["report"]
     assert [run["outcome"] for run in report["runs"]] == ["published", "published"]
     assert len(started) == 1
     with closing(open_repository(repository.uri)) as fresh:
         assert seen(fresh) == before
-    assert program.main([*base, "--type=Nobody"]) == 2
+    assert compact.main([*base, "--type=Nobody"]) == 2
     assert "no type 'Nobody'" in json.loads(capsys.readouterr().out)["error"]["message"]

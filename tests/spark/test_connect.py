@@ -16,9 +16,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from jobs.ingest import DriftPolicy, IngestOrder, Source
 from storage_engine import Session, initialize_storage
 from storage_engine.maintenance.integrity import verify_storage
+from storage_engine.spark.jobs.ingest import DriftPolicy, IngestOrder, Source
 from tests.servers import free_ports
 from tests.spark.read_world import Sample, expected
 from tests.spark_support import SETTINGS

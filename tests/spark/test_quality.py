@@ -11,6 +11,7 @@ import pytest
 
 from storage_engine import Entity, Field, Relation, Session, ValidationError
 from storage_engine.errors import ConfigurationError
+from storage_engine.model.declarations import spec_of
 from storage_engine.model.expectations import (
     Expectation,
     InRange,
@@ -21,7 +22,6 @@ from storage_engine.model.expectations import (
     parse_expectation,
     parse_expectations,
 )
-from storage_engine.model.stored import spec_of
 from storage_engine.repository import initialize_storage
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from storage_engine import Session, ValidationError, initialize_storage
-from storage_engine.spark import in_driver, reconcile, write_entities, writer
+from storage_engine.spark import reconcile, write_entities, writer
+from storage_engine.spark import reconcile as in_driver
 from tests.engines import Customer
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from storage_engine.model.expectations import parse_expectation
 from storage_engine.repository import open_repository
 from storage_engine.spark import (
     WriteProgress,
-    duplicates,
+    stored_rows,
     write_entities,
     write_relations,
     write_type,
@@ -249,7 +249,7 @@ def test_repeated_identities_and_the_order_column(
 ) -> None:
     """`looks`: who looks for them among staged parts, which depends on how much there is."""
     if looks == "spark":
-        monkeypatch.setattr(duplicates, "DRIVER_ROWS", 0)
+        monkeypatch.setattr(stored_rows, "DRIVER_ROWS", 0)
     twice = spark.createDataFrame(
         [("a", "x", 1), ("a", "y", 2), ("a", "y", 2), ("b", "old", None), ("b", "new", 1)],
         CUSTOMERS,

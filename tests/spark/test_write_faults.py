@@ -18,9 +18,9 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.heartbeat import GivenUp
 from storage_engine.model import TypeSpec
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.port import ObjectStore, OutcomeUnknown
+from storage_engine.objectstore.protocol import ObjectStore, OutcomeUnknown
 from storage_engine.repository.open import open_object_repository
-from storage_engine.runtime.types import BoundTypes
+from storage_engine.runtime.bound_types import BoundTypes
 from storage_engine.spark import write_entities, writer
 from tests.engines import CUSTOMER, PRODUCT, Customer, Product
 from tests.spark.gates import Gate, await_file, in_thread

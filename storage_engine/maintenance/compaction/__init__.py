@@ -2,11 +2,12 @@
 
 from storage_engine.maintenance.compaction.plan import (
     CompactionPlan,
+    CompactionPolicy,
     RunPlan,
     TypePlan,
+    Verdict,
     plan_compaction,
 )
-from storage_engine.maintenance.compaction.policy import CompactionPolicy, Verdict
 from storage_engine.maintenance.compaction.run import (
     CompactionProgress,
     CompactionReport,

@@ -19,9 +19,9 @@ from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import MIB
 from storage_engine.errors import IntegrityError
 from storage_engine.model.columns import SYSTEM_FIELD_IDS
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import literal, quoted
-from storage_engine.repository.object.scan import parquet
+from storage_engine.repository.object.read.files import parquet
 
 _IN_FLIGHT = 64 * MIB
 _GLOB = re.compile(r"[*?\[]")  # DuckDB would take such a path for a pattern

@@ -20,7 +20,7 @@ from storage_engine.commitlog.rewrite import rewrite_head
 from storage_engine.errors import OntologiaError, StorageBackendError
 from storage_engine.index.maintain import with_snapshots
 from storage_engine.maintenance.compaction.plan import RunPlan
-from storage_engine.objectstore.port import ObjectStoreError
+from storage_engine.objectstore.protocol import ObjectStoreError
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.engine import ObjectRepository

@@ -15,15 +15,14 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.lock import Lease, WriteLock
 from storage_engine.commitlog.records import CommitFile
 from storage_engine.errors import LockContentionError
-from storage_engine.maintenance.compaction.attempt import Attempt
-from storage_engine.maintenance.compaction.local import Build, LocalBuild
+from storage_engine.maintenance.compaction.build import Attempt, Build, LocalBuild
 from storage_engine.maintenance.compaction.plan import (
     CompactionPlan,
+    CompactionPolicy,
     RunPlan,
     TypePlan,
     plan_compaction,
 )
-from storage_engine.maintenance.compaction.policy import CompactionPolicy
 from storage_engine.maintenance.compaction.publish import (
     Outcome,
     paths,

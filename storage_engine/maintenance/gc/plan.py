@@ -30,7 +30,7 @@ from storage_engine.maintenance.gc.reach import (
     reach,
     retained,
 )
-from storage_engine.objectstore.port import ObjectInfo, ObjectNotFound
+from storage_engine.objectstore.protocol import ObjectInfo, ObjectNotFound
 from storage_engine.repository.object.engine import ObjectRepository
 
 DEFAULT_GRACE = timedelta(days=7)

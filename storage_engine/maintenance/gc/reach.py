@@ -27,7 +27,7 @@ from storage_engine.commitlog.records import (
 from storage_engine.commitlog.tags import Tag, list_tags
 from storage_engine.errors import IntegrityError
 from storage_engine.index.objects import IndexObjects
-from storage_engine.objectstore.port import ObjectInfo, ObjectNotFound
+from storage_engine.objectstore.protocol import ObjectInfo, ObjectNotFound
 
 CHECKPOINTS = "meta/checkpoints/"
 _BATCH = 256

@@ -27,7 +27,7 @@ from storage_engine.index.repair import write_indices
 from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, moment_in, silence
 from storage_engine.maintenance.gc.reach import CHECKPOINTS, Reach, reach
 from storage_engine.maintenance.indices import index_verifier
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     ObjectStoreError,

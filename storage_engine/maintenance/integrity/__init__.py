@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from storage_engine.maintenance.integrity.files import check_files
+from storage_engine.maintenance.integrity.data import RowCheck, check_files
 from storage_engine.maintenance.integrity.log import LogCheck
 from storage_engine.maintenance.integrity.report import Finding, IntegrityReport, Progress
-from storage_engine.maintenance.integrity.rows import RowCheck
 from storage_engine.maintenance.integrity.sqlite import check_sqlite
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.protocol import Repository
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 
 __all__ = ["Finding", "IntegrityReport", "verify_storage"]
 

@@ -25,7 +25,7 @@ from storage_engine.commitlog.records import (
 from storage_engine.commitlog.tags import Tag
 from storage_engine.errors import IntegrityError
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 _BATCH = 256
 

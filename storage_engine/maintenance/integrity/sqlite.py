@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.errors import OntologiaError
+from storage_engine.maintenance.integrity.data import missing_ends
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
-from storage_engine.maintenance.integrity.rows import missing_ends
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import Window
 from storage_engine.repository.sqlite import tags as sqlite_tags
-from storage_engine.repository.sqlite.base import SqliteRepository
-from storage_engine.repository.sqlite.layout import quoted
+from storage_engine.repository.sqlite.data_table import quoted
+from storage_engine.repository.sqlite.engine import SqliteRepository
 
 _COMMITS_AT_ONCE = 64
 _EXAMPLES = 3

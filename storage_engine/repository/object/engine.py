@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import Published, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
@@ -34,20 +35,19 @@ from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache, open_cache
-from storage_engine.objectstore.port import ObjectStore, bulk_of
+from storage_engine.objectstore.protocol import ObjectStore, bulk_of
 from storage_engine.query.spec import Reference
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
-from storage_engine.repository.object import inspection
-from storage_engine.repository.object.attempt import StagedAttempt
-from storage_engine.repository.object.commit import CommitRun, Parts
+from storage_engine.repository.object import commit_history
 from storage_engine.repository.object.outbox import projections
-from storage_engine.repository.object.query import ObjectExecutor
-from storage_engine.repository.object.query.executor import Engine
-from storage_engine.repository.object.resident import Resident
-from storage_engine.repository.object.scan import Scanner
+from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
+from storage_engine.repository.object.read.files import Scanner
+from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.read.resident import Resident
 from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
-from storage_engine.repository.object.versions import Versions
+from storage_engine.repository.object.write.commit import CommitRun, Parts
+from storage_engine.repository.object.write.staged_write import StagedAttempt
 from storage_engine.repository.protocol import (
     LATEST,
     CommitRecord,
@@ -58,7 +58,6 @@ from storage_engine.repository.protocol import (
     no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types
-from storage_engine.schema.documents import Documents
 
 log = logging.getLogger(__name__)
 
@@ -179,13 +178,13 @@ class ObjectRepository(ABC):
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
     ) -> list[CommitRecord]:
-        return inspection.list_commits(self.chain, limit, since_commit_id or 0)
+        return commit_history.list_commits(self.chain, limit, since_commit_id or 0)
 
     def get_commit(self, commit_id: int) -> CommitRecord | None:
-        return inspection.get_commit(self.chain, commit_id)
+        return commit_history.get_commit(self.chain, commit_id)
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
-        return inspection.list_commit_changes(self.chain, self._versions, commit_id)
+        return commit_history.list_commit_changes(self.chain, self._versions, commit_id)
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.conditional import ATTEMPTS, StillUnknown
 from storage_engine.commitlog.records import Manifest, parse_timestamp, to_json
-from storage_engine.objectstore.port import (
+from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectStore,
     OutcomeUnknown,

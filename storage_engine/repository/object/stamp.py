@@ -14,7 +14,7 @@ from storage_engine.commitlog.conditional import write_conditionally
 from storage_engine.commitlog.publisher import FORMAT
 from storage_engine.commitlog.records import from_json, timestamp, to_json
 from storage_engine.errors import IntegrityError, UnsupportedEngineError
-from storage_engine.objectstore.port import ObjectNotFound, ObjectStore
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 ENGINE_VERSIONS = ("v1", "v2")
 BACKEND = "s3"  # the layout's name, on any object store

@@ -2,7 +2,7 @@
 
 from storage_engine.repository.sqlite.admin import ENGINES, create, describe, detect, erase
 from storage_engine.repository.sqlite.connection import MEMORY
-from storage_engine.repository.sqlite.control import FORMAT
+from storage_engine.repository.sqlite.control_tables import FORMAT
 from storage_engine.repository.sqlite.v1 import SqliteRepositoryV1
 from storage_engine.repository.sqlite.v2 import SqliteRepositoryV2
 

@@ -14,8 +14,7 @@ from storage_engine.errors import (
     MigrationTokenError,
     UnsupportedEngineError,
 )
-from storage_engine.repository.sqlite import control, records
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import (
     Connections,
     begin_write,
@@ -23,7 +22,8 @@ from storage_engine.repository.sqlite.connection import (
     rollback,
     snapshot,
 )
-from storage_engine.repository.sqlite.layout import quoted
+from storage_engine.repository.sqlite.data_table import quoted
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.v1 import SqliteRepositoryV1
 from storage_engine.repository.sqlite.v2 import SqliteRepositoryV2
 
@@ -43,7 +43,7 @@ def detect(path: str | Path, config: OntologiaConfig | None = None) -> tuple[str
         if connections.in_memory or not connections.exists():
             return None
         with connections.use("open") as connection:
-            stamp = control.inspect(connection, str(path))
+            stamp = control_tables.inspect(connection, str(path))
     return (stamp.engine_version, stamp.format) if stamp else None
 
 
@@ -51,11 +51,11 @@ def create(path: str | Path, engine_version: str, config: OntologiaConfig) -> No
     """Make an empty storage; AlreadyInitializedError when there is one."""
     if engine_version not in ENGINES:
         raise UnsupportedEngineError(
-            f"unknown engine version {engine_version!r} for {control.BACKEND}: "
+            f"unknown engine version {engine_version!r} for {control_tables.BACKEND}: "
             f"choose one of {', '.join(ENGINES)}",
-            backend=control.BACKEND,
+            backend=control_tables.BACKEND,
             engine_version=engine_version,
-            format=control.FORMAT,
+            format=control_tables.FORMAT,
         )
     detect(path, config)  # refuses a file that is something else before it is opened for writing
     with (
@@ -64,8 +64,8 @@ def create(path: str | Path, engine_version: str, config: OntologiaConfig) -> No
     ):
         begin_write(connection, config.s3_lock_timeout_ms)
         try:
-            if control.inspect(connection, str(path)) is not None:
-                raise AlreadyInitializedError(str(path), records.head(connection)[0])
+            if control_tables.inspect(connection, str(path)) is not None:
+                raise AlreadyInitializedError(str(path), control_tables.head(connection)[0])
             ENGINES[engine_version].create_tables(connection)
             connection.execute("COMMIT")
         finally:
@@ -116,13 +116,13 @@ def _connections(path: str | Path, config: OntologiaConfig | None) -> Connection
 
 
 def _description(connection: sqlite3.Connection | None, path: str) -> dict[str, Any]:
-    stamp = control.inspect(connection, path) if connection else None
+    stamp = control_tables.inspect(connection, path) if connection else None
     if connection is None or stamp is None:
         return {"engine_version": None, "format": None, "head_commit_id": 0, "tables": {}}
     return {
         "engine_version": stamp.engine_version,
         "format": stamp.format,
-        "head_commit_id": records.head(connection)[0],
+        "head_commit_id": control_tables.head(connection)[0],
         "tables": {
             name: connection.execute(f"SELECT COUNT(*) FROM {quoted(name)}").fetchone()[0]
             for name in _names(connection, "table")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from storage_engine.commitlog.tags import Tag, check_name, unknown
 from storage_engine.errors import ConfigurationError, TagExistsError
-from storage_engine.repository.sqlite import records
+from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import begin_write, rollback
 
 if TYPE_CHECKING:
-    from storage_engine.repository.sqlite.base import SqliteRepository
+    from storage_engine.repository.sqlite.engine import SqliteRepository
 
 _CREATE = """
     CREATE TABLE IF NOT EXISTS tags (
@@ -57,7 +57,7 @@ def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -
             raise TagExistsError(name, commit_id=found.commit_id, asked=wanted)
         if found is not None:
             return found
-        now = records.utc_text(datetime.now(UTC))
+        now = control_tables.utc_text(datetime.now(UTC))
         tag = Tag(name, wanted, now, repository._config.runtime_id)
         connection.execute(
             "INSERT INTO tags VALUES (?, ?, ?, ?)",

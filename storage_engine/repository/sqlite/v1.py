@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from storage_engine.model.arrow import fields_json, table_from_fields_json
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.sqlite.base import SqliteRepository
-from storage_engine.repository.sqlite.layout import Column, DataTable, identity_columns
+from storage_engine.repository.sqlite.data_table import Column, DataTable, identity_columns
+from storage_engine.repository.sqlite.engine import SqliteRepository
 
 _FIELDS_JSON = Column("fields_json", "TEXT")
 

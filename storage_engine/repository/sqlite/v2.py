@@ -12,14 +12,15 @@ import pyarrow as pa
 from storage_engine.model.arrow import SQLITE_TYPES, row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.labels import labels
-from storage_engine.repository.sqlite.base import SqliteRepository
-from storage_engine.repository.sqlite.codec import encode, from_values
-from storage_engine.repository.sqlite.layout import (
+from storage_engine.repository.sqlite.data_table import (
     Column,
     DataTable,
+    encode,
+    from_values,
     identity_columns,
     quoted,
 )
+from storage_engine.repository.sqlite.engine import SqliteRepository
 
 TYPE_LAYOUT_CATALOG = """
     CREATE TABLE IF NOT EXISTS type_layout_catalog (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import open_at
 
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from storage_engine.model import Entity, Field, Relation
 from storage_engine.model.arrow import objects_to_table
-from storage_engine.model.stored import spec_of
+from storage_engine.model.declarations import spec_of
 from storage_engine.query.executor import Executor, Traversal
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import CommitRequest, TypeInput
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.query.memory import MemoryExecutor
 from tests.query.worlds import LINK, THING, Link, Thing
 

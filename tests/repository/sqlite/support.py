@@ -11,14 +11,12 @@ import pyarrow as pa
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
-from storage_engine.model.entity import Entity
+from storage_engine.model.declarations import Entity, Relation, spec_of
 from storage_engine.model.field import Field
-from storage_engine.model.relation import Relation
 from storage_engine.model.spec import TypeSpec
-from storage_engine.model.stored import spec_of
 from storage_engine.repository.protocol import CommitRequest, CommitResult, TypeInput
 from storage_engine.repository.sqlite import ENGINES
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 
 
 class Customer(Entity):

@@ -12,12 +12,12 @@ import pytest
 
 from storage_engine.errors import SchemaOutdatedError
 from storage_engine.model import Entity, Field, Relation, TypeSpec
+from storage_engine.model.declarations import spec_of
 from storage_engine.model.expressions import Or
-from storage_engine.model.stored import spec_of
 from storage_engine.query import count, left, sum
 from storage_engine.query.builder import Query
 from storage_engine.query.spec import QuerySpec, When
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.query.worlds import NASTY
 from tests.repository.sqlite.query_world import rows
 from tests.repository.sqlite.support import (

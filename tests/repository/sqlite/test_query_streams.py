@@ -18,13 +18,13 @@ from storage_engine.errors import StorageBackendError
 from storage_engine.model import TypeSpec
 from storage_engine.query import count, left
 from storage_engine.query.builder import Query
+from storage_engine.query.compiler import Statement
 from storage_engine.query.spec import QuerySpec, When
-from storage_engine.query.statements import Statement
 from storage_engine.repository.protocol import CommitRequest, TypeInput
-from storage_engine.repository.sqlite import MEMORY, asking
-from storage_engine.repository.sqlite.asking import ask
-from storage_engine.repository.sqlite.base import SqliteRepository
-from storage_engine.repository.sqlite.connection import connect
+from storage_engine.repository.sqlite import MEMORY
+from storage_engine.repository.sqlite import connection as asking
+from storage_engine.repository.sqlite.connection import ask, connect
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     KNOWS,

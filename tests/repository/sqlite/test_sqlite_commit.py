@@ -17,12 +17,11 @@ from storage_engine.errors import (
     SchemaOutdatedError,
     ValidationError,
 )
-from storage_engine.model.entity import Entity
+from storage_engine.model.declarations import Entity, spec_of
 from storage_engine.model.field import Field
-from storage_engine.model.stored import spec_of
 from storage_engine.repository.protocol import CommitRequest, Idempotency, TypeChange, TypeInput
-from storage_engine.repository.sqlite import base
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite import engine as base
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     EMPLOYMENT,
@@ -369,13 +368,13 @@ def test_an_empty_input_registers_nothing(repository: SqliteRepository) -> None:
 def test_a_failure_in_the_last_step_rolls_everything_back(
     repository: SqliteRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from storage_engine.repository.sqlite import records
+    from storage_engine.repository.sqlite import control_tables
 
     def broken(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "record_lock", broken)
+        patched.setattr(control_tables, "record_lock", broken)
         with pytest.raises(Exception, match="disk I/O error"):
             put(repository, customer("a"))
     assert repository.head_commit_id() == 0

@@ -15,8 +15,8 @@ import pytest
 
 from storage_engine.errors import LockContentionError
 from storage_engine.repository.protocol import CommitRequest, TypeInput
-from storage_engine.repository.sqlite import connection as connection_module
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite import connection
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     PRODUCT,
@@ -110,14 +110,14 @@ def test_waiting_for_a_lock_on_a_new_file(engine: str, path: Path) -> None:
 
 def traced(monkeypatch: pytest.MonkeyPatch, callback: Any) -> None:
     """Call back before every statement on connections opened from now on."""
-    real = connection_module.connect
+    real = connection.connect
 
     def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
         opened = real(*args, **kwargs)
         opened.set_trace_callback(callback)
         return opened
 
-    monkeypatch.setattr(connection_module, "connect", connect)
+    monkeypatch.setattr(connection, "connect", connect)
 
 
 def test_no_query_per_row(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

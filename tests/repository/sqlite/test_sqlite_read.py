@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import ARROW_TYPES, row_schema
 from storage_engine.repository.protocol import CommitRequest, TypeInput, Window
-from storage_engine.repository.sqlite.asking import BATCH_ROWS
-from storage_engine.repository.sqlite.base import SqliteRepository
-from storage_engine.repository.sqlite.codec import from_values, to_values
+from storage_engine.repository.sqlite.connection import BATCH_ROWS
+from storage_engine.repository.sqlite.data_table import from_values, to_values
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     EMPLOYMENT,

@@ -17,13 +17,11 @@ from storage_engine.errors import (
     StorageBackendError,
     UnsupportedEngineError,
 )
-from storage_engine.model.entity import Entity
+from storage_engine.model.declarations import Entity, Relation, spec_of
 from storage_engine.model.field import Field
-from storage_engine.model.relation import Relation
-from storage_engine.model.stored import spec_of
 from storage_engine.repository.protocol import CommitRequest, Window
 from storage_engine.repository.sqlite import FORMAT, create, describe, detect, erase
-from storage_engine.repository.sqlite.base import SqliteRepository
+from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     PRODUCT,

@@ -10,8 +10,8 @@ import pytest
 
 from storage_engine import Entity, Field, Relation, Session, initialize_storage, left
 from storage_engine.query.builder import EntityQuery
-from storage_engine.repository.object.query import visible as visible_module
-from storage_engine.repository.object.query.plan import TypePlan
+from storage_engine.repository.object.read import visible
+from storage_engine.repository.object.read.plan import TypePlan
 
 
 class Customer(Entity):
@@ -86,14 +86,14 @@ def test_pushing_the_filter_below_the_newest_version_would_be_noticed(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The defect planted: candidates are taken for answers, without a look for newer versions."""
-    real = visible_module.visible
+    real = visible.visible
 
     def careless(scanner: Any, cursor: Any, plan: TypePlan, name: str, **rest: Any) -> list[str]:
         blind = TypePlan(plan.spec, plan.window, plan.rows)
         return real(scanner, cursor, blind, name, **rest)
 
     monkeypatch.setattr(
-        "storage_engine.repository.object.query.executor.visible", careless, raising=True
+        "storage_engine.repository.object.read.executor.visible", careless, raising=True
     )
     assert [c.id for c in gold(session).collect()] == ["c1", "c2"]  # c1 is stale
 
@@ -109,7 +109,7 @@ def test_newer_versions_are_looked_for_in_key_and_commit_columns_alone(session: 
 def test_many_newer_versions_are_looked_up_by_the_candidates(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visible_module, "_CHECK_ALL", 0)
+    monkeypatch.setattr(visible, "_CHECK_ALL", 0)
     assert "SEMI JOIN" in gold(session).explain().facts["sql"]
     assert [c.id for c in gold(session).collect()] == ["c2"]
     assert session.query().entities(Customer).where(Customer.id == "c1").first().age == 31  # type: ignore[union-attr]

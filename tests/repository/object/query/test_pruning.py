@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from storage_engine.commitlog.records import CommitFile
 from storage_engine.model import objects_to_table
 from storage_engine.model.expressions import Filter
-from storage_engine.query import evaluator
-from storage_engine.repository.object.parquet import encode_bytes, stored_table
-from storage_engine.repository.object.query.pruning import KeyRanges, may_hold, may_match
+from storage_engine.repository.object.read.plan import KeyRanges, may_hold, may_match
+from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
+from storage_engine.testing import evaluator
 from tests.campaigns import examples
 from tests.query.worlds import FILTERS, TEXTS, THING, Thing, objects
 

@@ -16,8 +16,7 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.model import Entity, Field, Relation, TypeSpec, objects_to_table, spec_of
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.query.builder import Query
-from storage_engine.query.endpoints import left, right
+from storage_engine.query.builder import Query, left, right
 from storage_engine.repository.initialize import initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.open import open_object_repository, open_repository

@@ -10,7 +10,7 @@ from storage_engine import Session
 from storage_engine.errors import OntologiaError
 from storage_engine.repository import initialize_storage
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.object import scan
+from storage_engine.repository.object.read import files
 from tests.engines import Customer, new_storage
 
 
@@ -34,7 +34,7 @@ def test_large_files_are_read_in_place(
             "history": customers.where(Customer.id == "c7").with_history(),
         }
         through_the_cache = {name: query.to_arrow() for name, query in asked.items()}
-        monkeypatch.setattr(scan, "FETCH_WHOLE", 0)
+        monkeypatch.setattr(files, "FETCH_WHOLE", 0)
         for name, query in asked.items():
             plan = query.explain()
             assert "s3://" in plan.facts["sql"], "read in place"
@@ -56,7 +56,7 @@ def test_a_server_that_refuses_is_reported_as_ours(
         session.ensure(Customer(id="a", name="x"))
         session.commit()
         session.flush()
-        monkeypatch.setattr(scan, "FETCH_WHOLE", 0)
+        monkeypatch.setattr(files, "FETCH_WHOLE", 0)
         store = storage.objects()
         gone = [info.key for info in store.list("commits/") if info.key.endswith(".parquet")]
         store.delete_many(gone)

@@ -16,10 +16,10 @@ from storage_engine.model import TypeSpec
 from storage_engine.query.spec import When
 from storage_engine.repository import Window
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.object.query import shares as shares_module
-from storage_engine.repository.object.query.plan import TypePlan
-from storage_engine.repository.object.query.shares import ChangePlan, change_schema, shares
-from storage_engine.repository.object.scan import versioned_schema
+from storage_engine.repository.object.read import splits
+from storage_engine.repository.object.read.files import versioned_schema
+from storage_engine.repository.object.read.plan import TypePlan
+from storage_engine.repository.object.read.splits import ChangePlan, change_schema, shares
 from tests.engines import CUSTOMER, EMPLOYMENT, Customer, Employment
 
 SPECS = [TypeSpec.from_schema_dict(spec.schema_dict()) for spec in (CUSTOMER, EMPLOYMENT)]
@@ -36,7 +36,7 @@ WINDOWS = (
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """Overlapping small and bulk commits; every file is a share of its own."""
-    monkeypatch.setattr(shares_module, "SHARE_BYTES", 1)
+    monkeypatch.setattr(splits, "SHARE_BYTES", 1)
     initialize_storage(tmp_path)
     with Session(tmp_path) as session:
         write(session, range(10), 1)

@@ -1,1 +1,0 @@
-"""Programs for spark-submit. Each is thin and can be called from Python too."""

@@ -1,0 +1,1 @@
+"""Assets that read the ontology or write small tables to it."""

@@ -1,0 +1,104 @@
+"""For small assets that return a table: what they return becomes rows of a type.
+
+    @dg.asset(io_manager_key="ontology_io",
+              metadata={"ontologia/type": "Customer", "ontologia/models": "shop.models"})
+    def customers() -> pa.Table: ...
+
+Arrow tables, pandas and Polars frames are taken, and given back as what an input is annotated
+with. Only what differs from the stored rows is written, once for each run: a step that is tried
+again after its commit finds it. The data version is the commit that last changed the type. For data
+that does not fit in memory use an ingestion asset.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pyarrow as pa
+
+from ontologia_dagster.downstream.metadata import column_schema
+from ontologia_dagster.ingestion import provenance
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage.type_assets import TYPE
+from storage_engine.errors import ConfigurationError
+from storage_engine.runtime.bound_types import declared_types
+
+if TYPE_CHECKING:
+    from storage_engine.model.spec import TypeSpec
+
+MODELS = "ontologia/models"
+
+
+class OntologyIOManager(dg.ConfigurableIOManager):
+    """Keeps what assets return as rows of the type that their metadata names."""
+
+    ontology: OntologyResource
+
+    def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
+        if obj is None:
+            return
+        spec = _type_of(context.definition_metadata, context.asset_key)
+        key = context.asset_key.to_user_string()
+        meta = {
+            provenance.RUN_ID: context.run_id,
+            provenance.STEP: context.step_key,
+            provenance.ASSET_KEY: key,
+        }
+        app = "/".join([self.ontology.location, key, *_partition(context)])
+        with reported_failures(), self.ontology.session(holder={"run_id": context.run_id}) as work:
+            assert spec.python_class is not None
+            work.ingest(spec.python_class, obj)
+            commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
+            last, head = work.last_commit, work.repository.type_head(spec)
+        context.step_context.set_data_version(context.asset_key, dg.DataVersion(str(head)))
+        changes = [one for one in (last.changes if last else ()) if one.type_name == spec.name]
+        context.add_output_metadata(
+            {
+                "commit": commit_id,
+                "type_commit": head,
+                "rows_inserted": sum(one.inserted for one in changes),
+                "rows_changed": sum(one.updated for one in changes),
+                "dagster/table_name": spec.name,
+                "dagster/uri": self.ontology.storage_uri,
+                "dagster/column_schema": column_schema(spec),
+            }
+        )
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        upstream = context.upstream_output
+        assert upstream is not None
+        spec = _type_of(upstream.definition_metadata, upstream.asset_key)
+        with reported_failures(), self.ontology.session() as session:
+            table = session.sql(f'SELECT * EXCLUDE (commit_id) FROM "{spec.name}"').to_arrow()
+        return _as_asked(table, context.dagster_type.typing_type)
+
+
+def _partition(context: dg.OutputContext) -> list[str]:
+    return [provenance.named(context.asset_partition_keys)] if context.has_asset_partitions else []
+
+
+def _type_of(metadata: Any, key: dg.AssetKey) -> TypeSpec:
+    found = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
+    name, models = found.get(TYPE), found.get(MODELS)
+    if not name or not models:
+        raise ConfigurationError(
+            f"{key.to_user_string()}: its metadata must name {TYPE} and {MODELS} to be kept in "
+            "the ontology"
+        )
+    for spec in declared_types(str(models), option=MODELS).values():
+        if spec.name == name:
+            return spec
+    raise ConfigurationError(f"{models} declares no type {name!r}")
+
+
+def _as_asked(table: pa.Table, wanted: Any) -> Any:
+    module = str(getattr(wanted, "__module__", ""))
+    if module.startswith("pandas"):
+        return table.to_pandas()
+    if module.startswith("polars"):
+        import polars as pl
+
+        return pl.from_arrow(table)
+    return table

@@ -1,0 +1,1 @@
+"""Ingestion of a type: its asset, partitions, provenance, sources and runs."""

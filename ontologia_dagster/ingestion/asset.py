@@ -1,0 +1,226 @@
+"""What an ingestion would do, as an observation of its asset: counts before a backfill.
+
+The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import dagster as dg
+from pydantic import Field
+
+from ontologia_dagster.dagster_compat import materialised
+from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
+from ontologia_dagster.ingestion import partitions, provenance
+from ontologia_dagster.ingestion.spark_run import carry_out, earlier, look_ahead
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.storage.type_assets import definition_metadata
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+    from ontologia_dagster.resources.spark import SparkResource
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.repository.protocol import Repository
+    from storage_engine.spark.ingest_spec import IngestOrder
+
+
+def observe_preview(
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+    order: IngestOrder,
+    ontology: OntologyResource,
+    spark: SparkResource,
+    keys: Sequence[str],
+) -> None:
+    """Counts rows and logs an observation; nothing is written and nothing materialised."""
+    result = look_ahead(context, order, ontology, spark)
+    said = f" of {len(keys)} partitions, {keys[0]} to {keys[-1]}" if keys else ""
+    context.log.info(
+        "would insert %d rows%s, change %d and leave %d as they are",
+        result.inserted,
+        said,
+        result.updated,
+        result.unchanged,
+    )
+    if result.problem is not None:
+        context.log.warning("the write would be refused: %s", result.problem)
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=key,
+            description="Preview: nothing was written.",
+            metadata={
+                "dry_run": True,
+                "preview_rows_read": result.rows,
+                "preview_rows_inserted": result.inserted,
+                "preview_rows_changed": result.updated,
+                "preview_rows_unchanged": result.unchanged,
+                "preview_rows_quarantined": result.quarantined,
+                "preview_partitions": len(keys),
+                "preview_problem": result.problem or "none",
+            },
+        )
+    )
+
+
+SPARK = "spark"
+
+
+class IngestConfig(dg.Config):
+    """What can be said in the launchpad."""
+
+    dry_run: bool = Field(
+        default=False,
+        description="Count what would be inserted and changed, and write nothing: a preview "
+        "before a backfill",
+    )
+
+
+def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
+    """The asset of a declaration. Loading it imports no models and opens no storage."""
+    definition = partitions.partitions_def(declared.partitions)
+    backfill = None
+    if definition is not None:
+        single = declared.backfill == "single_run"
+        backfill = dg.BackfillPolicy.single_run() if single else dg.BackfillPolicy.multi_run(1)
+
+    def ingest_type(
+        context: dg.AssetExecutionContext, config: IngestConfig
+    ) -> Iterator[dg.MaterializeResult[None]]:
+        ontology: OntologyResource = getattr(context.resources, declared.storage)
+        with reported_failures(context.instance):
+            yield from _ingested(context, declared, ontology, dry_run=config.dry_run)
+
+    with warnings.catch_warnings():
+        # Range runs need a backfill policy, which Dagster still calls beta.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.asset(
+            key=declared.asset_key,
+            deps=[dg.AssetKey.from_user_string(dep) for dep in declared.deps],
+            description=declared.description,
+            group_name=declared.group,
+            owners=list(declared.owners),
+            tags=declared.tags,
+            kinds={"spark", "parquet"},
+            metadata={**definition_metadata(declared), "dagster/table_name": declared.type},
+            partitions_def=definition,
+            backfill_policy=backfill,
+            automation_condition=declared.automation,
+            freshness_policy=declared.freshness.policy() if declared.freshness else None,
+            retry_policy=declared.retry.policy(),
+            code_version=declared.code_version,
+            pool=declared.pool,
+            required_resource_keys={declared.storage, SPARK},
+            output_required=False,
+        )
+        return decorate(ingest_type)
+
+
+def _ingested(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    ontology: OntologyResource,
+    *,
+    dry_run: bool,
+) -> Iterator[dg.MaterializeResult[None]]:
+    spark: SparkResource = getattr(context.resources, SPARK)
+    keys = list(context.partition_keys) if declared.partitions is not None else []
+    order, spec = ingest_order(declared, ontology.storage_uri, keys)
+    prints = provenance.source_fingerprints(declared, keys, ontology)
+    order = replace(
+        order,
+        idempotency=provenance.unit_of_work(
+            context, declared, keys, ontology.location, provenance.combined(prints.values())
+        ),
+        meta=provenance.commit_metadata(context, declared, keys),
+    )
+    if dry_run:
+        observe_preview(context, declared.asset_key, order, ontology, spark, keys)
+        return
+    result = earlier(order, ontology, spec)
+    if result is None:
+        result = carry_out(context, order, ontology, spark, provenance.holder(context))
+    if result.commit_id is None:
+        context.log.info("%s is as it was; nothing was written", declared.type)
+    with ontology.repository() as repository:
+        metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
+        stored = _held(repository, spec, declared, keys) if keys else {}
+    if not keys:
+        version = dg.DataVersion(str(result.type_commit_id))
+        told = {**metadata, **_fingerprint(prints[""])}
+        yield dg.MaterializeResult(metadata=told, data_version=version)
+        return
+    own = {
+        key: {"dagster/partition_row_count": one.rows, **_fingerprint(prints[key])}
+        for key, one in stored.items()
+    }
+    versions = {key: one.commit_id for key, one in stored.items()}
+    yield from materialised(context, declared, metadata, own, versions)
+
+
+def ingest_order(
+    declared: OntologyAsset, storage_uri: str, keys: Sequence[str]
+) -> tuple[IngestOrder, TypeSpec]:
+    """The order for the job, with the bounds of the partitions in its condition, and its type."""
+    from storage_engine.spark.ingest_spec import DriftPolicy, IngestOrder, Source
+    from storage_engine.spark.jobs.ingest import type_of
+
+    source = declared.source
+    order = IngestOrder(
+        storage_uri=storage_uri,
+        type=declared.type,
+        models=declared.models,
+        source=Source(
+            format=source.format,
+            paths=tuple(partitions.expanded_paths(source.paths, keys)),
+            options=source.options,
+            schema=source.row_schema,
+            null_value=source.null_value,
+        ),
+        columns=declared.columns,
+        where=declared.where,
+        transform=declared.transform,
+        distinct=declared.distinct,
+        order_by=declared.order_by,
+        on_bad_rows=declared.on_bad_rows,
+        drift=DriftPolicy.parse(declared.drift),
+        expectations=tuple(declared.expectations),
+        target_part_bytes=declared.target_part_bytes,
+    )
+    spec = type_of(order)
+    if declared.partitions is None or not keys:
+        return order, spec
+    kind = partitions.field_type(spec, declared.partitions)
+    bounds = partitions.source_condition(declared, keys, kind)
+    where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
+    return replace(order, where=where), spec
+
+
+def _fingerprint(found: str | None) -> dict[str, str]:
+    return {FINGERPRINT: found} if found is not None else {}
+
+
+def row_count(repository: Repository, spec: TypeSpec) -> int:
+    """Identities of the type: from the log where it tells, else counted."""
+    from storage_engine.maintenance.metrics import collect
+
+    for one in collect(repository).types:
+        if (one.kind, one.type_name) == spec.ref and one.identities is not None:
+            return one.identities
+    if spec.ref not in {known.ref for known in repository.known_types()}:
+        return 0
+    rows = repository.executor().sql(f'SELECT count(*) AS n FROM "{spec.name}"')
+    return int(next(iter(rows.batches)).column(0)[0].as_py())
+
+
+def _held(
+    repository: Repository, spec: TypeSpec, declared: OntologyAsset, keys: Sequence[str]
+) -> dict[str, partitions.Held]:
+    assert declared.partitions is not None
+    if spec.ref not in {known.ref for known in repository.known_types()}:
+        return dict.fromkeys(keys, partitions.Held())
+    return partitions.held(repository.executor(), spec, declared.partitions, keys)

@@ -1,0 +1,134 @@
+"""Which run wrote a commit, and whether the same work was done before.
+
+App id = location/asset/partition, version = root run + source fingerprint + code version: a step
+that is tried again finds its own commit and writes nothing, while re-executing the run after the
+source was corrected, or the mapping changed, does write. Sources whose state nobody can name (a
+database table or a file system that we cannot see, without a `fingerprint` function) count by the
+run itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import OntologyAsset, SourceSpec
+from ontologia_dagster.ingestion import partitions
+from ontologia_dagster.ingestion.partitions import expanded_paths
+from ontologia_dagster.ingestion.source_files import PARTITION_KEY, SourceFile, SourceFiles
+from storage_engine.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+
+RUN_ID = "dagster/run_id"
+STEP = "dagster/step"
+ASSET_KEY = "dagster/asset_key"
+PARTITIONS = "dagster/partitions"
+CODE_VERSION = "dagster/code_version"
+
+
+def commit_metadata(
+    context: dg.AssetExecutionContext, declared: OntologyAsset, keys: Sequence[str]
+) -> dict[str, str]:
+    """What the manifest says of the run: commit and run point at each other."""
+    found = {
+        RUN_ID: context.run.run_id,
+        STEP: context.op_execution_context.get_step_execution_context().step.key,
+        ASSET_KEY: declared.asset_key.to_user_string(),
+        CODE_VERSION: declared.code_version,
+    }
+    if declared.partitions is not None and keys:
+        found[PARTITIONS] = partitions.written(declared.partitions, keys)
+    return found
+
+
+def holder(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dict[str, str]:
+    """What others read of us while they wait for the write lock."""
+    return {"run_id": context.run.run_id, "job": context.run.job_name}
+
+
+def unit_of_work(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    keys: Sequence[str],
+    location: str,
+    fingerprint: str | None,
+) -> tuple[str, str]:
+    """The idempotency key of this write."""
+    parts = [location, declared.asset_key.to_user_string()]
+    if keys:
+        parts.append(named(keys))
+    run = context.run
+    root = run.root_run_id or run.run_id
+    start = root if fingerprint is not None else run.run_id
+    return "/".join(parts), f"{start}:{fingerprint or '-'}:{declared.code_version}"
+
+
+def named(keys: Sequence[str]) -> str:
+    """One or several partitions as part of an app id."""
+    if len(keys) == 1:
+        return keys[0]
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()[:8]
+    return f"{keys[0]}..{keys[-1]} ({len(keys)}, {digest})"
+
+
+def source_fingerprints(
+    declared: OntologyAsset, keys: Sequence[str], ontology: OntologyResource
+) -> dict[str, str | None]:
+    """The state of what each of these partitions comes from (under "" for a type that is not
+    cut). None when nobody can tell it."""
+    source, files = declared.source, SourceFiles(ontology)
+    if not keys or not any(PARTITION_KEY in path for path in source.paths):
+        return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
+    return {
+        key: source_fingerprint(source, expanded_paths(source.paths, [key]), files) for key in keys
+    }
+
+
+def combined(prints: Iterable[str | None]) -> str | None:
+    """Of several partitions as one; None when one of them cannot be told."""
+    found = list(dict.fromkeys(prints))
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    return known[0] if len(known) == 1 else _digest(known)
+
+
+def source_fingerprint(source: SourceSpec, paths: Sequence[str], files: SourceFiles) -> str | None:
+    """Names the present state of a source: its files with size and time (on S3: ETag). None when
+    nobody can tell: a database, another file system, or a path at which we see no file."""
+    if source.fingerprint is not None:
+        return _digest([str(_call(source.fingerprint, source))])
+    if source.format == "jdbc":
+        return None
+    return state_of(files.at(path) for path in paths)
+
+
+def state_of(found: Iterable[Sequence[SourceFile] | None]) -> str | None:
+    """The fingerprint of files, by path; None when those of one path cannot be told."""
+    facts: list[str] = []
+    for files in found:
+        if not files:
+            return None
+        facts += [f"{file.name} {file.state}" for file in files]
+    return _digest(facts)
+
+
+def _digest(facts: Iterable[str]) -> str:
+    return hashlib.sha256("".join(f"{fact}\n" for fact in facts).encode()).hexdigest()[:16]
+
+
+def _call(name: str, source: SourceSpec) -> Any:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(
+            f"source.fingerprint {name!r} cannot be loaded: {error}"
+        ) from error
+    return found(source)

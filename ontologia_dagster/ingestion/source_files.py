@@ -1,0 +1,197 @@
+"""Which files a path of a source names, seen without Spark: to tell when they have changed.
+
+Paths are Hadoop's, as Spark reads them: `*` and `?` stay within a folder, `[ab]` and `[^ab]` are
+one character, `{a,b}` is either, a backslash takes a character as it is, and a folder stands for
+what is in it except names that begin with `_` or `.`. Directories and S3 can be looked at; of any
+other file system nobody here can tell.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+
+PARTITION_KEY = "{partition_key}"
+_MARK = "\ue000"  # stands for the partition's key while a path is taken apart
+_SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<rest>/.*)", re.S)
+_S3 = frozenset({"s3", "s3a"})
+_SPECIAL = re.compile(r"[*?\[{\\]")
+
+
+@dataclass(frozen=True, order=True)
+class SourceFile:
+    """A file as it is now: `state` is another one whenever its content is."""
+
+    name: str
+    state: str
+
+
+class SourceFiles:
+    """Looks at files; on S3 as the storage's own S3Resource says, through one client."""
+
+    def __init__(self, ontology: OntologyResource) -> None:
+        self._ontology = ontology
+
+    def at(self, path: str) -> list[SourceFile] | None:
+        """The files that a path names, by name; None where nobody can tell."""
+        scheme, bucket, rest = _parts(path)
+        if scheme == "file":
+            return sorted(set(_local(rest)))
+        if scheme in _S3:
+            return sorted(set(self._on_s3(bucket, rest)))
+        return None
+
+    def by_key(self, path: str, keys: Sequence[str]) -> dict[str, list[SourceFile]] | None:
+        """Of a path with `{partition_key}` in it the files of each of these keys, by one look.
+
+        Keys must not be parts of each other, as those of time partitions never are.
+        """
+        listed = self.at(path.replace(PARTITION_KEY, "*"))
+        if listed is None:
+            return None
+        named = _keyed(path, keys)
+        found: dict[str, list[SourceFile]] = {key: [] for key in keys}
+        for file in listed:
+            for key in {match["key"] for one in named if (match := one.fullmatch(file.name))}:
+                found[key].append(file)
+        return found
+
+    def _on_s3(self, bucket: str, key: str) -> Iterator[SourceFile]:
+        whole = key.rstrip("/")
+        named = "|".join(_regex(one) for one in alternatives(whole))
+        inside = re.compile(f"(?:{named})(?:/(?P<below>.*))?" if whole else "(?P<below>.*)", re.S)
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=bucket, Prefix=_SPECIAL.split(whole, maxsplit=1)[0]):
+            for item in page.get("Contents", []):
+                found = inside.fullmatch(item["Key"])
+                if found and not item["Key"].endswith("/") and not _is_hidden(found["below"] or ""):
+                    name = f"s3://{bucket}/{item['Key']}"
+                    yield SourceFile(name, f"{item['Size']} {item['ETag']}")
+
+    @cached_property
+    def _client(self) -> Any:
+        return self._ontology.s3.get_client()
+
+
+def alternatives(path: str) -> list[str]:
+    """A path for each choice that its braces leave."""
+    begin = _opening(path)
+    if begin is None:
+        return [path]
+    choices, end = _choices(path, begin)
+    rest = alternatives(path[end:])
+    return [
+        path[:begin] + inner + after
+        for choice in choices
+        for inner in alternatives(choice)
+        for after in rest
+    ]
+
+
+def _opening(path: str) -> int | None:
+    """Where the first brace is that has an end; an escaped one is a character."""
+    at = 0
+    while at < len(path):
+        if path[at] == "\\":
+            at += 1
+        elif path[at] == "{" and _choices(path, at)[1] > 0:
+            return at
+        at += 1
+    return None
+
+
+def _choices(path: str, begin: int) -> tuple[list[str], int]:
+    """What stands between the commas of a brace, and where it ends; 0 when it does not."""
+    found, depth, start, at = [], 0, begin + 1, begin
+    while at < len(path):
+        one = path[at]
+        if one == "\\":
+            at += 1
+        elif one == "{":
+            depth += 1
+        elif one in ",}" and depth == 1:
+            found.append(path[start:at])
+            start = at + 1
+            if one == "}":
+                return found, at + 1
+        elif one == "}":
+            depth -= 1
+        at += 1
+    return found, 0
+
+
+def _parts(path: str) -> tuple[str, str, str]:
+    """Scheme, bucket or host, and the rest."""
+    found = _SCHEME.fullmatch(path)
+    if found is None:
+        return "file", "", path
+    scheme, rest = found["scheme"].lower(), found["rest"]
+    if not rest.startswith("//"):
+        return scheme, "", rest
+    host, slash, below = rest[2:].partition("/")
+    return scheme, host, below if scheme in _S3 else slash + below
+
+
+def _keyed(path: str, keys: Sequence[str]) -> list[re.Pattern[str]]:
+    """What the names of files match, with the key that they are of."""
+    scheme, bucket, rest = _parts(path.replace(PARTITION_KEY, _MARK))
+    known = f"(?P<key>{'|'.join(re.escape(key) for key in keys)})"
+    place = re.escape(f"s3://{bucket}/") if scheme in _S3 else ""
+    named = [_regex(one).replace(_MARK, known, 1) for one in alternatives(rest.rstrip("/"))]
+    return [re.compile(f"{place}{one.replace(_MARK, '(?P=key)')}(?:/.*)?", re.S) for one in named]
+
+
+def _regex(path: str) -> str:
+    return "".join(_piece(piece, "[^/]*", "[^/]", "^", re.escape) for piece in _pieces(path))
+
+
+def _as_glob(path: str) -> str:
+    return "".join(_piece(piece, "*", "?", "!", glob.escape) for piece in _pieces(path))
+
+
+def _pieces(path: str) -> Iterator[str]:
+    """Characters one by one; an escaped one with its backslash, a set of them with its brackets."""
+    for found in re.finditer(r"\\.|\[[\^!]?\]?[^\]]*\]|.", path, re.S):
+        yield found.group()
+
+
+def _piece(piece: str, many: str, one: str, but: str, escape: Callable[[str], str]) -> str:
+    """In the language of regular expressions or of `glob`."""
+    if piece in ("*", "?"):
+        return many if piece == "*" else one
+    if len(piece) > 1 and piece[0] == "[":
+        negated = piece[1] in "^!"
+        return f"[{but if negated else ''}{piece[1 + negated : -1]}]"
+    return escape(piece[-1])
+
+
+def _local(path: str) -> Iterator[SourceFile]:
+    for one in alternatives(path):
+        for found in glob.glob(_as_glob(one)):
+            yield from _in(found)
+
+
+def _in(root: str) -> Iterator[SourceFile]:
+    top = Path(root)
+    for file in top.rglob("*") if top.is_dir() else [top]:
+        below = file.relative_to(top).as_posix() if file != top else ""
+        if file.is_file() and not _is_hidden(below):
+            facts = file.stat()
+            name = f"{root.rstrip('/')}/{below}" if below else root
+            yield SourceFile(name, f"{facts.st_size} {facts.st_mtime_ns}")
+
+
+def _is_hidden(below: str) -> bool:
+    """As Spark passes over them: what other programs keep beside data, or have not finished."""
+    return any(
+        name.startswith(".") or (name.startswith("_") and "=" not in name)
+        for name in below.split("/")
+    )

@@ -1,0 +1,143 @@
+"""Asks for runs when the files of a source have changed since the type was last materialised.
+
+Where paths have `{partition_key}` in them, a partition is asked for when its own files change,
+however old it is; files that are not there yet are waited for. Files without it may have rows of
+any partition: when they change, all partitions are asked for, in one run.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.downstream.metadata import FINGERPRINT
+from ontologia_dagster.ingestion import partitions, provenance
+from ontologia_dagster.ingestion.source_files import PARTITION_KEY, SourceFiles
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+
+_INTERVAL_S = 60
+_PER_TICK = 50  # runs
+_WHOLE = ""  # the key of a type that is not cut
+RANGE_START = "dagster/asset_partition_range_start"
+RANGE_END = "dagster/asset_partition_range_end"
+
+
+def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
+    """The cursor is the state that was last asked for, by partition: a run that failed on it is
+    not asked for again until the source changes, or somebody retries it."""
+
+    @dg.sensor(
+        name=f"{'__'.join(declared.asset_key.path)}_source",
+        job=job,
+        minimum_interval_seconds=_INTERVAL_S,
+        required_resource_keys={declared.storage},
+        description=f"Looks at the files that {declared.type} comes from.",
+    )
+    def source_changed(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        ontology: OntologyResource = getattr(context.resources, declared.storage)
+        now = states(declared, ontology)
+        if now is None:
+            return dg.SkipReason("nobody can tell the state of this source: give it a fingerprint")
+        if not now:
+            return dg.SkipReason(f"there is no file yet at {', '.join(declared.source.paths)}")
+        asked = _parsed(context.cursor)
+        changed = [key for key, state in now.items() if asked.get(key) != state]
+        known = _materialised(context.instance, declared, changed)
+        wanted = [key for key in changed if known.get(key) != now[key]]
+        requests, left = _requests(declared, wanted)
+        after = asked | {key: now[key] for key in changed if key not in left}
+        cursor = json.dumps(after, separators=(",", ":"))
+        if not requests:
+            said = "it was ingested as it is" if changed else "the source is as it was"
+            return dg.SensorResult(skip_reason=said, cursor=cursor)
+        return dg.SensorResult(run_requests=requests, cursor=cursor)
+
+    return source_changed
+
+
+def states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[str, str] | None:
+    """The fingerprint of each partition whose files are all there; None when nobody can tell."""
+    source, spec, files = declared.source, declared.partitions, SourceFiles(ontology)
+    keys = partitions.partitions_def(spec).get_partition_keys() if spec is not None else [_WHOLE]
+    if source.format == "jdbc" or source.fingerprint is not None:
+        found = provenance.source_fingerprint(source, source.paths, files)
+        return None if found is None else dict.fromkeys(keys, found)
+    by_path: list[Any] = []
+    for path in source.paths:
+        if PARTITION_KEY not in path:
+            by_path.append(files.at(path))
+        elif spec is not None and spec.kind == "static":
+            looks = {key: files.at(path.replace(PARTITION_KEY, key)) for key in keys}
+            by_path.append(None if None in looks.values() else looks)
+        else:
+            by_path.append(files.by_key(path, keys))
+    if None in by_path:
+        return None
+    told = {
+        key: provenance.state_of(f[key] if isinstance(f, dict) else f for f in by_path)
+        for key in keys
+    }
+    return {key: state for key, state in told.items() if state is not None}
+
+
+def _requests(
+    declared: OntologyAsset, wanted: Sequence[str]
+) -> tuple[list[dg.RunRequest], set[str]]:
+    """Runs for these partitions, and those that are left to the next tick."""
+    if not wanted:
+        return [], set()
+    spec = declared.partitions
+    if spec is None:
+        return [dg.RunRequest()], set()
+    shared = not any(PARTITION_KEY in path for path in declared.source.paths)
+    if shared or declared.backfill == "single_run":
+        spans = _spans(wanted, partitions.partitions_def(spec).get_partition_keys())
+    else:
+        spans = [[key] for key in wanted]
+    asked = [
+        dg.RunRequest(partition_key=span[0])
+        if len(span) == 1
+        else dg.RunRequest(tags={RANGE_START: span[0], RANGE_END: span[-1]})
+        for span in spans[:_PER_TICK]
+    ]
+    return asked, {key for span in spans[_PER_TICK:] for key in span}
+
+
+def _spans(wanted: Iterable[str], order: Sequence[str]) -> list[list[str]]:
+    """Those that follow each other, together."""
+    at = {key: number for number, key in enumerate(order)}
+    keys = sorted(wanted, key=at.__getitem__)
+    found = [[keys[0]]]
+    for before, key in pairwise(keys):
+        if at[key] == at[before] + 1:
+            found[-1].append(key)
+        else:
+            found.append([key])
+    return found
+
+
+def _parsed(cursor: str | None) -> dict[str, str]:
+    found: dict[str, str] = json.loads(cursor) if cursor else {}
+    return found
+
+
+def _materialised(
+    instance: dg.DagsterInstance, declared: OntologyAsset, keys: Sequence[str]
+) -> Mapping[str, str]:
+    """The states that the latest materialisations were made from, of these partitions."""
+    found: dict[str, str] = {}
+    for key in keys:
+        wanted = dg.AssetRecordsFilter(
+            asset_key=declared.asset_key, asset_partitions=[key] if key != _WHOLE else None
+        )
+        for record in instance.fetch_materializations(wanted, limit=1).records:
+            made = record.asset_materialization
+            said = made.metadata.get(FINGERPRINT) if made is not None else None
+            if said is not None:
+                found[key] = str(said.value)
+    return found

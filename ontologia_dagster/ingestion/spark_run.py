@@ -1,0 +1,217 @@
+"""Carries out an ingestion for a step: in this process, or by spark-submit through Pipes.
+
+Both give the same result. Through Pipes the child is the leader of a process group of its own,
+which is ended as a whole when the run is cancelled: neither the JVM nor the Python driver in it
+outlives the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.resources.failures import failure
+from ontologia_dagster.resources.secrets import hidden_options
+from ontologia_dagster.resources.spark import PIPES, SparkResource
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.spark.ingest_spec import IngestOrder
+    from storage_engine.spark.results import WriteResult
+
+# Exit codes of a program that could not say more: trying again cannot help.
+REFUSED = 3
+USAGE = 2
+
+
+def carry_out(
+    context: dg.AssetExecutionContext,
+    order: IngestOrder,
+    ontology: OntologyResource,
+    spark: SparkResource,
+    holder: Mapping[str, str],
+) -> WriteResult:
+    """Write what the order says; at most one commit."""
+    if spark.mode == PIPES:
+        return _submitted(context, order, ontology, spark)
+    from storage_engine.spark.jobs.ingest import ingest
+
+    with _spark_failures(context.instance), ontology.session(holder=holder) as session:
+        return ingest(spark.session(), order, session=session, progress=_teller(context))
+
+
+def earlier(order: IngestOrder, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
+    """What this very work did before: a step that is tried again then starts no Spark."""
+    from storage_engine.commitlog import state
+    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.spark.results import WriteResult
+
+    assert order.idempotency is not None
+    app_id, version = order.idempotency
+    with ontology.repository() as repository:
+        if not isinstance(repository, ObjectRepository):
+            return None
+        head = repository.chain.read_head().head
+        mark = state.last_applied(repository.chain, head, app_id)
+        if mark is None or not mark.covers(version):
+            return None
+        return WriteResult(
+            type_name=spec.name,
+            commit_id=mark.commit_id,
+            type_commit_id=repository.type_head(spec),
+            already_applied=True,
+        )
+
+
+def look_ahead(
+    context: dg.AssetExecutionContext,
+    order: IngestOrder,
+    ontology: OntologyResource,
+    spark: SparkResource,
+) -> WriteResult:
+    """What the order would do, without doing it."""
+    if spark.mode == PIPES:
+        # Without Pipes: after it Dagster insists on an output, and a preview has none.
+        return _submitted(context, order, ontology, spark, "--dry-run", piped=False)
+    from storage_engine.spark.jobs.ingest import ingest
+
+    with _spark_failures(context.instance), ontology.session() as session:
+        return ingest(spark.session(), order, session=session, dry_run=True)
+
+
+@contextmanager
+def _spark_failures(instance: dg.DagsterInstance) -> Iterator[None]:
+    """Spark's own errors: a mistake in an expression or a value is not tried again."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    from storage_engine.spark.jobs.program import describe
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        _, said, more = describe(error)
+        name, facts = type(error).__name__, more["facts"]
+        raise failure(name, said, facts, more["retryable"], instance) from error
+
+
+def _teller(context: dg.AssetExecutionContext) -> Any:
+    """Logs a stage once, when it begins."""
+    told: set[str] = set()
+
+    def tell(progress: Any) -> None:
+        if progress.stage not in told:
+            told.add(progress.stage)
+            context.log.info("%s", progress.stage)
+
+    return tell
+
+
+def _submitted(
+    context: dg.AssetExecutionContext,
+    order: IngestOrder,
+    ontology: OntologyResource,
+    spark: SparkResource,
+    *options: str,
+    piped: bool = True,
+) -> WriteResult:
+    from storage_engine.spark.results import WriteResult
+
+    order, secrets = hidden_options(order)
+    arguments = [*order.to_arguments(), *options]
+    said = submit(context, ontology, spark, "ingest", arguments, env=secrets, piped=piped)
+    names = {field.name for field in fields(WriteResult)}
+    return WriteResult(**{name: value for name, value in said.items() if name in names})
+
+
+def submit(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+    ontology: OntologyResource,
+    spark: SparkResource,
+    program: str,
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str] = MappingProxyType({}),
+    piped: bool = True,
+) -> dict[str, Any]:
+    """Run one of the programs in `jobs/` to its end; the result that it prints.
+
+    What it reports through Pipes appears in the run, progress and warnings in the step's stderr.
+    Its errors become what they would have become here.
+    """
+    command = spark.command(program, [*arguments, "--json"])
+    environment = ontology.child_environment(spark.child_environment(os.environ))
+    nothing: AbstractContextManager[Mapping[str, str]] = nullcontext({})
+    with _pipes(context) if piped else nothing as bootstrap:
+        child = subprocess.Popen(
+            command,
+            env={**environment, **env, **bootstrap},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            printed, _ = child.communicate()
+        except BaseException:
+            context.log.info(f"ending the Spark driver, process group {child.pid}")
+            _end(child, spark.termination_timeout_s)
+            raise
+    said = _last_json(printed)
+    if child.returncode == 0 or said.get("dry_run"):
+        return said  # a preview of what would be refused is a preview too
+    error = said.get("error", {})
+    ended = f"ended with exit code {child.returncode}"
+    raise failure(
+        str(error.get("type", "unknown")),
+        error.get("message") or f"the Spark job {ended}; the step's stderr tells more",
+        {"exit_code": child.returncode, **error.get("facts", {})},
+        bool(error.get("retryable", child.returncode not in {REFUSED, USAGE})),
+        context.instance,
+    )
+
+
+@contextmanager
+def _pipes(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+) -> Iterator[Mapping[str, str]]:
+    """What a program must find in its environment to report to this run."""
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        yield session.get_bootstrap_env_vars()
+
+
+def _last_json(printed: str) -> dict[str, Any]:
+    for line in reversed(printed.splitlines()):
+        if line.startswith("{"):
+            try:
+                found: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue
+            return found
+    return {}
+
+
+def _end(child: subprocess.Popen[str], timeout_s: float) -> None:
+    """Ask the whole group to end, then make it."""
+    for sent, patience in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(child.pid, sent)
+        except ProcessLookupError:
+            return
+        try:
+            child.wait(patience)
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,1 @@
+"""What assets reach storages and Spark through, and what an environment says of them."""

@@ -1,0 +1,257 @@
+"""Where a location works: `ONTOLOGIA_ENV` selects the storage, its prefix and Spark's settings.
+
+Environments are tables of a TOML file (`environments.toml`, or what `ONTOLOGIA_ENVIRONMENTS`
+names). Without one there is `development` alone: a directory, and Spark in process. Nothing here
+opens a storage, and no secret is read: fields that hold one name the variable it is in.
+
+A location that is not production never gets at a production storage: its URI is refused when the
+definitions are loaded, and again whenever the resource is opened. Storages of one environment never
+lie inside each other.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ValidationError as PydanticValidationError
+
+from storage_engine.errors import ConfigurationError
+from storage_engine.repository.open import target_of
+
+ENVIRONMENT_VARIABLE = "ONTOLOGIA_ENV"
+FILE_VARIABLE = "ONTOLOGIA_ENVIRONMENTS"
+STORAGE_URI_VARIABLE = "ONTOLOGIA_STORAGE_URI"
+DEFAULT_FILE = "environments.toml"
+DEVELOPMENT = "development"
+PRODUCTION = "production"
+_PRODUCTION_WORDS = frozenset({"prod", "production"})
+_TENANT = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class S3Table(_Table):
+    """How to reach S3. Secrets are named by the variable that holds them, never given."""
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    access_key_id_variable: str | None = None
+    secret_access_key_variable: str | None = None
+    session_token_variable: str | None = None
+
+
+class SparkTable(_Table):
+    """How ingestion runs: in this process, or on a cluster through Pipes and spark-submit."""
+
+    mode: Literal["in_process", "pipes"] = "in_process"
+    master: str | None = None
+    config: Mapping[str, str] = Field(default_factory=dict)
+    submit_arguments: tuple[str, ...] = ()
+
+
+class TenantTable(_Table):
+    """One more storage of the location, by a prefix of its own (or another URI altogether)."""
+
+    prefix: str = ""
+    storage_uri: str | None = None
+    s3: S3Table | None = None
+
+
+class Environment(_Table):
+    """One environment: its storage, its tenants, its Spark."""
+
+    name: str = DEVELOPMENT
+    storage_uri: str = ".ontologia/store"
+    prefix: str = ""
+    production: bool = False
+    runtime_id: str = "dagster"
+    engine: Mapping[str, Any] = Field(default_factory=dict)
+    webhook_url_variable: str | None = None
+    s3: S3Table = S3Table()
+    spark: SparkTable = SparkTable()
+    handlers: tuple[str, ...] = ()
+    tenants: Mapping[str, TenantTable] = Field(default_factory=dict)
+
+    @property
+    def uri(self) -> str:
+        """The storage of the environment itself."""
+        return joined(self.storage_uri, self.prefix)
+
+    def uri_of(self, tenant: str) -> str:
+        """Beside the environment's own storage: under the tenant's prefix, or a storage URI that
+        is its own. Without either, the environment's prefix is part of the name."""
+        table = self.tenants[tenant]
+        if table.storage_uri is not None:
+            return joined(table.storage_uri, table.prefix)
+        own = "-".join(filter(None, [self.prefix.strip("/"), tenant]))
+        return joined(self.storage_uri, table.prefix or own)
+
+    @property
+    def uris(self) -> list[str]:
+        return [self.uri, *(self.uri_of(tenant) for tenant in self.tenants)]
+
+
+class Environments(_Table):
+    """All that are known, and which one this process works in."""
+
+    known: Mapping[str, Environment]
+    current: Environment
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read the file, choose by ONTOLOGIA_ENV, and refuse a storage that is not ours to use."""
+        known = _known(environ)
+        name = environ.get(ENVIRONMENT_VARIABLE) or DEVELOPMENT
+        if name not in known:
+            raise ConfigurationError(
+                f"{ENVIRONMENT_VARIABLE} is {name!r}, which is none of the environments: "
+                f"{', '.join(sorted(known))}; {_what_next(environ, name)}"
+            )
+        current = known[name]
+        override = environ.get(STORAGE_URI_VARIABLE)
+        if override:
+            current = current.model_copy(
+                update={
+                    "storage_uri": override,
+                    "prefix": "",
+                    "tenants": {
+                        tenant: table.model_copy(
+                            update={"storage_uri": current.uri_of(tenant), "prefix": ""}
+                        )
+                        for tenant, table in current.tenants.items()
+                    },
+                }
+            )
+        found = cls(known=known, current=current)
+        for uri in current.uris:
+            found.guard(uri)
+        _refuse_nesting(current)
+        return found
+
+    def guard(self, uri: str) -> None:
+        """Refuse a production storage anywhere but in production."""
+        if not self.current.production:
+            refuse_production(uri, self.current.name, self.production_uris)
+
+    @property
+    def production_uris(self) -> tuple[str, ...]:
+        return tuple(uri for one in self.known.values() if one.production for uri in one.uris)
+
+
+def refuse_production(uri: str, environment: str, production_uris: tuple[str, ...]) -> None:
+    """Raise when `uri` is a production storage: listed as one, inside or around one, or named like
+    one. How it is spelled makes no difference."""
+    meant = canonical(uri)
+    why = None
+    for known in production_uris:
+        if _is_inside(meant, canonical(known)):
+            why = f"it is production's {known}"
+        elif _is_inside(canonical(known), meant):
+            why = f"production's {known} is inside it"
+    if why is None and _PRODUCTION_WORDS & set(re.split(r"[/\\]+", meant.lower())):
+        why = "its prefix says production"
+    if why is not None:
+        raise ConfigurationError(
+            f"the {environment} location refuses the storage {uri}: {why}. Set "
+            f"{ENVIRONMENT_VARIABLE}={PRODUCTION} where production is meant, or name another prefix"
+        )
+
+
+def joined(uri: str, prefix: str) -> str:
+    """A prefix under a storage URI; directories become absolute, as runs start elsewhere."""
+    prefix = prefix.strip("/")
+    if "://" in uri:
+        return f"{uri.rstrip('/')}/{prefix}" if prefix else uri
+    path = Path(uri).expanduser()
+    return str((path / prefix if prefix else path).resolve())
+
+
+def canonical(uri: str) -> str:
+    """One spelling for each place, to compare: an absolute path, or scheme://bucket/prefix."""
+    sqlite = target_of(uri).sqlite_path
+    scheme, mark, rest = uri.partition("://")
+    if sqlite is not None:
+        path = sqlite
+    elif not mark:
+        path = uri
+    elif scheme.lower() == "file":
+        path = "/" + unquote(rest).partition("/")[2]
+    else:
+        bucket, _, key = rest.partition("/")
+        key = posixpath.normpath(f"/{key}").strip("/")
+        return f"{scheme.lower()}://{bucket}/{key}".rstrip("/")
+    return str(Path(path).expanduser().resolve())
+
+
+def _is_inside(one: str, other: str) -> bool:
+    return one == other or one.startswith(other.rstrip("/") + "/")
+
+
+def _refuse_nesting(environment: Environment) -> None:
+    """A storage inside another one would be taken for its garbage, and for its data by policies."""
+    named = {"the environment's own": environment.uri} | {
+        f"the tenant {tenant}'s": environment.uri_of(tenant) for tenant in environment.tenants
+    }
+    for outer, around in named.items():
+        for inner, uri in named.items():
+            if inner != outer and _is_inside(canonical(uri), canonical(around)):
+                raise ConfigurationError(
+                    f"[{environment.name}]: {inner} storage {uri} is inside {outer}, {around}. "
+                    "Give the environment a `prefix`, so that tenants are beside it, or the tenant "
+                    "a `prefix` or `storage_uri` of its own"
+                )
+
+
+def _what_next(environ: Mapping[str, str], name: str) -> str:
+    path = Path(environ.get(FILE_VARIABLE) or DEFAULT_FILE).absolute()
+    if path.is_file():
+        return f"correct the name, or add [{name}] to {path}"
+    return (
+        f"correct the name, or let {FILE_VARIABLE} name the file that has it: there is no {path}, "
+        f"and without a file there is {DEVELOPMENT} alone"
+    )
+
+
+def _known(environ: Mapping[str, str]) -> dict[str, Environment]:
+    stated = environ.get(FILE_VARIABLE)
+    path = Path(stated or DEFAULT_FILE)
+    if not path.is_file():
+        if stated:
+            raise ConfigurationError(f"{FILE_VARIABLE} names {stated}, which is no file")
+        return {DEVELOPMENT: Environment()}
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigurationError(f"{path} cannot be read as TOML: {error}") from error
+    known = {name: _environment(path, name, table) for name, table in tables.items()}
+    known.setdefault(DEVELOPMENT, Environment())
+    return known
+
+
+def _environment(path: Path, name: str, table: Any) -> Environment:
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: {name} must be a table, [{name}]")
+    try:
+        found = Environment(**{"name": name, "production": name == PRODUCTION, **table})
+    except PydanticValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()
+        )
+        raise ConfigurationError(f"{path}: [{name}]: {problems}") from None
+    for tenant in found.tenants:
+        if not _TENANT.fullmatch(tenant):
+            raise ConfigurationError(
+                f"{path}: [{name}.tenants.{tenant}]: a tenant's name is letters, digits and _"
+            )
+    return found

@@ -1,0 +1,156 @@
+"""What assets, checks and sensors reach an ontology through.
+
+A resource only remembers where the storage is. It is opened by the step that uses it and closed
+at the step's end, so loading definitions needs no storage, and no lock outlives a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster_aws.s3 import S3Resource
+from pydantic import Field, PrivateAttr, SecretStr
+
+from ontologia_dagster.resources.environments import refuse_production
+from ontologia_dagster.resources.secrets import child_environment
+from storage_engine.config import OntologiaConfig, S3Credentials
+from storage_engine.errors import ConfigurationError
+from storage_engine.repository import open_repository
+
+if TYPE_CHECKING:
+    from storage_engine import Entity, Relation, Session
+    from storage_engine.events.protocol import EventStore
+    from storage_engine.repository.protocol import Repository
+
+
+DEFAULT_LOCATION = "ontologia"
+# Settings of an S3Resource that the storage engine does not know, and what does it instead.
+_NOT_FOLLOWED = {
+    "use_unsigned_session": "the engine signs every request",
+    "max_attempts": "the engine has retries of its own",
+    "use_ssl": "write the endpoint as http://",
+    "verify": "set AWS_CA_BUNDLE",
+}
+
+
+class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """An ontology, by the URI of its storage."""
+
+    storage_uri: str = Field(
+        description="s3://bucket/prefix, file:///path, a directory, or sqlite:///path.db"
+    )
+    runtime_id: str = Field(
+        default="dagster", description="Written into every commit as who made it"
+    )
+    namespace: str = Field(default="default", description="The namespace of its events")
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further options of OntologiaConfig, such as s3_lock_timeout_ms",
+    )
+    s3: S3Resource = Field(
+        default_factory=S3Resource,
+        description="Endpoint, region and credentials; what is left out comes from the AWS chain",
+    )
+    location_name: str = Field(
+        default=DEFAULT_LOCATION,
+        description="The code location's name, for runs that Dagster did not start from one",
+    )
+    environment: str = Field(default="", description="The environment this location is in")
+    guarded: bool = Field(
+        default=False, description="Refuse production storages, as the location is not production"
+    )
+    production_uris: list[str] = Field(
+        default_factory=list, description="Storages that only production may open"
+    )
+
+    _run_location: str | None = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        origin = context.run.remote_job_origin if context.run is not None else None
+        self._run_location = origin.location_name if origin is not None else None
+
+    @property
+    def location(self) -> str:
+        """The code location that the run belongs to: the first part of its writes' app id."""
+        return self._run_location or self.location_name
+
+    def config(self) -> OntologiaConfig:
+        s3 = self.s3
+        _refuse_unknown(s3)
+        given = S3Credentials(
+            profile=s3.profile_name,
+            access_key_id=s3.aws_access_key_id,
+            secret_access_key=_hidden(s3.aws_secret_access_key),
+            session_token=_hidden(s3.aws_session_token),
+        )
+        options = {
+            "runtime_id": self.runtime_id,
+            "s3_endpoint_url": s3.endpoint_url,
+            "s3_region": s3.region_name,
+            "s3_credentials": given if given != S3Credentials() else None,
+        }
+        return OntologiaConfig(**{**options, **self.engine_options})
+
+    def child_environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a process that is started for this storage: it opens it as we do."""
+        return child_environment(self, inherited)
+
+    @contextmanager
+    def repository(self) -> Iterator[Repository]:
+        """The opened storage, without types: for inspection and maintenance."""
+        self._guard()
+        repository = open_repository(self.storage_uri, self.config())
+        try:
+            yield repository
+        finally:
+            repository.close()
+
+    @contextmanager
+    def bus(self) -> Iterator[EventStore]:
+        """The event bus of the storage, to look at."""
+        from storage_engine.events.open import open_event_store
+
+        with self.repository() as repository:
+            yield open_event_store(repository, self.config())
+
+    def session(
+        self,
+        *,
+        entity_types: Sequence[type[Entity]] = (),
+        relation_types: Sequence[type[Relation[Any, Any]]] = (),
+        holder: Mapping[str, str] | None = None,
+    ) -> Session:
+        """A session on the storage. Use it in a `with` block: that commits and closes it.
+
+        `holder` tells others who this is while they wait for the write lock.
+        """
+        from storage_engine import Session
+
+        self._guard()
+        return Session(
+            self.storage_uri,
+            entity_types=entity_types,
+            relation_types=relation_types,
+            config=self.config(),
+            namespace=self.namespace,
+            instance_metadata=holder,
+        )
+
+    def _guard(self) -> None:
+        if self.guarded:
+            refuse_production(self.storage_uri, self.environment, tuple(self.production_uris))
+
+
+def _refuse_unknown(s3: S3Resource) -> None:
+    """A setting that nobody follows is a mistake that nobody sees."""
+    fields = type(s3).model_fields
+    for name, instead in _NOT_FOLLOWED.items():
+        if getattr(s3, name) != fields[name].default:
+            raise ConfigurationError(f"S3Resource.{name} has no effect on an ontology: {instead}")
+
+
+def _hidden(secret: str | None) -> SecretStr | None:
+    return SecretStr(secret) if secret is not None else None

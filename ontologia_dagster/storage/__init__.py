@@ -1,0 +1,1 @@
+"""What a storage brings to Dagster: checks, maintenance, log tail, events, alerts."""

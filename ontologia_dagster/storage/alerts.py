@@ -1,0 +1,254 @@
+"""Telling people: one hook, called when runs fail, checks fail, letters die or work piles up.
+
+The hook posts JSON to a webhook. Its address is a secret (whoever has it can post), so it is a
+typed variable and appears in no message. A webhook that does not answer fails the sensor's tick,
+visibly, and what it was not told is told again; what it was told is not.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.storage import events
+from ontologia_dagster.storage.type_assets import checks_of
+from storage_engine.config import duration
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+    from storage_engine.events.protocol import DeadLetter
+
+_INTERVAL_S = 30
+_TELLING_S = 20.0  # of a tick, which Dagster ends after 60; the rest is told by the next one
+_LETTERS = 1_000  # looked at
+_NAMED = 20  # events in an alert
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One thing that somebody should know. `key` is the same as long as it is the same thing; a
+    higher `mark` says that there is more of it."""
+
+    key: str
+    title: str
+    text: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    mark: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "title": self.title,
+            "text": self.text,
+            "facts": {name: str(value) for name, value in self.facts.items()},
+        }
+
+
+class Notifier(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Posts alerts to a webhook. Subclass it and override `send` to reach anything else."""
+
+    webhook_url: str | None = Field(
+        default=None, description="From a variable: dg.EnvVar('ONTOLOGIA_WEBHOOK_URL')"
+    )
+    timeout_s: float = 10.0
+
+    def notify(self, alert: Alert) -> bool:
+        """Whether somebody was told; False when nobody is to be."""
+        if not self.webhook_url:
+            return False
+        self.send(alert.as_dict())
+        return True
+
+    def send(self, payload: Mapping[str, Any]) -> None:
+        assert self.webhook_url is not None
+        scheme = self.webhook_url.partition(":")[0]
+        if scheme not in {"http", "https"}:
+            raise RuntimeError("the webhook's address must begin with http:// or https://")
+        request = urllib.request.Request(  # noqa: S310 - the scheme was looked at
+            self.webhook_url,
+            data=json.dumps(payload).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s):  # noqa: S310
+                return
+        except urllib.error.HTTPError as error:
+            said = f"answered {error.code}"
+        except OSError as error:
+            said = f"did not answer ({type(error).__name__})"
+        raise RuntimeError(f"the webhook {said}; the alert {payload['title']!r} will be repeated")
+
+
+def failed_runs_sensor(
+    *, status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED
+) -> dg.SensorDefinition:
+    @dg.run_failure_sensor(
+        name="ontologia_failed_runs",
+        default_status=status,
+        description="Tells the notifier of every run that fails.",
+    )
+    def failed_runs(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
+        run = context.dagster_run
+        notifier.notify(
+            Alert(
+                key=f"run/{run.run_id}",
+                title=f"{run.job_name} failed",
+                text=context.failure_event.message or "the run failed",
+                facts={"run_id": run.run_id, "job": run.job_name},
+            )
+        )
+
+    return failed_runs
+
+
+def conditions_sensor(
+    storage: str,
+    *,
+    handlers: Sequence[str] = (),
+    oldest_event: str = "15m",
+    index_lag: int = 100,
+    status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """One alert when a condition begins; the next when it has ended and begins again."""
+
+    @dg.sensor(
+        name=f"{storage}_conditions",
+        minimum_interval_seconds=_INTERVAL_S,
+        required_resource_keys={storage, "notifier"},
+        default_status=status,
+        description="Tells the notifier of failed checks, dead letters and lag.",
+    )
+    def conditions(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        before = _told_before(context.cursor)
+        unclear, failed = _failed_checks(context, storage)
+        with reported_failures():
+            found = [
+                *failed,
+                *_bus_alerts(ontology, storage, handlers, oldest_event),
+                *_lag_alerts(ontology, storage, index_lag),
+            ]
+        new = [one for one in found if one.key not in before or one.mark > before[one.key]]
+        told = _tell(context, new)
+        # What has ended is forgotten; a check that runs again has not ended.
+        keys = {one.key for one in found} | unclear
+        now = {key: mark for key, mark in before.items() if key in keys}
+        now |= {one.key: one.mark for one in new[:told]}
+        said = f"{len(found)} conditions hold, {len(new)} of them new, {told} of these told"
+        return dg.SensorResult(skip_reason=said, cursor=json.dumps(now, sort_keys=True))
+
+    return conditions
+
+
+def _told_before(cursor: str | None) -> dict[str, str]:
+    """What holds and was told, with how much of it there was."""
+    found = json.loads(cursor) if cursor else {}
+    return found if isinstance(found, dict) else dict.fromkeys(found, "")
+
+
+def _tell(context: dg.SensorEvaluationContext, alerts: Sequence[Alert]) -> int:
+    """How many were told. A hook that fails ends the tick only when nothing was told in it: what
+    was told could not be kept otherwise."""
+    notifier: Notifier = context.resources.notifier
+    until = time.monotonic() + _TELLING_S
+    for told, alert in enumerate(alerts):
+        if told and time.monotonic() > until:
+            return told
+        try:
+            notifier.notify(alert)
+        except Exception as error:
+            if not told:
+                raise
+            context.log.error("%s", error)
+            return told
+    return len(alerts)
+
+
+def _failed_checks(
+    context: dg.SensorEvaluationContext, storage: str
+) -> tuple[set[str], list[Alert]]:
+    """Keys of checks whose result is not there (again) yet, and what has failed."""
+    assert context.repository_def is not None
+    unclear: set[str] = set()
+    failed: list[Alert] = []
+    for key in checks_of(context.repository_def, storage):
+        record = context.instance.get_latest_asset_check_evaluation_record(key)
+        asset = key.asset_key.to_user_string()
+        name = f"check/{asset}/{key.name}"
+        if record is None:
+            continue
+        evaluation = record.evaluation
+        if not isinstance(evaluation, dg.AssetCheckEvaluation):  # it is planned, or runs
+            unclear.add(name)
+        elif not evaluation.passed:
+            failed.append(
+                Alert(
+                    key=name,
+                    title=f"{key.name} of {asset} failed",
+                    text=evaluation.description or "the check failed",
+                    facts={"asset": asset, "check": key.name, "run_id": record.run_id},
+                )
+            )
+    return unclear, failed
+
+
+def _bus_alerts(
+    ontology: "OntologyResource", storage: str, handlers: Sequence[str], oldest_event: str
+) -> Iterator[Alert]:
+    with ontology.bus() as store:
+        letters = store.list_dead_letters(ontology.namespace, _LETTERS)
+        seen = None
+        if handlers:
+            subscriptions = [handler.subscription() for handler in events.load_handlers(handlers)]
+            seen = store.backlog(ontology.namespace, subscriptions, _LETTERS)
+    by_handler: dict[str, list[DeadLetter]] = {}
+    for letter in letters:
+        by_handler.setdefault(letter.handler_id, []).append(letter)
+    for handler, found in sorted(by_handler.items()):
+        yield _letters_alert(storage, handler, found)
+    if seen is not None and events.age_s(seen.oldest) > duration(oldest_event).total_seconds():
+        yield Alert(
+            key=f"event_lag/{storage}",
+            title="events wait too long",
+            text=events.told(seen),
+            facts={"due": seen.due, "waiting": seen.waiting, "limit": oldest_event},
+        )
+
+
+def _letters_alert(storage: str, handler: str, letters: "Sequence[DeadLetter]") -> Alert:
+    """One for all that a handler gave up on, newest first; told again when there is a newer one."""
+    newest = letters[0]
+    what = newest.event_type if len(letters) == 1 else f"{len(letters)} events"
+    return Alert(
+        key=f"dead_letters/{storage}/{handler}",
+        title=f"{handler} gave up on {what}",
+        text=newest.last_error or "no error was kept",
+        facts={
+            "dead_letters": len(letters),
+            "event_ids": ", ".join(one.event_id for one in letters[:_NAMED]),
+            "attempts": newest.attempts,
+        },
+        mark=f"{newest.failed_at}/{newest.event_id}",
+    )
+
+
+def _lag_alerts(ontology: "OntologyResource", storage: str, limit: int) -> Iterator[Alert]:
+    from storage_engine.maintenance.metrics import collect
+
+    with ontology.repository() as repository:
+        types = collect(repository).types
+    for one in types:
+        if one.index_lag > limit:
+            yield Alert(
+                key=f"index_lag/{storage}/{one.type_name}",
+                title=f"the index of {one.type_name} is {one.index_lag} commits behind",
+                text="reads stay right, but each reads more of the log; run the repair job",
+                facts={"type": one.type_name, "lag": one.index_lag},
+            )

@@ -1,0 +1,225 @@
+"""Two speeds of checking what is stored.
+
+`index_verify` belongs to each type and runs with every materialisation: it compares the type's
+index with the log, which reads no data. Deep verification reads everything (chain, hashes, row
+counts, both ends of relations); its checks hang on the storage's log, an asset that nobody
+materialises, so that they run on their own schedule alone.
+
+A check always has a result: a storage that cannot be read is a failed check that says why.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, snake_case
+from ontologia_dagster.downstream.metadata import request_metadata, requests_of, table
+from ontologia_dagster.storage.type_assets import STORAGE
+from storage_engine.errors import OntologiaError
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+    from storage_engine.index.verify import Examination
+    from storage_engine.maintenance.integrity import Finding, IntegrityReport
+
+INDEX_VERIFY = "index_verify"
+DEEP_VERIFY = "deep_verify"
+LOG_AREA = "deep_verify_log"
+_FINDING = ["type", "reason", "commit", "what", "path"]
+
+
+def index_check(declared: OntologyAsset, repair_job: str) -> dg.AssetChecksDefinition:
+    """The cheap check of one type; a failure names the job that repairs it."""
+
+    @dg.asset_check(
+        asset=declared.asset_key,
+        name=INDEX_VERIFY,
+        description="The type's index agrees with the log.",
+        blocking=declared.blocking_checks,
+        required_resource_keys={declared.storage},
+    )
+    def index_verify(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        ontology: OntologyResource = getattr(context.resources, declared.storage)
+        return always(lambda: _index_result(ontology, declared.type, repair_job))
+
+    return index_verify
+
+
+def always(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
+    """The check's result, or a failed one with the error that kept it from having one."""
+    try:
+        return check()
+    except OntologiaError as error:
+        return _failed(error)
+
+
+def _failed(error: OntologiaError, **of: Any) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=False,
+        description=str(error),
+        metadata={"error": type(error).__name__, "retryable": error.retryable},
+        **of,
+    )
+
+
+def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str) -> Any:
+    examined, requests = examine(ontology, type_name)
+    findings = [finding for one in examined for finding in one.findings]
+    metadata: dict[str, Any] = {
+        "index_lag": max((one.lag for one in examined), default=0),
+        "findings": len(findings),
+        "finding_list": table(
+            _FINDING, [(f.type_name, f.reason, f.commit_id, f.message, f.path) for f in findings]
+        ),
+        **request_metadata(requests),
+    }
+    if not findings:
+        return dg.AssetCheckResult(passed=True, metadata=metadata)
+    reasons = ", ".join(sorted({finding.reason for finding in findings}))
+    return dg.AssetCheckResult(
+        passed=False,
+        description=f"{type_name}: {reasons}. Readers stay right, but slower; run {repair_job}",
+        metadata={
+            **metadata,
+            "repair_job": dg.MetadataValue.job(repair_job, ontology.location),
+        },
+    )
+
+
+def examine(
+    ontology: "OntologyResource", type_name: str
+) -> "tuple[list[Examination], dict[str, int]]":
+    """What the index of a type is and should be (nothing where there are no indices), and the
+    requests that it took."""
+    from storage_engine.maintenance.indices import index_verifier
+    from storage_engine.repository.object.engine import ObjectRepository
+
+    with ontology.repository() as repository:
+        if not isinstance(repository, ObjectRepository):
+            return [], {}  # SQLite keeps rows in tables
+        verifier = index_verifier(repository)
+        head = verifier.chain.read_head().head
+        refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
+        found = [
+            verifier.examine_type(head, ref, verifier.indices.read(ref, log_id=head.log_id))
+            for ref in refs
+        ]
+        return found, requests_of(repository)
+
+
+# -- deep -----------------------------------------------------------------------------------------
+
+
+def log_asset(storage: str) -> dg.AssetSpec:
+    """The storage's log, as something to hang checks on: runs write it, nobody materialises it."""
+    return dg.AssetSpec(
+        dg.AssetKey([storage, "log"]),
+        description="The commit log with its data files, as deep verification sees it.",
+        group_name="ontologia",
+        kinds={"parquet"},
+        metadata={STORAGE: storage},
+    )
+
+
+def deep_check_name(type_name: str) -> str:
+    return f"{DEEP_VERIFY}_{snake_case(type_name)}"
+
+
+def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
+    """One check for the log itself, one for each type; all from one reading of the storage."""
+    key = dg.AssetKey([storage, "log"])
+    specs = [
+        dg.AssetCheckSpec(
+            LOG_AREA, asset=key, description="Chain, checkpoints, tags, undeclared types."
+        ),
+        *(
+            dg.AssetCheckSpec(
+                deep_check_name(name),
+                asset=key,
+                description=f"Files, hashes, row counts and endpoints of {name}.",
+            )
+            for name in types
+        ),
+    ]
+
+    @dg.multi_asset_check(
+        name=f"{storage}_deep_verification",
+        specs=specs,
+        required_resource_keys={storage},
+        pool=MAINTENANCE_POOL,
+        can_subset=True,  # otherwise the UI's Execute buttons are off
+    )
+    def deep_verify(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        wanted = {one.name for one in context.selected_asset_check_keys}
+        try:
+            report, requests = deep_report(ontology)
+            results = list(_deep_results(key, report, types, requests))
+        except OntologiaError as error:
+            results = [_failed(error, asset_key=key, check_name=spec.name) for spec in specs]
+        yield from (one for one in results if one.check_name in wanted)
+
+    return deep_verify
+
+
+def deep_report(ontology: "OntologyResource") -> "tuple[IntegrityReport, dict[str, int]]":
+    """What is wrong with the storage, and the requests that it took to know."""
+    from storage_engine.maintenance.integrity import verify_storage
+
+    with ontology.repository() as repository:
+        return verify_storage(repository, deep=True), requests_of(repository)
+
+
+def _deep_results(
+    key: dg.AssetKey,
+    report: "IntegrityReport",
+    types: Sequence[str],
+    requests: Mapping[str, int],
+) -> Iterator[dg.AssetCheckResult]:
+    """By what was counted: of many findings the report keeps only the first. What it took is told
+    once, with the log's."""
+    shown: dict[str | None, list[Finding]] = {name: [] for name in types}
+    rest: list[Finding] = []
+    for finding in report.findings:
+        shown.get(finding.type_name, rest).append(finding)
+    others = report.total - sum(report.by_type[name] for name in types)
+    yield _deep_result(key, LOG_AREA, rest, others, report, **request_metadata(requests))
+    for name in types:
+        yield _deep_result(key, deep_check_name(name), shown[name], report.by_type[name], report)
+
+
+def _deep_result(
+    key: dg.AssetKey,
+    name: str,
+    shown: "Sequence[Finding]",
+    count: int,
+    report: "IntegrityReport",
+    **more: Any,
+) -> dg.AssetCheckResult:
+    checked = dict(report.checked)
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=not count,
+        description=_summary(shown, count) if count else None,
+        metadata={
+            "findings": count,
+            "finding_list": table(
+                ["type", "area", *_FINDING[1:]],
+                [(f.type_name, f.area, f.reason, f.commit_id, f.message, f.key) for f in shown],
+            ),
+            "head_commit": report.head_commit_id,
+            **{f"checked_{what}": number for what, number in sorted(checked.items())},
+            **more,
+        },
+    )
+
+
+def _summary(shown: "Sequence[Finding]", count: int) -> str:
+    reasons = Counter(finding.reason for finding in shown)
+    said = [f"{number} x {reason}" for reason, number in sorted(reasons.items())]
+    if count > len(shown):
+        said.append(f"{count - len(shown)} more that are counted only")
+    return ", ".join(said)

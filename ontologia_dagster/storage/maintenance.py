@@ -1,0 +1,352 @@
+"""Jobs that keep a storage in shape: compaction, index repair, garbage collection, deep verify.
+
+Each has a dry run in its config, shows its plan and the figures before and after as tables, and
+leaves an observation on the storage's log, so that figures plot over time. A pool keeps them from
+crowding each other out; that they may run beside any writer is the store's promise, not the
+pool's. Index repair and compaction change no row; garbage collection deletes only what nothing
+needs, and asks for `dry_run: false` in the launchpad.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from dagster_shared.check import CheckError
+from pydantic import Field
+
+from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset
+from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
+from ontologia_dagster.ingestion.spark_run import submit
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.spark import PIPES
+from ontologia_dagster.storage import checks
+from ontologia_dagster.storage.type_assets import located
+from storage_engine.config import duration
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+    from ontologia_dagster.resources.spark import SparkResource
+    from storage_engine.maintenance.compaction import (
+        CompactionPolicy,
+        CompactionReport,
+        RunPlan,
+    )
+    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.protocol import Repository
+
+_RETRY = dg.RetryPolicy(
+    max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS
+)
+_GIB = 1024**3
+
+
+class CompactionConfig(dg.Config):
+    dry_run: bool = Field(default=False, description="Show the plan, change nothing")
+    types: list[str] = Field(default_factory=list, description="Only these; all if left out")
+    min_entries: int | None = Field(
+        default=None, description="Fewer entries are left alone; as declared if left out"
+    )
+    spark_above_bytes: int = Field(
+        default=_GIB, description="Types with more to merge than this are given to Spark"
+    )
+
+
+class RepairConfig(dg.Config):
+    dry_run: bool = Field(default=False, description="Show what would be written, write nothing")
+
+
+class GcConfig(dg.Config):
+    dry_run: bool = Field(default=True, description="Show what would be deleted, delete nothing")
+    older_than: str = Field(default="7d", description="Grace: 12h, 7d")
+    purge_compacted: bool = Field(
+        default=False, description="Also files that a snapshot has replaced"
+    )
+
+
+def compaction_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDefinition:
+    own = {one.type: one.compaction for one in declared if one.compaction is not None}
+
+    @dg.op(
+        name=f"{storage}_compact_types",
+        pool=MAINTENANCE_POOL,
+        retry_policy=_RETRY,
+        required_resource_keys={storage, "spark"},
+    )
+    def compact_types(context: dg.OpExecutionContext, config: CompactionConfig) -> None:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        with reported_failures(context.instance), ontology.repository() as repository:
+            policies = {**_located_policies(context, storage), **own}
+            _compact(context, repository, ontology, config, policies)
+
+    return _one_op_job(f"{storage}_compact", compact_types, "Merge small files of types.")
+
+
+def _compact(
+    context: dg.OpExecutionContext,
+    repository: "Repository",
+    ontology: "OntologyResource",
+    config: CompactionConfig,
+    own: Mapping[str, Any],
+) -> None:
+    from storage_engine.maintenance.compaction import compact, plan_compaction
+    from storage_engine.spark.compaction import spark_builds
+
+    spark: SparkResource = context.resources.spark
+
+    def large(run: "RunPlan") -> bool:
+        return repository.engine_version == "v2" and run.bytes >= config.spark_above_bytes
+
+    before = figures(repository)
+    planned: list[Any] = []
+    done: list[Any] = []
+    skipped: dict[str, str] = {}
+    for policy, types in _policies(repository, config, own):
+        plan = plan_compaction(repository, policy, types)
+        planned += [item for item in plan.types if item.work]
+        if config.dry_run or plan.empty:
+            continue
+        if spark.mode == PIPES and any(large(run) for run in plan.runs):
+            report = _submitted(context, ontology, spark, policy, types, config.spark_above_bytes)
+        else:
+            # Spark is started for the first run that is large enough, if any is.
+            builds = spark_builds(spark.session, repository, config.spark_above_bytes)
+            report = compact(repository, plan, build=builds)
+        done += list(report.runs)
+        skipped |= report.skipped
+    metadata = {
+        "plan": table(
+            ["type", "entries", "entries_after", "rows", "bytes", "why", "runs", "by_spark"],
+            [
+                (
+                    item.type_name,
+                    item.entries,
+                    item.entries_after,
+                    sum(run.rows for run in item.runs),
+                    sum(run.bytes for run in item.runs),
+                    item.reason,
+                    len(item.runs),
+                    sum(large(run) for run in item.runs),
+                )
+                for item in planned
+            ],
+        ),
+        "done": table(
+            ["type", "commits", "outcome", "files_in", "files_out", "rows", "bytes_out"],
+            [
+                (
+                    run.type_name,
+                    f"{run.min_commit_id}-{run.max_commit_id}",
+                    run.outcome,
+                    run.files_in,
+                    run.files_out,
+                    run.rows,
+                    run.bytes_out,
+                )
+                for run in done
+            ],
+        ),
+        "skipped": dict(skipped),
+        "rows_rewritten": sum(run.rows for run in done if run.outcome == "published"),
+    }
+    _tell(context, ontology, repository, "compact", config.dry_run, before, metadata)
+
+
+def _located_policies(context: dg.OpExecutionContext, storage: str) -> dict[str, Any]:
+    """Of types that were declared elsewhere in the location, such as in YAML."""
+    try:
+        repository = context.repository_def
+    except CheckError:  # a job run by itself, as in tests: there is no location
+        return {}
+    found = located(repository, storage)
+    return {one.type_name: one.compaction for one in found if one.compaction is not None}
+
+
+def _submitted(
+    context: dg.OpExecutionContext,
+    ontology: "OntologyResource",
+    spark: "SparkResource",
+    policy: "CompactionPolicy",
+    types: Sequence[str],
+    above_bytes: int,
+) -> "CompactionReport":
+    """The whole of it on the cluster: what is small there is merged by its driver."""
+    from storage_engine.maintenance.compaction import CompactionReport, RunReport
+
+    arguments = ["--storage-uri", ontology.storage_uri, "--apply"]
+    arguments += ["--spark-above", str(above_bytes)]
+    arguments += ["--min-entries", str(policy.min_entries), "--ratio", str(policy.ratio)]
+    for name in types:
+        arguments += ["--type", name]
+    # Nothing is reported when somebody else was faster.
+    said = submit(context, ontology, spark, "compact", arguments).get("report", {})
+    runs = tuple(RunReport(**run) for run in said.get("runs", ()))
+    return CompactionReport(ontology.storage_uri, runs, said.get("skipped", {}))
+
+
+def _policies(
+    repository: "Repository", config: CompactionConfig, own: Mapping[str, Any]
+) -> "list[tuple[CompactionPolicy, list[str]]]":
+    """Each policy with the types that it is for."""
+    from storage_engine.maintenance.compaction import CompactionPolicy
+
+    names = config.types or [spec.name for spec in repository.known_types()]
+    grouped: dict[CompactionPolicy, list[str]] = {}
+    for name in names:
+        declared = own.get(name)
+        entries = config.min_entries or (declared.min_entries if declared else None)
+        policy = CompactionPolicy(
+            **({"min_entries": entries} if entries else {}),
+            **({"ratio": declared.ratio} if declared else {}),
+        )
+        grouped.setdefault(policy, []).append(name)
+    return list(grouped.items())
+
+
+def repair_job(storage: str) -> dg.JobDefinition:
+    @dg.op(
+        name=f"{storage}_repair_indices",
+        pool=MAINTENANCE_POOL,
+        retry_policy=_RETRY,
+        required_resource_keys={storage},
+    )
+    def repair_types(context: dg.OpExecutionContext, config: RepairConfig) -> None:
+        from storage_engine.maintenance.indices import repair_indices
+
+        ontology: OntologyResource = getattr(context.resources, storage)
+        with reported_failures(context.instance), ontology.repository() as repository:
+            before = figures(repository)
+            found = _objects(repository)
+            repair = repair_indices(found, apply=not config.dry_run) if found else None
+            types = repair.types if repair else ()
+            metadata = {
+                "plan": table(
+                    ["type", "reasons", "indexed_to", "becomes", "entries", "become"],
+                    [(t.type_name, ", ".join(t.reasons), *t.watermark, *t.entries) for t in types],
+                ),
+                "indices_checked": repair.checked if repair else 0,
+                "indices_repaired": len(types) if not config.dry_run else 0,
+            }
+            _tell(context, ontology, repository, "index repair", config.dry_run, before, metadata)
+
+    return _one_op_job(
+        repair_job_name(storage), repair_types, "Rewrite indices that differ from the log."
+    )
+
+
+def repair_job_name(storage: str) -> str:
+    return f"{storage}_index_repair"
+
+
+def gc_job(storage: str) -> dg.JobDefinition:
+    @dg.op(
+        name=f"{storage}_collect_garbage",
+        pool=MAINTENANCE_POOL,
+        retry_policy=_RETRY,
+        required_resource_keys={storage},
+    )
+    def collect_garbage(context: dg.OpExecutionContext, config: GcConfig) -> None:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        with reported_failures(context.instance), ontology.repository() as repository:
+            before = figures(repository)
+            metadata = _collect(repository, config)
+            _tell(context, ontology, repository, "gc", config.dry_run, before, metadata)
+
+    return _one_op_job(f"{storage}_gc", collect_garbage, "Delete objects that nothing needs.")
+
+
+def _collect(repository: "Repository", config: GcConfig) -> dict[str, Any]:
+    from storage_engine.maintenance.gc import plan_gc, sweep
+
+    found = _objects(repository)
+    if found is None:
+        return {"note": "a SQLite storage leaves no objects behind"}
+    plan = plan_gc(found, grace=duration(config.older_than), purge_compacted=config.purge_compacted)
+    report = None if config.dry_run else sweep(found, plan)
+    return {
+        "plan": table(
+            ["reason", "objects", "bytes"],
+            [(reason, count, size) for reason, (count, size) in plan.by_reason().items()],
+        ),
+        "objects_planned": len(plan.doomed),
+        "objects_deleted": report.objects if report else 0,
+        "bytes_deleted": report.bytes if report else 0,
+        "objects_spared": report.spared if report else 0,
+        "kept": table(["why", "objects"], sorted(plan.kept.items())),
+    }
+
+
+def deep_verify_job(
+    storage: str, deep: dg.AssetChecksDefinition
+) -> dg.JobDefinition | Any:  # an unresolved asset job has no public name
+    return dg.define_asset_job(
+        f"{storage}_{checks.DEEP_VERIFY}",
+        selection=dg.AssetSelection.checks(*deep.check_keys),
+        description="Read everything: chain, hashes, row counts, both ends of relations.",
+    )
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def figures(repository: "Repository") -> dict[str, int]:
+    """The shape of a storage, in numbers."""
+    from storage_engine.maintenance.metrics import collect
+
+    found = collect(repository)
+    return {
+        "head_commit": found.head_commit_id,
+        "types": len(found.types),
+        "entries": sum(one.entries for one in found.types),
+        "files": sum(one.files for one in found.types),
+        "rows": sum(one.rows for one in found.types),
+        "bytes": sum(one.bytes for one in found.types),
+        "latest_files": sum(one.latest_files for one in found.types),
+        "index_lag": sum(one.index_lag for one in found.types),
+    }
+
+
+def _tell(
+    context: dg.OpExecutionContext,
+    ontology: "OntologyResource",
+    repository: "Repository",
+    operation: str,
+    dry_run: bool,
+    before: Mapping[str, int],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Of the step, and as an observation of the storage's log."""
+    from storage_engine.maintenance.metrics import collect
+
+    after = figures(repository)
+    requests = dict(collect(repository).requests)
+    shown: dict[str, Any] = {
+        "operation": operation,
+        "dry_run": dry_run,
+        "dagster/uri": ontology.storage_uri,
+        **metadata,
+        "before_after": before_and_after(before, after),
+        **after,
+        **request_metadata(requests),
+    }
+    context.add_output_metadata(shown)
+    key = dg.AssetKey([_storage_of(context), "log"])
+    context.log_event(dg.AssetObservation(asset_key=key, metadata=shown))
+
+
+def _storage_of(context: dg.OpExecutionContext) -> str:
+    keys = set(context.op_def.required_resource_keys) - {"spark"}
+    return keys.pop()
+
+
+def _objects(repository: "Repository") -> "ObjectRepository | None":
+    from storage_engine.repository.object.engine import ObjectRepository
+
+    return repository if isinstance(repository, ObjectRepository) else None
+
+
+def _one_op_job(name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
+    @dg.graph(name=name, description=description)
+    def work() -> None:
+        op()
+
+    return work.to_job(name=name, description=description, executor_def=dg.in_process_executor)

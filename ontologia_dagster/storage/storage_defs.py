@@ -1,0 +1,164 @@
+"""The ontology as a whole, as a source asset: observing it shows where its history stands.
+
+What a storage brings to Dagster beside its types: head, checks, jobs, schedules, sensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.ingestion.type_defs import build_types
+from ontologia_dagster.resources.environments import Environment
+from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.storage import alerts, checks, events, maintenance
+from ontologia_dagster.storage.log_tail import log_tail_sensor
+from ontologia_dagster.storage.metrics import metrics_job
+from ontologia_dagster.storage.type_assets import declared_types
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+
+
+def head_asset(storage: str) -> Any:
+    """Observable: its data version is the id of the latest commit."""
+
+    def observed(context: dg.OpExecutionContext) -> dg.ObserveResult:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        with reported_failures(context.instance), ontology.repository() as repository:
+            head = repository.head_commit_id()
+            info = repository.storage_info()
+        types = sorted(info["types"])
+        return dg.ObserveResult(
+            data_version=dg.DataVersion(str(head)),
+            metadata={
+                "dagster/uri": ontology.storage_uri,
+                "backend": info["backend"],
+                "engine_version": info["engine_version"],
+                "commits": head,  # ids start at 1 and have no gaps
+                "type_count": len(types),
+                "types": dg.MetadataValue.md("\n".join(f"- {name}" for name in types)),
+            },
+        )
+
+    with warnings.catch_warnings():
+        # Dagster still calls it beta; nothing else is observed and not materialised.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.observable_source_asset(
+            name=f"{storage}_head",
+            group_name="ontologia",
+            description="The head of the commit log. Its data version is the id of the latest "
+            "commit.",
+            required_resource_keys={storage},
+        )
+        return decorate(observed)
+
+
+STORAGE = "ontology"
+# Nightly and weekly, each with the night to itself, and figures for who looks at them; all are off
+# until somebody turns them on.
+_SCHEDULES = {
+    "compact": "0 2 * * *",
+    "index_repair": "30 2 * * *",
+    "gc": "0 3 * * 0",
+    "deep_verify": "0 4 * * 0",
+    "metrics": "*/5 * * * *",
+}
+
+
+def build_platform(
+    declared: Sequence[OntologyAsset] = (),
+    *,
+    storage: str = STORAGE,
+    types: Sequence[str] = (),
+    beside: dg.Definitions | None = None,
+    handlers: Sequence[str] = (),
+    running: bool = False,
+    first: bool = True,
+) -> dg.Definitions:
+    """All definitions of one storage and its types.
+
+    storage:   the key of its OntologyResource; several storages have a platform each
+    types:     further stored types, that handlers write or that are declared elsewhere, to be
+               deeply verified by name
+    beside:    definitions that declare further types (a `defs` folder, in YAML or Python)
+    handlers:  modules with event handlers; without any there is no event sensor
+    running:   sensors and schedules are on from the start, that of automation conditions too
+    first:     of several platforms in a location one is: it has what a location needs once, the
+               sensor that tells of failed runs and that of automation conditions
+    """
+    on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
+    found = declared_types(beside, storage) if beside is not None else []
+    names = list(dict.fromkeys([*(one.type for one in declared), *found, *types]))
+    deep = checks.deep_checks(storage, names)
+    jobs: dict[str, Any] = {
+        "compact": maintenance.compaction_job(storage, declared),
+        "index_repair": maintenance.repair_job(storage),
+        "gc": maintenance.gc_job(storage),
+        "deep_verify": maintenance.deep_verify_job(storage, deep),
+        "metrics": metrics_job(storage, handlers),
+    }
+    sensors = [
+        log_tail_sensor(storage, status=on),
+        alerts.conditions_sensor(storage, handlers=handlers, status=on),
+    ]
+    if first:
+        sensors.append(alerts.failed_runs_sensor(status=on))
+    if first and running:
+        sensors.append(_automation_sensor())
+    more: list[Any] = []
+    if handlers:
+        drain = events.drain_job(storage, handlers)
+        more += [drain, events.redrive_job(storage)]
+        sensors.append(events.event_sensor(storage, handlers, drain, status=on))
+    own = dg.Definitions(
+        assets=[head_asset(storage), checks.log_asset(storage)],
+        asset_checks=[deep],
+        jobs=[*jobs.values(), *more],
+        schedules=[_schedule(storage, name, job, running) for name, job in jobs.items()],
+        sensors=sensors,
+    )
+    return dg.Definitions.merge(build_types(declared), own)
+
+
+def build_platforms(environment: Environment, beside: dg.Definitions) -> dg.Definitions:
+    """The platforms of an environment's storage and of its tenants'; `beside` declares types."""
+    storages = [STORAGE, *(f"{STORAGE}_{tenant}" for tenant in environment.tenants)]
+    return dg.Definitions.merge(
+        *(
+            build_platform(
+                storage=storage,
+                beside=beside,
+                handlers=environment.handlers,
+                first=storage == STORAGE,
+            )
+            for storage in storages
+        )
+    )
+
+
+def _automation_sensor() -> dg.SensorDefinition:
+    """Dagster's own, which it would leave off: under its name, so that there is one of it."""
+    return dg.AutomationConditionSensorDefinition(
+        "default_automation_condition_sensor",
+        target=dg.AssetSelection.all(),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+    )
+
+
+def _schedule(storage: str, name: str, job: Any, running: bool) -> dg.ScheduleDefinition:
+    on = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
+    config = {}
+    if name == "gc":
+        config = {"ops": {f"{storage}_collect_garbage": {"config": {"dry_run": False}}}}
+    return dg.ScheduleDefinition(
+        name=f"{job.name}_schedule",
+        job=job,
+        cron_schedule=_SCHEDULES[name],
+        run_config=config,
+        default_status=on,
+    )

@@ -1,0 +1,229 @@
+"""Spans of time as an option's value.
+
+The global options: accepted before and after a command's name, shown in every help text.
+
+`with_settings` gives a command these options on top of its own. What stands nearer to the end of
+the line wins; an option beats the environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storage_engine import __version__
+from storage_engine.config import duration
+from storage_engine.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from storage_engine.cli.output import Output
+    from storage_engine.config import OntologiaConfig
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.repository import Repository
+    from storage_engine.repository.open import Target
+
+
+def parse_duration(text: str) -> timedelta:
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+STORAGE_URI_VARIABLE = "ONTOLOGIA_STORAGE_URI"
+DB_VARIABLE = "ONTOLOGIA_DB"
+CONFIG_VARIABLE = "ONTOLOGIA_CONFIG"
+LOG_LEVEL_VARIABLE = "ONTOLOGIA_LOG_LEVEL"
+LOGGER = "storage_engine"
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_PANEL = "Global options"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says, whichever side of the command's name it stands on."""
+
+    storage_uri: str | None = None
+    db: str | None = None
+    config: str | None = None
+    models: str | None = None
+    json: bool = False
+    verbose: bool = False
+    version: bool = False
+
+    def then(self, later: Settings) -> Settings:
+        """These settings with what a later part of the line adds or replaces."""
+        given = {f.name: getattr(later, f.name) for f in fields(later)}
+        stated = {name: value for name, value in given.items() if value not in (None, False)}
+        return replace(self, **stated)
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One run of `onto`: its settings, and what commands make of them."""
+
+    output: Output
+    settings: Settings = Settings()
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    def apply(self, given: Settings) -> None:
+        self.settings = self.settings.then(given)
+        self.output.json = self.settings.json
+        logging.getLogger(LOGGER).setLevel(self._log_level())
+
+    def target(self) -> Target:
+        """The storage that is meant. An option that names one makes the environment irrelevant."""
+        from storage_engine.repository.open import bind
+
+        db, uri = self.settings.db, self.settings.storage_uri
+        if db is None and uri is None:
+            db = self.environ.get(DB_VARIABLE) or None
+            uri = self.environ.get(STORAGE_URI_VARIABLE) or None
+        for name, value in (("--db", db), ("--storage-uri", uri)):
+            if value is not None and not value.strip():
+                raise ConfigurationError(f"{name} is empty: name a storage or leave it out")
+        return bind(db, uri)
+
+    def config(self) -> OntologiaConfig:
+        from storage_engine.config import OntologiaConfig
+
+        path = self.settings.config or self.environ.get(CONFIG_VARIABLE)
+        return OntologiaConfig.from_file(path) if path else OntologiaConfig()
+
+    def models(self) -> dict[tuple[str, str], TypeSpec]:
+        """The types that `--models` declares, by kind and name; empty without it."""
+        from storage_engine.runtime.bound_types import declared_types
+
+        return declared_types(self.settings.models) if self.settings.models is not None else {}
+
+    @contextmanager
+    def repository(self) -> Iterator[Repository]:
+        """The storage, opened with the engine that wrote it; closed whatever happens."""
+        from storage_engine.repository import open_repository
+        from storage_engine.repository.open import MEMORY
+
+        target = self.target()
+        opened = open_repository(target, self.config())
+        path = target.sqlite_path
+        if path not in (None, MEMORY) and not Path(path).expanduser().exists():
+            self.output.warning(f"{path} does not exist yet; the first commit creates it")
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+    def _log_level(self) -> int:
+        name = self.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper() or "WARNING"
+        if name not in LOG_LEVELS:
+            raise ConfigurationError(
+                f"{LOG_LEVEL_VARIABLE} is {name!r}: choose one of {', '.join(LOG_LEVELS)}"
+            )
+        level = logging.getLevelNamesMapping()[name]
+        return min(level, logging.INFO) if self.settings.verbose else level
+
+
+def _shared(
+    storage_uri: Annotated[
+        str | None,
+        typer.Option(
+            "--storage-uri",
+            metavar="URI",
+            help="Storage: s3://bucket/prefix, file:///path, a directory or sqlite:///path.db "
+            f"(env {STORAGE_URI_VARIABLE}). Without any storage: onto.db.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    db: Annotated[
+        str | None,
+        typer.Option(
+            "--db",
+            metavar="PATH",
+            help=f"SQLite file; the same as --storage-uri sqlite:///PATH (env {DB_VARIABLE}).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help=f"TOML file with options of OntologiaConfig (env {CONFIG_VARIABLE}).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            "--models",
+            metavar="MODULE",
+            help="Python module that declares types; without it, types are as the storage has "
+            "them.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON document on stdout, errors included.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Log what happens on stderr, and show the traceback of an error "
+            f"(env {LOG_LEVEL_VARIABLE} sets the level).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", rich_help_panel=_PANEL),
+    ] = False,
+) -> None:
+    """A signature to take parameters from; never called."""
+
+
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command: its first parameter, `invocation`, is filled from the global options."""
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    shared = inspect.signature(_shared, eval_str=True).parameters
+    context = inspect.Parameter(
+        "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
+    wants_context = any(p.name == "ctx" for p in own)
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        given = Settings(**{name: values.pop(name) for name in shared})
+        ctx: typer.Context = values.pop("ctx")
+        invocation = ctx.find_object(Invocation)
+        assert invocation is not None
+        invocation.apply(given)
+        if invocation.settings.version:
+            invocation.output.version(__version__)
+            raise typer.Exit
+        if wants_context:
+            values["ctx"] = ctx
+        function(invocation, **values)
+
+    parameters = [context, *(p for p in own if p.name != "ctx"), *shared.values()]
+    signature = inspect.Signature(
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    )
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command

@@ -1,0 +1,222 @@
+"""`onto init`: make a storage, or erase one with the token of a preview.
+
+`onto info`: what a storage is, where it stands, and whether anything is wrong with it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.output import Output, moment, size
+
+if TYPE_CHECKING:
+    from storage_engine.repository import InitPlan, Repository
+    from storage_engine.repository.open import Target
+
+
+def init(
+    invocation: Invocation,
+    engine_version: Annotated[
+        Literal["v1", "v2"], typer.Option("--engine-version", help="Engine of the new storage.")
+    ] = "v2",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen, write nothing.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Erase what is there; needs the token of a dry run.")
+    ] = False,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", metavar="T", help="The token that --force --dry-run printed."),
+    ] = None,
+) -> None:
+    """Create an empty storage, or erase one and start again."""
+    from storage_engine.repository import initialize_storage
+
+    target = invocation.target()
+    plan = initialize_storage(
+        target,
+        engine_version,
+        invocation.config(),
+        dry_run=dry_run,
+        force=force,
+        token=token,
+    )
+    if invocation.output.json:
+        invocation.output.document(_as_dict(plan))
+    else:
+        _show_init(invocation.output, plan, target, invocation.settings.db)
+
+
+def _as_dict(plan: InitPlan) -> dict[str, Any]:
+    return {
+        "uri": plan.uri,
+        "backend": plan.backend,
+        "engine_version": plan.engine_version,
+        "applied": plan.applied,
+        "objects": list(plan.objects),
+        "erases": dict(plan.erases) if plan.erases is not None else None,
+        "token": plan.token,
+    }
+
+
+def _show_init(output: Output, plan: InitPlan, target: Target, db: str | None) -> None:
+    if plan.erases is not None:
+        output.line(f"{'Erased' if plan.applied else 'Would erase'} {_erased(plan)}")
+    verb = "Created" if plan.applied else "Would create"
+    output.line(f"{verb} an empty {plan.engine_version} storage at {plan.uri}:")
+    for name in plan.objects:
+        output.line(f"  {name}")
+    storage = f"--db {shlex.quote(db)}" if db else f"--storage-uri {shlex.quote(target.uri)}"
+    engine = f" --engine-version {plan.engine_version}"
+    output.line()
+    if plan.applied:
+        output.line("Next: declare types, open the storage and commit:")
+        output.line(f"  from storage_engine import Session; Session({target.uri!r})")
+        output.line(f"  onto info {storage}")
+    elif plan.token is not None:
+        output.line(f"Nothing was changed. Token: {plan.token}")
+        output.line("To erase for good (the token holds until the storage changes):")
+        output.line(f"  onto init {storage}{engine} --force --token {plan.token}")
+    else:
+        output.line("Nothing was written. To create it:")
+        output.line(f"  onto init {storage}{engine}")
+
+
+def _erased(plan: InitPlan) -> str:
+    assert plan.erases is not None
+    head = plan.erases["head_commit_id"]
+    commits = f"{plan.uri}{f' with its {head} commits' if head else ', which has no commits'}"
+    tables = plan.erases.get("tables")
+    if tables is None:
+        objects = plan.erases["objects"]
+        return f"{commits}: {objects} objects, {size(plan.erases['bytes'])}, all that is under it"
+    rows = ", ".join(f"{name} ({count} rows)" for name, count in tables.items())
+    return f"{commits}: {rows}"
+
+
+_KINDS = {"entity": 0, "relation": 1}
+
+
+def info(invocation: Invocation) -> None:
+    """Show what a storage is, where its head stands, its types, and who holds its lock."""
+    with invocation.repository() as repository:
+        report = _report(repository)
+    for warning in report["index_warnings"]:
+        invocation.output.warning(warning)
+    if invocation.output.json:
+        invocation.output.document(report)
+    else:
+        _show_info(invocation.output, report)
+
+
+def _report(repository: Repository) -> dict[str, Any]:
+    """`storage_info()` with the same shape on every backend, and the state of lock and indices."""
+    report = repository.storage_info()
+    newest = repository.list_commits(1)
+    report["head"] = newest[0].as_dict() if newest else None
+    report["lock"] = None
+    report["index_warnings"] = []
+    report["types"] = _types(report["types"])
+    if repository.backend != "sqlite":
+        _add_object_facts(repository, report)
+    return report
+
+
+def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    found = (
+        {
+            "kind": facts["type_kind"],
+            # Types of both kinds that share a name are told apart by a prefix there.
+            "type_name": name.removeprefix(f"{facts['type_kind']}:"),
+            "schema_version_id": facts["schema_version_id"],
+            "last_commit_id": facts["last_commit_id"],
+        }
+        for name, facts in types.items()
+    )
+    return sorted(found, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
+
+
+def _add_object_facts(repository: Repository, report: dict[str, Any]) -> None:
+    from storage_engine.repository.object.engine import ObjectRepository
+
+    assert isinstance(repository, ObjectRepository)
+    report["lock"] = repository.lock_info()
+    report["index_warnings"] = repository.index_warnings()
+    report["requests"] = repository.store.meter.snapshot()  # the last, so that it has them all
+
+
+def _show_info(output: Output, report: dict[str, Any]) -> None:
+    head = report["head"]
+    requests = report.get("requests")
+    output.facts(
+        [
+            ("storage", report["uri"]),
+            ("backend", _backend(report)),
+            ("engine", f"{report['engine_version']}, format {report['format']}"),
+            ("bucket", report.get("bucket")),
+            ("prefix", report.get("prefix") or None),
+            ("database", report.get("db_path")),
+            ("head", _head(head)),
+            ("head written", _time(report.get("head_updated_at"))),
+            ("checkpoint", _checkpoint(report)),
+            ("write lock", _lock(report["lock"]) if requests is not None else None),
+            ("requests", _requests(requests) if requests is not None else None),
+        ]
+    )
+    output.line()
+    if not report["types"]:
+        output.line("No types yet: the first commit of a type registers it.")
+        return
+    output.table(
+        ["type", "kind", "schema version", "last commit"],
+        [
+            (t["type_name"], t["kind"], t["schema_version_id"], t["last_commit_id"])
+            for t in report["types"]
+        ],
+    )
+
+
+def _backend(report: dict[str, Any]) -> str:
+    store = report.get("store")
+    return report["backend"] if store in (None, report["backend"]) else f"{store} store"
+
+
+def _head(head: dict[str, Any] | None) -> str:
+    if head is None:
+        return "no commits yet"
+    return f"commit {head['id']} of {_time(head['created_at'])} by {head['runtime_id']}"
+
+
+def _checkpoint(report: dict[str, Any]) -> str | None:
+    if "checkpoint_commit_id" not in report:
+        return None
+    commit_id = report["checkpoint_commit_id"]
+    return "none yet" if commit_id is None else f"commit {commit_id}"
+
+
+def _lock(lock: dict[str, Any] | None) -> str:
+    if lock is None:
+        return "free"
+    holder = ", ".join(f"{name} {value}" for name, value in lock["holder"].items())
+    until = f"since {_time(lock['acquired_at'])}, lease until {_time(lock['expires_at'])}"
+    state = "expired, the next writer takes it over" if lock["expired"] else "held"
+    return f"{state}: {lock['owner_id']}{f' ({holder})' if holder else ''} {until}"
+
+
+def _requests(requests: dict[str, int]) -> str:
+    kinds = [
+        f"{kind} {count}"
+        for kind, count in sorted(requests.items())
+        if kind not in ("total", "bytes_read", "bytes_written")
+    ]
+    return f"{requests['total']} ({', '.join(kinds)}), {size(requests['bytes_read'])} read"
+
+
+def _time(text: str | None) -> str | None:
+    return moment(datetime.fromisoformat(text)) if text else None

@@ -1,0 +1,1 @@
+"""The event bus on an object store."""

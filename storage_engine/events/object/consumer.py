@@ -1,0 +1,396 @@
+"""Claims events of an object store for one worker: the window finds them, a CAS decides.
+
+First claims are created in parallel and learn from a refusal whose claim stands; ETags are kept,
+so an ack is one request. Before a claim is taken over, the log is searched for an ack that came
+with a commit. What is known to be held by another is left alone until its lease has run out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from storage_engine.commitlog import state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.conditional import Lost
+from storage_engine.errors import StorageBackendError
+from storage_engine.events import records
+from storage_engine.events.object.claims import ObjectClaims, Stands
+from storage_engine.events.object.pending_events import Entry, Window
+from storage_engine.events.protocol import Claim, Failure, Subscription
+from storage_engine.events.records import ClaimRecord, Envelope
+from storage_engine.objectstore.protocol import ObjectStore
+
+log = logging.getLogger(__name__)
+
+SAVE_INTERVAL = timedelta(seconds=30)
+LOOK_INTERVAL = timedelta(seconds=1)  # for more urgent ones, while there is enough to do
+_PAUSE = timedelta(seconds=1)  # after the store failed to answer
+_ROUNDS = 20
+_AHEAD = 10  # events read, in claim limits, among which priority decides
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """An event that a handler has yet to finish, and its claim as last seen."""
+
+    entry: Entry
+    subscription: Subscription
+    stands: Stands | None = None
+
+    @property
+    def envelope(self) -> Envelope:
+        assert self.entry.envelope is not None
+        return self.entry.envelope
+
+    @property
+    def rank(self) -> tuple[int, int, str, str]:
+        envelope = self.envelope
+        priority = -envelope["priority"], -self.subscription.priority
+        return *priority, envelope["created_at"], envelope["id"]
+
+
+class ObjectConsumer:
+    """See `Consumer`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        chain: Chain,
+        claims: ObjectClaims,
+        subscriptions: Sequence[Subscription],
+        session_id: str,
+    ) -> None:
+        self._store = store
+        self._chain = chain
+        self._claims = claims
+        self._policy = claims.policy
+        self._session_id = session_id
+        self._subscriptions = {s.handler_id: s for s in subscriptions}
+        self._window = Window(store, chain, claims.namespace, subscriptions)
+        self._ready: list[Candidate] = []
+        self._waiting: list[tuple[datetime, int, Candidate]] = []
+        self._numbers = itertools.count()
+        self._mutex = threading.Lock()
+        self._looked_at: datetime | None = None
+        self._must_look = False  # the last look beside claims failed
+        self._saved_at = store.now()
+        self._alone = False  # whether the last claim was a suspect
+        self.suspects = False
+
+    # -- claiming -----------------------------------------------------------------------------
+
+    def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
+        tried, won = self._claim(limit, whole, ahead)
+        rounds = _ROUNDS + self._window.unread // limit
+        # All of these were others', or are known better now: go on, but not for ever.
+        while not won and tried and rounds and self._has_more():
+            rounds -= 1
+            tried, won = self._claim(limit, False, ahead)
+        self._save_if_due()
+        return won
+
+    def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[int, list[Claim]]:
+        looks = self._refill(limit, whole)
+        chosen = self._choose(limit, suspects=not ahead)
+        try:
+            outcomes = self._attempt(chosen, limit if ahead else 0, looks)
+        except BaseException:
+            with self._mutex:
+                self._ready += chosen
+            raise
+        won: list[Claim] = []
+        failure: BaseException | None = None
+        for candidate, outcome in zip(chosen, outcomes, strict=True):
+            if isinstance(outcome, Claim):
+                won.append(outcome)
+            elif isinstance(outcome, StorageBackendError):
+                failure = failure or outcome
+                self._wait(candidate, self._store.now() + _PAUSE)
+            elif outcome is not None:
+                raise outcome
+        if failure is not None and not won:
+            raise failure
+        return len(chosen), won
+
+    def _has_more(self) -> bool:
+        with self._mutex:
+            due = bool(self._waiting) and self._waiting[0][0] <= self._store.now()
+            return due or bool(self._ready) or self._window.unread > 0
+
+    def _refill(self, limit: int, whole: bool) -> bool:
+        """Have enough to choose from; whether to look for more while those are claimed."""
+        now = self._store.now()
+        with self._mutex:
+            while self._waiting and self._waiting[0][0] <= now:
+                self._ready.append(heapq.heappop(self._waiting)[2])
+            at_hand = len(self._ready) + self._window.unread
+        due = self._looked_at is None or now - self._looked_at >= LOOK_INTERVAL
+        if whole or due or at_hand < limit:
+            self._looked_at = now
+        looks_now = whole or at_hand < limit or self._must_look
+        if looks_now:
+            self._must_look = False
+            self._window.look(whole=whole)
+        missing = limit - len(self._ready)
+        if missing > 0:
+            self._offer(self._window.read(missing))
+        return due and not looks_now
+
+    def _offer(self, found: Sequence[Entry]) -> None:
+        with self._mutex:
+            for entry in found:
+                for handler_id in sorted(entry.open - entry.offered):
+                    entry.offered.add(handler_id)
+                    self._ready.append(Candidate(entry, self._subscriptions[handler_id]))
+
+    def _choose(self, limit: int, *, suspects: bool) -> list[Candidate]:
+        """The best of what is due: ordinary ones together, suspects one by one in between."""
+        with self._mutex:
+            self._ready.sort(key=lambda candidate: candidate.rank)
+            suspect = [c for c in self._ready if self._is_suspect(c)]
+            self.suspects = bool(suspect)
+            ordinary = [c for c in self._ready if c not in suspect] if suspect else self._ready
+            self._alone = suspects and bool(suspect) and not (self._alone and ordinary)
+            chosen = suspect[:1] if self._alone else ordinary[:limit]
+            taken = set(map(id, chosen))
+            self._ready = [c for c in self._ready if id(c) not in taken]
+        return chosen
+
+    def _is_suspect(self, candidate: Candidate) -> bool:
+        stands = candidate.stands
+        if stands is None or stands.record.finished:
+            return False
+        return stands.record.is_suspect(self._policy)
+
+    def _attempt(
+        self, chosen: Sequence[Candidate], ahead: int, looks: bool
+    ) -> list[Claim | BaseException | None]:
+        earlier = [c.stands.record for c in chosen if c.stands and not c.stands.record.finished]
+        acked: set[tuple[str, str, str]] = set()
+        head = self._window.head_commit
+        if earlier:
+            version = self._chain.read_head()
+            since = min(record.head_commit for record in earlier)
+            head, acked = (
+                version.head.commit_id,
+                state.acked_since(self._chain, version.head, since),
+            )
+        steps: list[Callable[[], Claim | None]] = []
+        for candidate in chosen:
+            name = candidate.envelope["id"], candidate.subscription.handler_id
+            if (self._claims.namespace, *name) in acked:
+                steps.append(partial(self._end_acked, candidate))
+            else:
+                steps.append(partial(self._take, candidate, head))
+        # The next events are read meanwhile, so that the next claim need not wait for them.
+        reading = self._window.begin_read(ahead if len(self._ready) < _AHEAD * ahead else 0)
+        look = [self._window.look] if looks else []
+        together: list[Callable[[], Any]] = [*look, *steps, *reading.fetches]
+        outcomes = self._store.parallel.gather_outcomes(together)
+        claimed, read = len(look), len(look) + len(steps)
+        self._offer(self._window.end_read(reading, outcomes[read:]))
+        for found in outcomes[:claimed]:
+            if isinstance(found, BaseException) and not isinstance(found, Exception):
+                raise found
+            # What was claimed is not lost to a failure beside it: looking fails again, or not.
+            self._must_look = isinstance(found, Exception)
+        return outcomes[claimed:read]
+
+    def _take(self, candidate: Candidate, head: int) -> Claim | None:
+        stands, now = candidate.stands, self._store.now()
+        suspect = self._is_suspect(candidate)
+        if stands is None:
+            handler_id = candidate.subscription.handler_id
+            record = records.first_claim(
+                candidate.envelope["id"], handler_id, self._session_id, now, self._policy, head
+            )
+            outcome = self._claims.write(record, None)
+        elif stands.record.finished:
+            self._see_to_dead(candidate, stands)
+            return None
+        elif records.is_worn_out(stands.record, self._policy):
+            outcome = self._claims.write(records.wear_out(stands.record, now), stands.etag)
+            if isinstance(outcome, Stands):
+                self._end_dead(candidate, outcome)
+                return None
+        else:
+            record = records.reclaim(stands.record, self._session_id, now, self._policy, head)
+            outcome = self._claims.write(record, stands.etag)
+        if isinstance(outcome, Lost):
+            self._learn(candidate, outcome)
+            return None
+        return Claim(
+            namespace=self._claims.namespace,
+            envelope=candidate.envelope,
+            record=outcome.record,
+            suspect=suspect,
+            etag=outcome.etag,
+            entry=candidate,
+        )
+
+    # -- settling -----------------------------------------------------------------------------
+
+    def ack(self, claims: Sequence[Claim]) -> list[bool]:
+        now = self._store.now()
+        done = self._settle(claims, lambda claim: records.ack(claim.record, now))
+        for claim, record in zip(claims, done, strict=True):
+            if record is not None:
+                self._finish(claim.entry)
+        return [record is not None for record in done]
+
+    def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
+        now = self._store.now()
+        by_claim = {id(f.claim): f for f in failures}
+
+        def failed(claim: Claim) -> ClaimRecord:
+            failure = by_claim[id(claim)]
+            return records.release(
+                claim.record, now, self._policy, failure.error, retry=failure.retry
+            )
+
+        claims = [f.claim for f in failures]
+        done = self._settle(claims, failed)
+        dead = [c for c, r in zip(claims, done, strict=True) if r and r.dead_lettered_at]
+        for outcome in self._store.parallel.gather_outcomes(
+            [partial(self._end_dead, c.entry, Stands(c.record, c.etag)) for c in dead]
+        ):
+            if isinstance(outcome, StorageBackendError):
+                log.warning("a dead letter is left for later: %s", outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        for claim, record in zip(claims, done, strict=True):
+            if record is not None and record.dead_lettered_at is None:
+                self._known(claim.entry, Stands(record, claim.etag))
+        return done
+
+    def give_back(self, claims: Sequence[Claim]) -> None:
+        now = self._store.now()
+        done = self._settle(claims, lambda claim: records.give_back(claim.record, now))
+        for claim, record in zip(claims, done, strict=True):
+            if record is not None:
+                self._known(claim.entry, Stands(record, claim.etag))
+
+    def let_go(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            with claim.guard:
+                known, claim.settled = claim.settled, True
+            if not known:
+                self._known(claim.entry, Stands(claim.record, claim.etag))
+
+    def extend(self, claims: Sequence[Claim]) -> list[bool]:
+        now = self._store.now()
+        held = [claim for claim in claims if not claim.settled]
+        done = self._settle(held, lambda c: records.extend(c.record, now, self._policy), end=False)
+        return [record is not None for record in done]
+
+    def _settle(
+        self, claims: Sequence[Claim], change: Callable[[Claim], ClaimRecord], *, end: bool = True
+    ) -> list[ClaimRecord | None]:
+        """Replace claims that are still ours, all together; None where one is not."""
+        outcomes = self._store.parallel.gather_outcomes(
+            [partial(self._replace, claim, change, end) for claim in claims]
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [o for o in outcomes if not isinstance(o, BaseException)]
+
+    def _replace(
+        self, claim: Claim, change: Callable[[Claim], ClaimRecord], end: bool
+    ) -> ClaimRecord | None:
+        with claim.guard:  # a heartbeat may be on its way
+            if claim.settled:
+                return claim.record if end and not claim.lost else None
+            outcome = self._claims.write(change(claim), claim.etag)
+            if isinstance(outcome, Stands):
+                claim.record, claim.etag = outcome.record, outcome.etag
+                claim.settled = end
+                return outcome.record
+            claim.lost = claim.settled = True
+        self._learn(claim.entry, outcome)
+        return None
+
+    # -- what becomes of a candidate ----------------------------------------------------------
+
+    def _learn(self, candidate: Candidate, lost: Lost) -> None:
+        """Another claim stands: wait for its end, or see that it has ended."""
+        if lost.current is None:
+            self._finish(candidate)  # cleaned up
+            return
+        handler_id = candidate.subscription.handler_id
+        event_id = candidate.envelope["id"]
+        self._known(candidate, self._claims.parse(lost.current, event_id, handler_id))
+
+    def _known(self, candidate: Candidate, stands: Stands) -> None:
+        record = stands.record
+        if record.ack_at is not None or record.redriven_as is not None:
+            self._finish(candidate)
+            return
+        candidate.stands = stands
+        # Whoever marked it dead may have died before its letter: look again when it had time.
+        dead = record.dead_lettered_at
+        self._wait(candidate, dead + _PAUSE if dead is not None else record.not_before)
+
+    def _end_acked(self, candidate: Candidate) -> None:
+        """A commit has handled it, and its worker died before it could say so here."""
+        assert candidate.stands is not None
+        record = records.ack(candidate.stands.record, self._store.now())
+        outcome = self._claims.write(record, candidate.stands.etag)
+        if isinstance(outcome, Lost):
+            self._learn(candidate, outcome)
+        else:
+            self._finish(candidate)
+
+    def _end_dead(self, candidate: Candidate, dead: Stands) -> None:
+        """We killed it: the letter is ours to write, or someone's who finds it missing."""
+        try:
+            self._claims.bury(candidate.envelope, dead)
+        except StorageBackendError:
+            candidate.stands = dead
+            self._wait(candidate, self._store.now() + _PAUSE)
+            raise
+        self._finish(candidate)
+
+    def _see_to_dead(self, candidate: Candidate, dead: Stands) -> None:
+        """Another killed it; whether it came to writing the letter, only a look can tell."""
+        record = dead.record
+        stands = self._claims.read(record.event_id, record.handler_id)
+        if stands is None:
+            self._finish(candidate)
+        elif stands.record.dead_lettered_at is None or stands.record.redriven_as is not None:
+            self._known(candidate, stands)
+        elif self._claims.has_letter(record):
+            self._finish(candidate)
+        else:
+            self._end_dead(candidate, stands)
+
+    def _wait(self, candidate: Candidate, until: datetime) -> None:
+        with self._mutex:
+            heapq.heappush(self._waiting, (until, next(self._numbers), candidate))
+
+    def _finish(self, candidate: Candidate) -> None:
+        self._window.finish(candidate.entry, candidate.subscription.handler_id)
+
+    # -- the rest -----------------------------------------------------------------------------
+
+    def next_due(self) -> datetime | None:
+        with self._mutex:
+            if self._ready:
+                return self._store.now()
+            return self._waiting[0][0] if self._waiting else None
+
+    def save(self) -> None:
+        self._saved_at = self._store.now()
+        self._window.save()
+
+    def _save_if_due(self) -> None:
+        if self._store.now() - self._saved_at >= SAVE_INTERVAL:
+            self.save()

@@ -1,0 +1,455 @@
+"""Which events there are for some handlers to look at, found with few requests.
+
+Event keys sort by time, so a handler lists from its watermark on: up to there everything is
+finished. Clocks differ and writes arrive late, so the watermark stays HOLD_BACK behind the store's
+clock, and events beyond it that are finished are kept by name. Events of commits are also found by
+walking the log from the last commit looked at, whatever their time; one whose object is missing is
+projected then. What is kept between workers is advisory: without it, more is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Self
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.conditional import Lost, write_conditionally
+from storage_engine.commitlog.records import Head, from_json, to_json
+from storage_engine.errors import IntegrityError, StorageBackendError
+from storage_engine.events.envelopes import is_for
+from storage_engine.events.object.outbox_projection import project, read_projected, write_projected
+from storage_engine.events.protocol import Subscription
+from storage_engine.events.records import Envelope
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject
+from storage_engine.repository.object.outbox import outbox_events
+
+log = logging.getLogger(__name__)
+
+# Two minutes for the producer's clock, two for ours, one for a write on its way.
+HOLD_BACK = timedelta(minutes=5)
+OUTBOX_INTERVAL = timedelta(seconds=30)
+# With more than one page of events to look through, late arrivals are looked for this often.
+SWEEP_INTERVAL = timedelta(seconds=10)
+_ONE_PAGE = 900  # names taken from one listing: fewer than a store gives at once
+_SWEPT = 10_000  # and less often when there are more than so many
+_BACKLOG = 2_000  # names of events at hand, not yet read: enough, listing waits
+_NAMED = 50_000  # finished events that a position names at most
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """An event, and the handlers that have yet to finish it."""
+
+    key: str
+    event_id: str
+    open: set[str]
+    passed: set[str]  # finished as far as a position can tell
+    envelope: Envelope | None = None
+    commit_id: int | None = None  # that sent it, if that is known
+    queued: bool = False  # waits to be read
+    offered: set[str] = field(default_factory=set)  # handlers whose turn it has become
+
+    def __lt__(self, other: Entry) -> bool:
+        return self.key < other.key
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Events that are being read."""
+
+    entries: Sequence[Entry]
+    fetches: Sequence[Callable[[], Envelope | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far one handler has come: `events/{namespace}/_positions/{handler}.json`."""
+
+    watermark: str = ""  # keys up to here are finished, events of later commits excepted
+    commit_id: int | None = None  # events of commits up to here are finished or beyond
+    finished: frozenset[str] = frozenset()  # ids beyond the watermark
+    etag: str | None = None
+
+    @classmethod
+    def parse(cls, stored: StoredObject, key: str, types: Sequence[str], log_id: str) -> Self:
+        raw = from_json(stored.data, key=key)
+        if raw.get("types") != list(types) or raw.get("log_id") != log_id:
+            return cls(etag=stored.etag)  # of other subscriptions, or of an erased storage
+        try:
+            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]), stored.etag)
+        except (KeyError, TypeError) as error:
+            raise IntegrityError(f"{key} is not a position: {error!r}", key=key) from error
+
+
+@dataclass(slots=True)
+class _Walk:
+    """Names listed one after the other, over several looks where there are many."""
+
+    at: str  # the last name seen
+    started: datetime
+    at_once: bool = False  # all of it in one look, as far as there is room
+
+
+@dataclass(slots=True)
+class _Listing:
+    """What is known of the names, and which walks over them are under way."""
+
+    sweep: _Walk | None = None  # from the floor on, for late arrivals
+    recent: _Walk | None = None  # from the tail on
+    swept_at: datetime | None = None  # when the last finished sweep began
+    tail: str = ""  # every name up to here has been seen, late arrivals apart
+    quiet: bool = False  # nothing new came at the tail
+    turn: bool = False  # whose turn it is while all is quiet: the sweep's, else the tail's
+
+
+@dataclass(slots=True)
+class Window:
+    """Used by one thread at a time, except `finish`, which its owner guards."""
+
+    store: ObjectStore
+    chain: Chain
+    namespace: str
+    subscriptions: Sequence[Subscription]
+    entries: dict[str, Entry] = field(default_factory=dict)
+    _positions: dict[str, Position] = field(default_factory=dict)
+    _unread: list[Entry] = field(default_factory=list)
+    _listing: _Listing = field(default_factory=_Listing)
+    _walked: int | None = None
+    _outbox_at: datetime | None = None
+    _head: Head | None = None
+
+    @property
+    def unread(self) -> int:
+        return len(self._unread)
+
+    @property
+    def head_commit(self) -> int:
+        """The latest commit that is known to stand."""
+        known = self.chain.known_head()
+        return known.head.commit_id if known is not None else 0
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def look(self, *, whole: bool = False) -> None:
+        """Find events that have come since: one request when there are none, and every 30 s one
+        for the log."""
+        if not self._positions:
+            self._open()
+        self._list(whole)
+        now = self.store.now()
+        if self._outbox_at is None or now - self._outbox_at >= OUTBOX_INTERVAL:
+            self._outbox_at = now
+            self._walk()
+
+    def read(self, count: int) -> list[Entry]:
+        """The oldest `count` events that are not yet read, those that concern nobody left out."""
+        reading = self.begin_read(count)
+        envelopes = self.store.parallel.gather_outcomes(reading.fetches)
+        return self.end_read(reading, envelopes)
+
+    def begin_read(self, count: int) -> Reading:
+        """The same in two steps, for requests that go out together with others."""
+        taken, self._unread = self._unread[:count], self._unread[count:]
+        return Reading(taken, [partial(self._fetch, entry) for entry in taken])
+
+    def end_read(
+        self, reading: Reading, envelopes: Sequence[Envelope | BaseException | None]
+    ) -> list[Entry]:
+        found: list[Entry] = []
+        failure: BaseException | None = None
+        for entry, envelope in zip(reading.entries, envelopes, strict=True):
+            entry.queued = False
+            if isinstance(envelope, BaseException):
+                self._queue(entry)
+                failure = failure or envelope
+            elif envelope is None:
+                entry.open.clear()
+            else:
+                entry.envelope = envelope
+                entry.open -= {s.handler_id for s in self.subscriptions if not _wants(s, envelope)}
+                if entry.open:
+                    found.append(entry)
+        if failure is not None and not (found and isinstance(failure, StorageBackendError)):
+            for entry in found:
+                self._queue(entry)
+            raise failure
+        return found
+
+    def finish(self, entry: Entry, handler_id: str) -> None:
+        entry.open.discard(handler_id)
+        if not entry.open:
+            entry.envelope = None
+
+    def _open(self) -> None:
+        """Positions and head together: a cold start's first hop."""
+        keys = [layout.position(self.namespace, s.handler_id) for s in self.subscriptions]
+        reads: list[Callable[[], Any]] = [partial(self._get, key) for key in keys]
+        *stored, version = self.store.parallel.gather([*reads, self.chain.read_head])
+        head = version.head
+        for subscription, key, item in zip(self.subscriptions, keys, stored, strict=True):
+            types = sorted(subscription.event_types)
+            position = Position()
+            if item is not None:
+                position = Position.parse(item, key, types, head.log_id)
+            self._positions[subscription.handler_id] = position
+        commits = [p.commit_id for p in self._positions.values()]
+        self._walked = None if None in commits else min(c for c in commits if c is not None)
+        if head.commit_id in (0, self._walked):
+            self._walked, self._outbox_at = head.commit_id, self.store.now()
+        else:
+            self._head = head
+
+    def _get(self, key: str) -> StoredObject | None:
+        try:
+            return self.store.get(key)
+        except ObjectNotFound:
+            return None
+
+    def _fetch(self, entry: Entry) -> Envelope | None:
+        """None for one that was cleaned up, or that nobody can read."""
+        if entry.envelope is not None:
+            return entry.envelope
+        try:
+            raw = from_json(self.store.get(entry.key).data, key=entry.key)
+        except ObjectNotFound:
+            return None
+        except IntegrityError as error:
+            log.error("an event is skipped: %s", error)
+            return None
+        if not {"id", "type", "payload", "created_at", "priority", "chain_depth"} <= raw.keys():
+            log.error("an event is skipped: %s is not an event", entry.key)
+            return None
+        return raw
+
+    # -- by listing ---------------------------------------------------------------------------
+
+    def _list(self, whole: bool) -> None:
+        """One request where nothing new has come: what a page cannot hold is swept in turns."""
+        if len(self._unread) >= _BACKLOG:
+            return
+        listing, now = self._listing, self.store.now()
+        sweep = listing.sweep
+        if whole and not (sweep is not None and sweep.at_once):
+            sweep = listing.sweep = _Walk(self._floor(), now, at_once=True)
+        elif sweep is None and self._sweep_is_due(now):
+            sweep = listing.sweep = _Walk(self._floor(), now, at_once=listing.swept_at is None)
+        if sweep is not None and (sweep.at_once or len(self.entries) < _ONE_PAGE):
+            self._sweep(sweep)  # comes by the tail as well
+            return
+        both = not listing.quiet
+        listing.turn = sweep is not None and not listing.turn
+        if sweep is not None and (both or listing.turn):
+            self._sweep(sweep)
+        if both or not listing.turn:
+            known = len(self.entries)
+            recent = listing.recent = listing.recent or _Walk(listing.tail, now)
+            if ended := self._go_on(recent):
+                listing.recent = None
+            listing.quiet = ended and len(self.entries) == known
+
+    def _sweep(self, sweep: _Walk) -> None:
+        known = len(self.entries)
+        sweep.at = max(sweep.at, self._floor())
+        if self._go_on(sweep):
+            self._listing.sweep = None
+            self._listing.swept_at = sweep.started
+        if len(self.entries) != known:
+            self._listing.quiet = False
+
+    def _go_on(self, walk: _Walk) -> bool:
+        """List from where the walk has come to; whether it reached the end."""
+        prefix = layout.events(self.namespace)
+        for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
+            if info.key.startswith("_", len(prefix)):
+                break  # our own objects: no events after them
+            walk.at = info.key
+            if info.key not in self.entries:
+                self._add(info.key)
+            if listed % _ONE_PAGE == 0 and not (walk.at_once and len(self._unread) < _BACKLOG):
+                return False  # what the request has brought is used up
+        # A producer whose clock is ahead must not hide what others send now.
+        seen = min(walk.at, self._place(walk.started))
+        self._listing.tail = max(self._listing.tail, seen)
+        return True
+
+    def _sweep_is_due(self, now: datetime) -> bool:
+        swept = self._listing.swept_at
+        if swept is None or len(self.entries) < _ONE_PAGE:
+            return True
+        return now - swept >= SWEEP_INTERVAL * max(1.0, len(self.entries) / _SWEPT)
+
+    def _place(self, moment: datetime) -> str:
+        """Where events of that time begin. The end is no letter or digit, see `just_before`."""
+        return f"{layout.events(self.namespace)}{layout.event_time(moment)}_"
+
+    def _floor(self) -> str:
+        return min(p.watermark for p in self._positions.values())
+
+    def _add(
+        self, key: str, commit_id: int | None = None, envelope: Envelope | None = None
+    ) -> None:
+        name = key[len(layout.events(self.namespace)) :]
+        entry = Entry(key, _event_id(name), set(), set(), envelope, commit_id)
+        for handler_id, position in self._positions.items():
+            if entry.event_id in position.finished:
+                continue
+            later = commit_id is not None and commit_id > (position.commit_id or 0)
+            if key > position.watermark or later:
+                entry.open.add(handler_id)
+            else:
+                entry.passed.add(handler_id)
+        self.entries[key] = entry
+        if entry.open:
+            self._queue(entry)
+
+    def _queue(self, entry: Entry) -> None:
+        entry.queued = True
+        if not self._unread or self._unread[-1] < entry:
+            self._unread.append(entry)
+        else:
+            insort(self._unread, entry)
+
+    # -- by the log ---------------------------------------------------------------------------
+
+    def _walk(self) -> None:
+        """Look at the commits since: their events may be missing, or of any time."""
+        if self._head is not None:
+            head, self._head = self._head, None  # just read
+        else:
+            head = self.chain.read_head().head
+        if self._walked is not None and head.commit_id < self._walked:
+            self._walked = 0  # the storage was erased and begun anew
+        if head.commit_id == self._walked:
+            return
+        projected = read_projected(self.store, self.namespace, head.log_id)
+        floor = projected.commit_id if self._walked is None else self._walked
+        missing = []
+        for _, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
+            for key, envelope in outbox_events(manifest):
+                if envelope["namespace"] != self.namespace:
+                    continue
+                known = self.entries.get(key)
+                if known is None:
+                    if manifest.commit_id > projected.commit_id:
+                        missing.append((key, envelope))
+                        self._add(key, manifest.commit_id, envelope)
+                    else:
+                        self._add(key, manifest.commit_id)  # gone if it was cleaned up
+                else:
+                    self._reopen(known, manifest.commit_id)
+        project(self.store, missing)
+        write_projected(self.store, self.namespace, head, projected)
+        self._walked = head.commit_id
+
+    def _reopen(self, entry: Entry, commit_id: int) -> None:
+        """Its key is below a watermark, but its commit came after."""
+        entry.commit_id = commit_id
+        late = {h for h in entry.passed if commit_id > (self._positions[h].commit_id or 0)}
+        if late:
+            entry.passed -= late
+            entry.open |= late
+            if not entry.queued:
+                self._queue(entry)
+
+    # -- positions ----------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Move the watermarks up to what is finished, here and in the store."""
+        listing = self._listing
+        if listing.swept_at is None or self._walked is None:
+            return
+        horizon = self._place(listing.swept_at - HOLD_BACK)
+        ordered = sorted(self.entries)
+        saves = []
+        for subscription in self.subscriptions:
+            position = self._advanced(subscription.handler_id, ordered, horizon)
+            if position is not None:
+                saves.append(partial(self._save, subscription, position))
+        for outcome in self.store.parallel.gather_outcomes(saves):
+            if isinstance(outcome, StorageBackendError):
+                log.info("the position of a handler was not kept: %s", outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        floor = self._floor()
+        for key in ordered:
+            if key > floor:
+                break
+            if not self.entries[key].open:
+                del self.entries[key]
+
+    def _advanced(self, handler_id: str, ordered: Iterable[str], horizon: str) -> Position | None:
+        known = self._positions[handler_id]
+        watermark, commit_id, blocked = known.watermark, self._walked, False
+        finished: list[str] = []
+        for key in ordered:
+            entry = self.entries[key]
+            blocked = blocked or handler_id in entry.open
+            if key <= known.watermark:
+                if handler_id in entry.open and entry.commit_id is not None:
+                    # Only the walk over the log leads to it.
+                    commit_id = min(commit_id or 0, entry.commit_id - 1)
+                continue
+            if not blocked and key <= horizon:
+                watermark = key
+            elif handler_id not in entry.open and len(finished) < _NAMED:
+                finished.append(entry.event_id)
+        if not blocked:
+            watermark = max(watermark, horizon)
+        moved = replace(
+            known, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
+        )
+        return moved if moved != known else None
+
+    def _save(self, subscription: Subscription, position: Position) -> None:
+        handler_id = subscription.handler_id
+        key = layout.position(self.namespace, handler_id)
+        types = sorted(subscription.event_types)
+        version = self.chain.known_head()
+        log_id = version.head.log_id if version is not None else ""
+        for _ in range(3):
+            write_id = layout.new_write_id()
+            body = {
+                "handler_id": handler_id,
+                "types": types,
+                "watermark": position.watermark,
+                "commit_id": position.commit_id,
+                "finished": sorted(position.finished),
+                "saved_at": layout.event_time(self.store.now()),
+                "log_id": log_id,
+                "write_id": write_id,
+            }
+            outcome = write_conditionally(
+                self.store, key, to_json(body), write_id=write_id, etag=position.etag
+            )
+            if not isinstance(outcome, Lost):
+                self._positions[handler_id] = replace(position, etag=outcome.etag)
+                return
+            if outcome.current is None:
+                position = replace(position, etag=None)
+            else:
+                theirs = Position.parse(outcome.current, key, types, log_id)
+                position = _merged(position, theirs)
+
+
+def _merged(ours: Position, theirs: Position) -> Position:
+    """What two workers found out. Watermark and commit belong together: one pair or the other."""
+    if theirs.commit_id is None:
+        return replace(ours, etag=theirs.etag)
+    ahead = max(ours, theirs, key=lambda p: (p.watermark, p.commit_id or 0))
+    return replace(ahead, finished=ours.finished | theirs.finished, etag=theirs.etag)
+
+
+def _wants(subscription: Subscription, envelope: Envelope) -> bool:
+    known = envelope["type"] in subscription.event_types
+    return known and is_for(envelope, subscription.handler_id)
+
+
+def _event_id(name: str) -> str:
+    """The quoted id in an event's key: enough to tell events apart."""
+    return name.partition("_")[2].removesuffix(".json")

@@ -1,0 +1,1 @@
+"""The event bus in a SQLite file."""

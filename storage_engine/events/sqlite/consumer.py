@@ -1,0 +1,321 @@
+"""Claims events of a SQLite file for one worker, in transactions."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, Protocol
+
+from storage_engine.commitlog.records import timestamp
+from storage_engine.events import envelopes, records
+from storage_engine.events.object.claims import count
+from storage_engine.events.protocol import Backlog, Claim, Failure, Subscription
+from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.repository.sqlite import event_tables
+from storage_engine.repository.sqlite.control_tables import to_json
+
+COLUMNS = tuple(f.name for f in fields(ClaimRecord))
+CLAIM = ", ".join(f"c.{name}" for name in COLUMNS)
+
+
+class Database(Protocol):
+    """What the consumer needs of its store."""
+
+    policy: Policy
+
+    def now(self) -> datetime: ...
+
+    def reading(self, operation: str) -> AbstractContextManager[sqlite3.Connection | None]: ...
+
+    def writing(self, operation: str) -> AbstractContextManager[sqlite3.Connection]: ...
+
+
+class SqliteConsumer:
+    """See `Consumer`."""
+
+    def __init__(
+        self,
+        store: Database,
+        namespace: str,
+        subscriptions: Sequence[Subscription],
+        session_id: str,
+    ) -> None:
+        self._store = store
+        self._policy = store.policy
+        self._namespace = namespace
+        self._subscriptions = subscriptions
+        self._session_id = session_id
+        self._alone = False
+        self.suspects = False
+
+    # -- claiming -----------------------------------------------------------------------------
+
+    def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
+        """The first look takes no lock, so that an idle worker is in nobody's way."""
+        with self._store.reading("look for events") as connection:
+            if connection is None or not self._due(connection, 1):
+                return []
+        won: list[Claim] = []
+        with self._store.writing("claim events") as connection:
+            due = self._due(connection, limit)
+            suspect = [item for item in due if self._is_suspect(item[1])]
+            self.suspects = bool(suspect)
+            ordinary = [item for item in due if not self._is_suspect(item[1])]
+            self._alone = not ahead and bool(suspect) and not (self._alone and ordinary)
+            due = suspect[:1] if self._alone else ordinary
+            for envelope, record, handler_id in due:
+                claim = self._take(connection, envelope, record, handler_id)
+                if claim is not None:
+                    won.append(claim)
+            self._advance(connection)
+        return won
+
+    def backlog(self, limit: int) -> Backlog:
+        """See `EventStore.backlog`."""
+        with self._store.reading("look for events") as connection:
+            if connection is None:
+                return Backlog()
+            found = self._due(connection, limit + 1, waiting=True)
+        open_events = [(envelope, record) for envelope, record, _ in found[:limit]]
+        return count(open_events, self._store.now(), more=len(found) > limit)
+
+    def _due(
+        self, connection: sqlite3.Connection, limit: int, *, waiting: bool = False
+    ) -> list[tuple[Envelope, ClaimRecord | None, str]]:
+        """With `waiting`, those of a later time or another worker as well."""
+        now = timestamp(self._store.now())
+        found: list[tuple[tuple[Any, ...], Envelope, ClaimRecord | None, str]] = []
+        for subscription in self._subscriptions:
+            types = sorted(subscription.event_types)
+            marks = ", ".join("?" * len(types))
+            rows = connection.execute(
+                f"SELECT e.envelope, {CLAIM} FROM events AS e LEFT JOIN event_claims AS c "
+                "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
+                f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
+                "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
+                "AND (c.lease_until IS NULL OR ? OR (c.lease_until <= ? AND c.available_at <= ?)) "
+                f"AND coalesce(json_extract(e.envelope, '$.{envelopes.TARGET}'), ?) = ? "
+                "ORDER BY e.priority DESC, e.created_at, e.id LIMIT ?",
+                (
+                    subscription.handler_id,
+                    self._namespace,
+                    self._position(connection, subscription),
+                    *types,
+                    waiting,
+                    now,
+                    now,
+                    subscription.handler_id,
+                    subscription.handler_id,
+                    limit,
+                ),
+            ).fetchall()
+            for text, *columns in rows:
+                envelope = json.loads(text)
+                record = record_of(columns) if columns[0] is not None else None
+                rank = (
+                    -envelope["priority"],
+                    -subscription.priority,
+                    envelope["created_at"],
+                    envelope["id"],
+                    subscription.handler_id,
+                )
+                found.append((rank, envelope, record, subscription.handler_id))
+        found.sort(key=lambda item: item[0])
+        return [(envelope, record, handler) for _, envelope, record, handler in found[:limit]]
+
+    def _is_suspect(self, record: ClaimRecord | None) -> bool:
+        return record is not None and record.is_suspect(self._policy)
+
+    def _take(
+        self,
+        connection: sqlite3.Connection,
+        envelope: Envelope,
+        record: ClaimRecord | None,
+        handler_id: str,
+    ) -> Claim | None:
+        now, suspect = self._store.now(), self._is_suspect(record)
+        if record is None:
+            record = records.first_claim(
+                envelope["id"], handler_id, self._session_id, now, self._policy, 0
+            )
+        elif records.is_worn_out(record, self._policy):
+            dead = records.wear_out(record, now)
+            self._write(connection, dead)
+            self._bury(connection, envelope, dead)
+            return None
+        else:
+            record = records.reclaim(record, self._session_id, now, self._policy, 0)
+        self._write(connection, record)
+        return Claim(self._namespace, envelope, record, suspect)
+
+    # -- settling -----------------------------------------------------------------------------
+
+    def ack(self, claims: Sequence[Claim]) -> list[bool]:
+        now = self._store.now()
+        done = self._settle("ack events", claims, lambda claim: records.ack(claim.record, now))
+        return [record is not None for record in done]
+
+    def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
+        now = self._store.now()
+        by_claim = {id(f.claim): f for f in failures}
+
+        def failed(claim: Claim) -> ClaimRecord:
+            failure = by_claim[id(claim)]
+            return records.release(
+                claim.record, now, self._policy, failure.error, retry=failure.retry
+            )
+
+        return self._settle("release events", [f.claim for f in failures], failed)
+
+    def give_back(self, claims: Sequence[Claim]) -> None:
+        now = self._store.now()
+        self._settle("give back events", claims, lambda c: records.give_back(c.record, now))
+
+    def let_go(self, claims: Sequence[Claim]) -> None:
+        for claim in claims:
+            claim.settled = True
+
+    def extend(self, claims: Sequence[Claim]) -> list[bool]:
+        now = self._store.now()
+        held = [claim for claim in claims if not claim.settled]
+        done = self._settle(
+            "extend leases", held, lambda c: records.extend(c.record, now, self._policy), end=False
+        )
+        return [record is not None for record in done]
+
+    def _settle(
+        self,
+        operation: str,
+        claims: Sequence[Claim],
+        change: Callable[[Claim], ClaimRecord],
+        *,
+        end: bool = True,
+    ) -> list[ClaimRecord | None]:
+        if not claims:
+            return []
+        done: list[tuple[Claim, ClaimRecord | None]] = []
+        with self._store.writing(operation) as connection:
+            for claim in claims:
+                stored = self._read(connection, claim)
+                record: ClaimRecord | None = None
+                if stored is not None and stored.token == claim.record.token:
+                    # Acked already: by the commit that handled it.
+                    if stored.finished:
+                        record = stored if stored.ack_at is not None and end else None
+                    else:
+                        claim.record = stored
+                        record = change(claim)
+                        self._write(connection, record)
+                        if record.dead_lettered_at is not None:
+                            self._bury(connection, claim.envelope, record)
+                done.append((claim, record))
+        for claim, record in done:
+            if record is None:
+                claim.lost = claim.settled = True
+            else:
+                claim.record, claim.settled = record, end
+        return [record for _, record in done]
+
+    def _read(self, connection: sqlite3.Connection, claim: Claim) -> ClaimRecord | None:
+        row = connection.execute(
+            f"SELECT {CLAIM} FROM event_claims AS c "
+            "WHERE namespace = ? AND event_id = ? AND handler_id = ?",
+            (self._namespace, claim.event_id, claim.handler_id),
+        ).fetchone()
+        return record_of(row) if row else None
+
+    def _write(self, connection: sqlite3.Connection, record: ClaimRecord) -> None:
+        values = record.as_dict()
+        connection.execute(
+            f"INSERT OR REPLACE INTO event_claims (namespace, {', '.join(COLUMNS)}) "
+            f"VALUES (?, {', '.join('?' * len(COLUMNS))})",
+            (self._namespace, *(values[name] for name in COLUMNS)),
+        )
+
+    def _bury(
+        self, connection: sqlite3.Connection, envelope: Envelope, record: ClaimRecord
+    ) -> None:
+        letter = envelopes.dead_letter(self._namespace, envelope, record)
+        told = envelopes.dead_letter_event(letter, self._policy.max_chain_depth)
+        if told is not None:
+            event_tables.insert_events(connection, [told], timestamp(self._store.now()))
+        connection.execute(
+            "INSERT OR REPLACE INTO event_dead_letters VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                letter.namespace,
+                letter.event_id,
+                letter.handler_id,
+                letter.failed_at,
+                letter.attempts,
+                letter.last_error,
+                letter.event_type,
+                to_json(dict(envelope)),
+            ),
+        )
+
+    # -- positions ----------------------------------------------------------------------------
+
+    def _position(self, connection: sqlite3.Connection, subscription: Subscription) -> int:
+        row = connection.execute(
+            "SELECT seq FROM event_positions WHERE namespace = ? AND handler_id = ? AND types = ?",
+            (self._namespace, subscription.handler_id, _types(subscription)),
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def _advance(self, connection: sqlite3.Connection) -> None:
+        """Move positions up to the first event that is not finished."""
+        for subscription in self._subscriptions:
+            known = self._position(connection, subscription)
+            types = sorted(subscription.event_types)
+            marks = ", ".join("?" * len(types))
+            (first,) = connection.execute(
+                "SELECT MIN(e.seq) FROM events AS e LEFT JOIN event_claims AS c "
+                "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
+                f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
+                "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
+                f"AND coalesce(json_extract(e.envelope, '$.{envelopes.TARGET}'), ?) = ?",
+                (
+                    subscription.handler_id,
+                    self._namespace,
+                    known,
+                    *types,
+                    subscription.handler_id,
+                    subscription.handler_id,
+                ),
+            ).fetchone()
+            (last,) = connection.execute("SELECT coalesce(MAX(seq), 0) FROM events").fetchone()
+            reached = first - 1 if first is not None else last
+            if reached > known:
+                connection.execute(
+                    "INSERT INTO event_positions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                    "types = excluded.types, seq = excluded.seq",
+                    (self._namespace, subscription.handler_id, _types(subscription), reached),
+                )
+
+    def next_due(self) -> datetime | None:
+        with self._store.reading("look for events") as connection:
+            if connection is None:
+                return None
+            marks = ", ".join("?" * len(self._subscriptions))
+            (first,) = connection.execute(
+                "SELECT MIN(MAX(lease_until, available_at)) FROM event_claims WHERE namespace = ? "
+                f"AND handler_id IN ({marks}) AND ack_at IS NULL AND dead_lettered_at IS NULL",
+                (self._namespace, *(s.handler_id for s in self._subscriptions)),
+            ).fetchone()
+        return datetime.fromisoformat(first) if first is not None else None
+
+    def save(self) -> None:
+        """Positions are kept with every claim."""
+        return
+
+
+def _types(subscription: Subscription) -> str:
+    return to_json(sorted(subscription.event_types))
+
+
+def record_of(row: Sequence[Any]) -> ClaimRecord:
+    return ClaimRecord.parse(dict(zip(COLUMNS, row, strict=True)), key="event_claims")

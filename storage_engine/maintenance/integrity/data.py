@@ -1,0 +1,344 @@
+"""The data files: there, whole, of the content, rows and columns that the log says.
+
+The rows (`--deep`): as many per commit as the log says, fitting the schema, with both ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_engine.commitlog.records import CommitFile, Entry, TypeRef
+from storage_engine.config import MIB
+from storage_engine.errors import IntegrityError
+from storage_engine.maintenance.integrity.log import Log
+from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.maintenance.rows import versions_of
+from storage_engine.model.columns import EngineVersion, parquet_schema
+from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
+from storage_engine.repository.duck import quoted
+from storage_engine.repository.object.engine import ObjectRepository
+
+_IN_FLIGHT = 64 * MIB
+_CHUNK = 1 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    size: int
+    sha256: str
+    rows: int | None  # None: no Parquet file
+    schema: pa.Schema | None
+
+
+def check_files(
+    store: ObjectStore,
+    log: Log,
+    engine_version: EngineVersion,
+    report: IntegrityReport,
+    progress: Progress,
+) -> None:
+    """All files of the state as of head, each read once. What compaction replaced is not needed
+    any more, and may be gone."""
+    schemas = log.schemas()
+    files = [f for entries in log.entries().values() for e in entries for f in e.files]
+    done = 0
+    for batch in _batches(files):
+        for file, looked in zip(
+            batch, store.parallel.map(lambda f: _look(store, f), batch), strict=True
+        ):
+            done += 1
+            if looked is None:
+                _note(report, file, "missing_file", "the log names it")
+                continue
+            report.checked["files"] += 1
+            report.checked["bytes"] += looked.size
+            _compare(file, looked, report)
+            stored = schemas.get((*file.ref, file.schema_version_id))
+            if stored is not None and looked.schema is not None:
+                spec = TypeSpec.from_schema_dict(stored)
+                _compare_schema(file, looked.schema, spec, engine_version, report)
+        progress("files", done, len(files))
+
+
+def _batches(files: Iterable[CommitFile]) -> Iterator[list[CommitFile]]:
+    """So many at once that what is in memory stays bounded."""
+    held: list[CommitFile] = []
+    size = 0
+    for file in files:
+        if held and (size + file.bytes > _IN_FLIGHT or len(held) >= 256):
+            yield held
+            held, size = [], 0
+        held.append(file)
+        size += file.bytes
+    if held:
+        yield held
+
+
+def _look(store: ObjectStore, file: CommitFile) -> _Looked | None:
+    local = store.local_path(file.path)
+    try:
+        if local is not None:
+            size, digest = _hash_file(local)
+            return _Looked(size, digest, *_footer(local))
+        data = store.get(file.path).data
+    except (ObjectNotFound, FileNotFoundError, NotADirectoryError):
+        return None
+    return _Looked(len(data), hashlib.sha256(data).hexdigest(), *_footer(io.BytesIO(data)))
+
+
+def _hash_file(path: Path) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _footer(source: Path | io.BytesIO) -> tuple[int | None, pa.Schema | None]:
+    try:
+        with pq.ParquetFile(source) as file:
+            return int(file.metadata.num_rows), file.schema_arrow
+    except (pa.ArrowInvalid, OSError):
+        return None, None
+
+
+def _compare(file: CommitFile, looked: _Looked, report: IntegrityReport) -> None:
+    if file.bytes and looked.size != file.bytes:
+        _note(report, file, "size_mismatch", f"has {looked.size} bytes, the log {file.bytes}")
+    if file.content_sha256 and looked.sha256 != file.content_sha256:
+        _note(report, file, "hash_mismatch", "has other content than was published")
+    if looked.rows is None:
+        _note(report, file, "not_parquet", "cannot be read as a Parquet file")
+    elif file.row_count >= 0 and looked.rows != file.row_count:
+        _note(report, file, "rows_differ", f"has {looked.rows} rows, the log {file.row_count}")
+
+
+def _compare_schema(
+    file: CommitFile,
+    found: pa.Schema,
+    spec: TypeSpec,
+    engine_version: EngineVersion,
+    report: IntegrityReport,
+) -> None:
+    expected = parquet_schema(
+        spec,
+        engine_version=engine_version,
+        with_commit_id=file.commit_id_source == "column",
+    )
+    problems = [
+        f"{field.name} is {found.field(field.name).type}, should be {field.type}"
+        if field.name in found.names
+        else f"{field.name} is missing"
+        for field in expected
+        if field.name not in found.names or found.field(field.name).type != field.type
+    ]
+    problems += [f"{name} is not declared" for name in found.names if name not in expected.names]
+    if problems:
+        _note(report, file, "schema_mismatch", "; ".join(problems))
+
+
+def _note(report: IntegrityReport, file: CommitFile, reason: str, message: str) -> None:
+    report.note("file", reason, message, key=file.path, type_name=file.type_name)
+
+
+_KEYS_AT_ONCE = 2_000_000
+_EXAMPLES = 3
+
+
+class RowCheck:
+    """Checks the rows of one object storage, one type after the other."""
+
+    def __init__(
+        self,
+        repository: ObjectRepository,
+        log: Log,
+        report: IntegrityReport,
+        progress: Progress,
+    ) -> None:
+        self._repository = repository
+        self._report = report
+        self._progress = progress
+        self._log = log
+        self._entries = log.entries()
+        self._specs = self._current()
+        damaged = {f.key for f in report.findings if f.area == "file"}
+        self._readable = {
+            ref: not any(f.path in damaged for e in self._entries.get(ref, ()) for f in e.files)
+            for ref in self._specs
+        }
+
+    def run(self) -> None:
+        refs = sorted(self._specs)
+        for number, ref in enumerate(refs):
+            self._progress("types", number, len(refs))
+            if not self._readable[ref]:
+                continue  # its files are reported already
+            spec = self._specs[ref]
+            with self._unreadable_noted(spec):
+                self._check_rows(spec)
+                if ref[0] == "relation":
+                    for side in ("left", "right"):
+                        self._check_ends(spec, side)
+
+    @contextmanager
+    def _unreadable_noted(self, spec: TypeSpec) -> Iterator[None]:
+        """Values that do not fit the declared columns can already stop the scan."""
+        import duckdb  # here: importing storage_engine stays light
+
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, ValueError, IntegrityError) as error:
+            self._readable[spec.ref] = False
+            self._rows(spec, "schema_mismatch", f"rows cannot be read: {error}", None)
+
+    def _current(self) -> dict[TypeRef, TypeSpec]:
+        """Types by their current schema. v1 logs without recorded schemas are left out."""
+        schemas = self._log.schemas()
+        versions = {
+            ref: max((v for k, n, v in schemas if (k, n) == ref), default=None)
+            for ref in self._entries
+        }
+        return {
+            ref: TypeSpec.from_schema_dict(schemas[(*ref, version)])
+            for ref, version in versions.items()
+            if version is not None
+        }
+
+    def _entries_of(self, spec: TypeSpec) -> Sequence[Entry]:
+        """v2 keeps schema versions apart; the current one is what typed reads cover."""
+        entries = self._entries[spec.ref]
+        if self._repository.engine_version == "v1":
+            return entries
+        current = max(e.schema_version_id for e in entries)
+        return [e for e in entries if e.schema_version_id == current]
+
+    # -- rows ---------------------------------------------------------------------------------
+
+    def _check_rows(self, spec: TypeSpec) -> None:
+        entries = self._entries_of(spec)
+        keys = ", ".join(quoted(name) for name in spec.identity)
+        with versions_of(self._repository, spec, entries) as cursor:
+            counted = dict(
+                cursor.execute("SELECT commit_id, count(*) FROM versions GROUP BY 1").fetchall()
+            )
+            self._compare_counts(spec, entries, counted)
+            twice = cursor.execute(
+                f"SELECT count(*), min(commit_id) FROM (SELECT {keys}, commit_id FROM versions "
+                f"GROUP BY {keys}, commit_id HAVING count(*) > 1)"
+            ).fetchone()
+            if twice and twice[0]:
+                said = f"{twice[0]} identities are twice in one commit"
+                self._rows(spec, "identity_twice", said, twice[1])
+            for reason, what, condition in _conditions(spec):
+                found = cursor.execute(
+                    f"SELECT count(*), min(commit_id) FROM versions WHERE {condition}"
+                ).fetchone()
+                if found and found[0]:
+                    self._rows(spec, reason, f"{found[0]} rows: {what}", found[1])
+        self._report.checked["rows"] += sum(counted.values())
+
+    def _compare_counts(
+        self, spec: TypeSpec, entries: Sequence[Entry], counted: dict[int, int]
+    ) -> None:
+        expected: Counter[int] = Counter()
+        for _, manifest in self._log.commits:
+            if any(e.min_commit_id <= manifest.commit_id <= e.max_commit_id for e in entries):
+                files: Sequence[CommitFile] = manifest.files_of(spec.ref)
+                if any(f.row_count < 0 for f in files):
+                    return  # the log does not say
+                expected[manifest.commit_id] += sum(f.row_count for f in files)
+        expected += Counter()  # drops commits that did not touch the type
+        for number in sorted({*expected, *counted}):
+            if expected.get(number, 0) != counted.get(number, 0):
+                said = f"{counted.get(number, 0)} rows, the manifest says {expected.get(number, 0)}"
+                self._rows(spec, "rows_differ", said, number)
+
+    def _rows(self, spec: TypeSpec, reason: str, message: str, commit_id: int | None) -> None:
+        self._report.note("rows", reason, message, commit_id=commit_id, type_name=spec.name)
+
+    # -- endpoints ----------------------------------------------------------------------------
+
+    def _check_ends(self, relation: TypeSpec, side: str) -> None:
+        name = relation.left if side == "left" else relation.right
+        end: TypeRef = ("entity", str(name))
+        column = f"{side}_key"
+        spec = self._specs.get(end)
+        if spec is None and end in self._entries:
+            spec = TypeSpec(kind="entity", name=end[1], fields=())  # enough to read its keys
+        if not self._readable.get(end, True):
+            return
+        rows = sum(f.row_count for e in self._entries.get(end, ()) for f in e.files)
+        parts = max(1, rows // _KEYS_AT_ONCE)
+        identity = ", ".join(quoted(name) for name in relation.identity)
+        missing = concerned = 0
+        examples: list[str] = []
+        for part in range(parts):
+            keys = self._keys(spec, part, parts)
+            with versions_of(
+                self._repository, relation, self._entries_of(relation), ends=keys
+            ) as cursor:
+                found = cursor.execute(
+                    f"SELECT {column}, count(*) FROM (SELECT DISTINCT {identity} FROM versions "
+                    f"WHERE hash({column}) % {parts} = {part}) v "
+                    f"ANTI JOIN ends ON v.{column} = ends.entity_key GROUP BY 1 ORDER BY 1"
+                )
+                while rows_found := found.fetchmany(10_000):
+                    missing += len(rows_found)
+                    concerned += sum(row[1] for row in rows_found)
+                    examples += [row[0] for row in rows_found[: _EXAMPLES - len(examples)]]
+        if missing:
+            said = missing_ends(side, str(name), missing, concerned, examples)
+            self._report.note("endpoints", "missing_endpoint", said, type_name=relation.name)
+
+    def _keys(self, spec: TypeSpec | None, part: int, parts: int) -> pa.Table:
+        """The identities of one part of the entities: bounded, however many there are."""
+        if spec is None:
+            return pa.table({"entity_key": pa.array([], pa.string())})
+        with versions_of(self._repository, spec, self._entries_of(spec)) as cursor:
+            return cursor.execute(
+                "SELECT DISTINCT entity_key FROM versions "
+                f"WHERE hash(entity_key) % {parts} = {part}"
+            ).to_arrow_table()
+
+
+def missing_ends(
+    side: str, name: str, missing: int, concerned: int, examples: Sequence[str]
+) -> str:
+    """What is said of relations that name entities which are not there."""
+    more = " ..." if missing > len(examples) else ""
+    shown = f"{', '.join(examples)}{more}"
+    return f"{missing} {side} keys have no {name}: {shown} ({concerned} relations)"
+
+
+def _conditions(spec: TypeSpec) -> list[tuple[str, str, str]]:
+    """Reason, words and SQL of what no row may be."""
+    found = [
+        ("null_identity", f"{name} is null", f"{quoted(name)} IS NULL") for name in spec.identity
+    ]
+    if spec.primary_key is not None:
+        found.append(
+            (
+                "identity_differs",
+                f"{spec.primary_key} is not the entity's key",
+                f"{quoted(spec.primary_key)} IS DISTINCT FROM entity_key",
+            )
+        )
+    for field in spec.fields:
+        name = quoted(field.name)
+        if not field.nullable:
+            found.append(("null_value", f"{field.name} is null and may not be", f"{name} IS NULL"))
+        if field.storage == "json":
+            broken = f"{name} IS NOT NULL AND NOT json_valid({name})"
+            found.append(("not_json", f"{field.name} holds text that is no JSON", broken))
+    return found

@@ -1,0 +1,81 @@
+"""Commits as people look at them: lists, one commit, and what it changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import Manifest, TypeRef, parse_timestamp
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.duck import quoted
+from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.protocol import CommitRecord
+
+
+def list_commits(chain: Chain, limit: int, since: int) -> list[CommitRecord]:
+    if limit <= 0:
+        return []
+    head = chain.read_head().head
+    return [_record(m) for m in chain.newest(head, limit=limit, above=since)]
+
+
+def get_commit(chain: Chain, commit_id: int) -> CommitRecord | None:
+    manifest = _find(chain, commit_id)
+    return _record(manifest) if manifest is not None else None
+
+
+def list_commit_changes(chain: Chain, versions: Versions, commit_id: int) -> list[dict[str, Any]]:
+    """An identity is updated when an earlier commit has it, else inserted."""
+    manifest = _find(chain, commit_id)
+    if manifest is None:
+        return []
+    found: list[dict[str, Any]] = []
+    for ref in sorted(manifest.touched()):
+        found += _changes_of(chain, versions, commit_id, ref)
+    return found
+
+
+def _changes_of(
+    chain: Chain, versions: Versions, commit_id: int, ref: TypeRef
+) -> list[dict[str, Any]]:
+    spec = _identity_only(ref)
+    entries = versions.resolve(spec, chain.read_head().head).within(since=0, upto=commit_id)
+    keys = ", ".join(quoted(name) for name in spec.identity)
+    with versions.scan(spec, entries) as cursor:
+        rows = cursor.execute(
+            f"SELECT {keys}, bool_or(commit_id < $1) FROM versions WHERE commit_id <= $1 "
+            f"GROUP BY {keys} HAVING bool_or(commit_id = $1) ORDER BY {keys}",
+            [commit_id],
+        ).fetchall()
+    names = ("key",) if ref[0] == "entity" else spec.identity
+    return [
+        {
+            "kind": ref[0],
+            "type_name": ref[1],
+            **dict(zip(names, row[:-1], strict=True)),
+            "operation": "update" if row[-1] else "insert",
+        }
+        for row in rows
+    ]
+
+
+def _identity_only(ref: TypeRef) -> TypeSpec:
+    """Enough of a type to read its identities, without its class."""
+    return TypeSpec(kind=ref[0], name=ref[1], fields=())  # type: ignore[arg-type]
+
+
+def _find(chain: Chain, commit_id: int) -> Manifest | None:
+    path = chain.locate(chain.read_head().head, commit_id)
+    return chain.manifest(path) if path is not None else None
+
+
+def _record(manifest: Manifest) -> CommitRecord:
+    return CommitRecord(
+        id=manifest.commit_id,
+        parent_id=manifest.parent_commit_id,
+        created_at=parse_timestamp(manifest.created_at),
+        runtime_id=manifest.runtime_id,
+        kind=manifest.kind,
+        metadata=manifest.metadata,
+        types=sorted({name for _, name in manifest.touched()}),
+    )

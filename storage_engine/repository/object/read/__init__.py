@@ -1,0 +1,1 @@
+"""Reading an object store: plan which files to open, compose one DuckDB statement, stream."""

@@ -1,0 +1,433 @@
+"""How a query is answered, for people and for programs.
+
+Answers queries on an object store with DuckDB, one statement per question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+import pyarrow as pa
+
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import Head
+from storage_engine.model.arrow import ARROW_TYPES
+from storage_engine.model.spec import TypeSpec
+from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
+from storage_engine.query.executor import Diagnostic, Parameters, Plan, Rows, Traversal
+from storage_engine.query.spec import QuerySpec, Reference, When
+from storage_engine.repository.duck import Duck, Stream, quoted
+from storage_engine.repository.endpoints import endpoint_spec
+from storage_engine.repository.object.read.files import (
+    Brought,
+    MissingFileError,
+    Scanner,
+    versioned_schema,
+)
+from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.read.plan import CommitWindow, TypePlan, plan_type
+from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
+from storage_engine.repository.object.read.visible import Wanted, visible
+from storage_engine.repository.object.write.evaluation import check_schema
+from storage_engine.repository.protocol import Window
+from storage_engine.repository.references import after_pin
+from storage_engine.repository.user_sql import Tables, run_sql, tables_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+_FILES_SHOWN = 10
+
+
+def explained(
+    spec: QuerySpec,
+    head: Head,
+    plans: Sequence[TypePlan],
+    statement: Statement,
+    duckdb_plan: str,
+    duckdb_tree: Any,
+) -> Plan:
+    window = plans[0].window
+    lines = [
+        f"{spec.type.kind} {spec.type.name}, {spec.when}: commits "
+        f"{window.since + 1} to {window.upto} of head {head.commit_id}"
+    ]
+    for plan in plans:
+        lines += _type_lines(plan)
+    lines += [f"note: {dict(note)}" for plan in plans for note in plan.diagnostics]
+    lines += ["", "DuckDB", duckdb_plan]
+    facts = {
+        "engine": "duckdb",
+        "head": head.commit_id,
+        "query": spec.as_json(),
+        "window": {"since": window.since, "upto": window.upto, "history": window.history},
+        "types": [plan.facts() for plan in plans],
+        "diagnostics": [dict(note) for plan in plans for note in plan.diagnostics],
+        "sql": statement.sql,
+        "duckdb": duckdb_tree,
+    }
+    return Plan("\n".join(lines), facts)
+
+
+def _type_lines(plan: TypePlan) -> list[str]:
+    size = sum(item.file.bytes for item in plan.rows)
+    total = len(plan.rows) + sum(plan.pruned.values())
+    lines = [
+        f"{plan.spec.name}: {len(plan.rows)} of {total} files, {size:,} bytes, "
+        f"from {'the commit chain' if plan.fallback else 'the index'} ({plan.entries} entries)"
+    ]
+    lines += [f"  left out by {reason}: {count}" for reason, count in plan.pruned.items()]
+    if plan.newer:
+        lines.append(f"  checked for newer versions, keys only: {len(plan.newer)} files")
+    if plan.warning is not None:
+        lines.append(f"  warning: {plan.warning}")
+    lines += [f"  {item.file.path}" for item in plan.rows[:_FILES_SHOWN]]
+    if len(plan.rows) > _FILES_SHOWN:
+        lines.append(f"  ... and {len(plan.rows) - _FILES_SHOWN} more")
+    return lines
+
+
+_ASKED = "asked"
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What an executor needs of its repository."""
+
+    chain: Chain
+    versions: Versions
+    scanner: Scanner
+    duck: Duck
+    known_types: Callable[[], Sequence[TypeSpec]]
+    commit_at: Callable[[Head, Reference], int]
+    v1: bool
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A statement on the cursor that has what it reads from."""
+
+    cursor: duckdb.DuckDBPyConnection
+    statement: Statement
+    plans: tuple[TypePlan, ...]
+
+    def stream(self, duck: Duck) -> Stream:
+        return Stream(duck, self.cursor, self.statement.sql, self.statement.parameters)
+
+    def execute(self, prefix: str = "") -> duckdb.DuckDBPyConnection:
+        return self.cursor.execute(
+            f"{prefix}{self.statement.sql}", dict(self.statement.parameters) or None
+        )
+
+
+class ObjectExecutor:
+    """`Executor` of the object engines, on the head or pinned to a commit."""
+
+    def __init__(self, engine: Engine, pinned: int | None = None) -> None:
+        self._engine = engine
+        self._pinned = pinned
+
+    # --- the contract ---------------------------------------------------------------------------
+
+    def rows(self, spec: QuerySpec) -> Rows:
+        schema = versioned_schema(spec.type)
+        prepared = self._prepare(spec, lambda c: c.select(spec, _ASKED, schema.names))
+        return Rows(schema, self._stream(prepared, schema), _remarks(prepared.plans))
+
+    def aggregate(self, spec: QuerySpec) -> pa.Table:
+        import duckdb
+
+        prepared = self._prepare(spec, lambda c: c.aggregate(spec, _ASKED))
+        with prepared.cursor, self._engine.duck.errors():
+            try:
+                found = self._engine.duck.run(
+                    prepared.cursor, lambda: prepared.execute().to_arrow_table()
+                )
+            except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
+                raise OverflowError(
+                    f"sum over {spec.type.name}: the result does not fit into 64 bits"
+                ) from error
+        kinds = result_kinds(spec)
+        return pa.Table.from_arrays(
+            [
+                column.cast(ARROW_TYPES[kind])  # type: ignore[index]
+                for column, (_, kind) in zip(found.columns, kinds, strict=True)
+            ],
+            names=[name for name, _ in kinds],
+        )
+
+    def traverse(self, spec: QuerySpec) -> Traversal:
+        head = self._engine.chain.read_head().head
+        window = self._window(spec.when, head)
+        # The steps must see the state that the sources are read from.
+        sources = self.rows(replace(spec, via=(), when=When(as_of=window.upto)))
+        tables = [pa.Table.from_batches(sources.batches, schema=sources.schema)]
+        steps = []
+        column = "entity_key"
+        for relation in spec.via:
+            keys = pa.table({"left_key": tables[-1].column(column).unique()})
+            step, found = self._fetch(head, relation, window, keys)
+            steps.append(step)
+            tables.append(found)
+            column = "right_key"
+        remarks = sources.diagnostics or _remarks(steps)
+        return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
+
+    def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
+        head = self._engine.chain.read_head().head
+        entity = endpoint_spec(spec.type, side, self._engine.known_types)
+        window = self._window(When(as_of=spec.when.as_of), head)
+        return self._fetch(head, entity, window, pa.table({"entity_key": keys}))[1]
+
+    def explain(self, spec: QuerySpec) -> Plan:
+        if spec.aggregates:
+            prepared = self._prepare(spec, lambda c: c.aggregate(spec, _ASKED))
+        else:
+            names = versioned_schema(spec.type).names
+            prepared = self._prepare(spec, lambda c: c.select(spec, _ASKED, names), also=spec.via)
+        with prepared.cursor, self._engine.duck.errors():
+            text, tree = (
+                prepared.execute(f"EXPLAIN {form}").fetchall()[0][1]
+                for form in ("", "(FORMAT json) ")
+            )
+        head = self._engine.chain.known_head()
+        assert head is not None
+        return explained(
+            spec, head.head, prepared.plans, prepared.statement, text, orjson.loads(tree)
+        )
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
+        engine = self._engine
+        head = engine.chain.read_head().head
+
+        def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
+            window = self._window(When(), head)
+            plans, brought = self._opened(head, window, list(tables.values()))
+            for name, plan in zip(tables, plans, strict=True):
+                ctes = visible(engine.scanner, cursor, plan, _ASKED, brought=brought)
+                columns = ", ".join(map(quoted, versioned_schema(plan.spec).names))
+                cursor.execute(
+                    f"CREATE TEMP VIEW {quoted(name)} AS "
+                    f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED}"
+                )
+
+        return run_sql(engine.duck, statement, parameters, tables_of(engine.known_types()), provide)
+
+    # --- for readers elsewhere ------------------------------------------------------------------
+
+    def plan(self, spec: TypeSpec, when: When | None = None) -> TypePlan:
+        """The files that hold the rows of a type, for whoever scans them elsewhere; none is opened.
+
+        It is good for ever: commits and compactions that come later change nothing about it.
+        """
+        return self._planned(spec, when or When())[1]
+
+    def plan_changes(self, spec: TypeSpec, *, since: int, upto: int) -> list[ChangePlan]:
+        """Shares of what the commits after `since` up to `upto` changed, with operations."""
+        head, span = self._planned(spec, When(as_of=upto, history=True, since=since))
+        (everything,) = self._plan(head, replace(span.window, since=0), [spec], (), None)
+        return change_shares(span, everything)
+
+    def scan(
+        self,
+        plan: TypePlan | ChangePlan,
+        columns: Mapping[str, str],
+        shown: Sequence[str],
+        condition: str | None = None,
+    ) -> Rows:
+        """The rows of a plan, or of a share of one, in no order.
+
+        `columns` are names with the stored columns behind them (of `versioned_schema`, for changes
+        `change_schema`); `condition` is SQL over them, and `shown` are those that are returned.
+        """
+        return scan_share(self._engine, plan, columns, shown, condition)
+
+    def _planned(self, spec: TypeSpec, when: When) -> tuple[Head, TypePlan]:
+        head = self._engine.chain.read_head().head
+        window = self._window(when, head)
+        (plan,) = self._plan(head, window, [spec], (), None)
+        if self._engine.scanner.has(plan.files):
+            return head, plan
+        head = self._engine.chain.read_head().head
+        (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
+        return head, plan
+
+    # --- reads by identity ----------------------------------------------------------------------
+
+    def read(self, spec: TypeSpec, window: Window, keys: pa.Table | None = None) -> pa.Table:
+        """Rows of a window, as `Repository.read` promises them."""
+        head = self._engine.chain.read_head().head
+        upto = head.commit_id if window.as_of is None else _clamp(window.as_of, head)
+        seen = CommitWindow(upto, max(window.since or 0, 0), window.history)
+        return self._fetch(head, spec, seen, keys)[1]
+
+    def _fetch(
+        self, head: Head, spec: TypeSpec, window: CommitWindow, keys: pa.Table | None
+    ) -> tuple[TypePlan, pa.Table]:
+        """`keys` may be some of the identity columns."""
+        schema = versioned_schema(spec)
+        (plan,), brought = self._opened(head, window, [spec], keys=keys)
+        if keys is not None and not keys.num_rows:
+            return plan, schema.empty_table()
+        columns = ", ".join(map(quoted, schema.names))
+        by = ["commit_id", *spec.identity] if window.history else spec.identity
+        with self._engine.duck.cursor() as cursor, self._engine.duck.errors():
+            wanted = None
+            if keys is not None:
+                wanted = Wanted("wanted", keys)
+                cursor.register(wanted.name, keys)
+            ctes = visible(
+                self._engine.scanner, cursor, plan, _ASKED, brought=brought, wanted=wanted
+            )
+            sql = (
+                f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED} "
+                f"ORDER BY {', '.join(map(quoted, by))}"
+            )
+            found = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+            return plan, found.cast(schema)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        spec: QuerySpec,
+        make: Callable[[Compiler], Statement],
+        *,
+        also: Sequence[TypeSpec] = (),
+    ) -> _Prepared:
+        """`also` are types whose files are planned, for `explain`, but not read."""
+        engine = self._engine
+        head = engine.chain.read_head().head
+        window = self._window(spec.when, head)
+        sides: list[Side] = [s for s, asks in (("left", spec.left), ("right", spec.right)) if asks]  # type: ignore[misc]
+        ends = {side: endpoint_spec(spec.type, side, engine.known_types) for side in sides}
+        compiler = Compiler(
+            "duckdb", "columns", endpoints={side: f"{side}_entities" for side in sides}
+        )
+        conjuncts = compiler.conjuncts(spec.where)
+        (own, *others), brought = self._opened(
+            head, window, [spec.type, *ends.values(), *also], conjuncts=conjuncts, unread=len(also)
+        )
+        early: dict[str, Any] = {}
+        for conjunct in conjuncts:
+            if conjunct.reach in ("identity", "typed"):
+                early |= conjunct.parameters
+        cursor = engine.duck.cursor()
+        try:
+            with engine.duck.errors():
+                ctes = visible(
+                    engine.scanner, cursor, own, _ASKED, brought=brought, conjuncts=conjuncts
+                )
+                for side, plan in zip(sides, others, strict=False):
+                    ctes += visible(
+                        engine.scanner, cursor, plan, f"{side}_entities", brought=brought
+                    )
+            body = make(compiler)
+            statement = Statement(
+                f"WITH {', '.join(ctes)} {body.sql}", {**early, **body.parameters}, body.columns
+            )
+            return _Prepared(cursor, statement, (own, *others))
+        except BaseException:
+            cursor.close()
+            raise
+
+    def _opened(
+        self,
+        head: Head,
+        window: CommitWindow,
+        specs: Sequence[TypeSpec],
+        *,
+        conjuncts: Sequence[Conjunct] = (),
+        keys: pa.Table | None = None,
+        unread: int = 0,
+    ) -> tuple[list[TypePlan], Brought]:
+        """Plans of the types, and the files they name, but for those of the last `unread`.
+
+        `conjuncts` and `keys` are about the first type. Where an index names what is not there
+        (any more), the log itself is asked, anew: a purge may have gone by since.
+        """
+        try:
+            plans = self._plan(head, window, specs, conjuncts, keys)
+            return plans, _bring(self._engine, plans[: len(plans) - unread])
+        except MissingFileError:
+            head = self._engine.chain.read_head().head
+            plans = self._plan(head, window, specs, conjuncts, keys, trust_index=False)
+            return plans, _bring(self._engine, plans[: len(plans) - unread])
+
+    def _plan(
+        self,
+        head: Head,
+        window: CommitWindow,
+        specs: Sequence[TypeSpec],
+        conjuncts: Sequence[Conjunct],
+        keys: pa.Table | None,
+        *,
+        trust_index: bool = True,
+    ) -> list[TypePlan]:
+        engine = self._engine
+        found = engine.versions.resolve_all(specs, head, trust_index=trust_index)
+        plans = []
+        for n, (spec, resolution) in enumerate(zip(specs, found, strict=True)):
+            top = engine.versions.type_head(spec, head)
+            check_schema(engine.chain, head, spec, top)
+            plans.append(
+                plan_type(
+                    spec,
+                    top,
+                    resolution,
+                    window,
+                    conjuncts=conjuncts if n == 0 else (),
+                    keys=keys if n == 0 else None,
+                    v1=engine.v1,
+                )
+            )
+        return plans
+
+    def _window(self, when: When, head: Head) -> CommitWindow:
+        upto = head.commit_id if self._pinned is None else _clamp(self._pinned, head)
+        if when.as_of is not None:
+            asked = self._engine.commit_at(head, when.as_of)
+            beyond = isinstance(when.as_of, int) and when.as_of > upto
+            if self._pinned is not None and (beyond or asked > upto):
+                raise after_pin(when, upto)
+            upto = asked
+        return CommitWindow(upto, when.since or 0, when.history)
+
+    def _stream(self, prepared: _Prepared, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        with self._engine.duck.errors():
+            for batch in prepared.stream(self._engine.duck).batches():
+                yield batch.cast(schema)
+
+    def _paths(self, tables: Sequence[pa.Table]) -> pa.Table:
+        """Row numbers of the tables along each complete path, in order."""
+        names = ["source", *(f"step_{n}" for n in range(len(tables) - 1))]
+        ends = ["entity_key", *["right_key"] * len(names)]
+        with self._engine.duck.cursor() as cursor:
+            for name, table in zip(names, tables, strict=True):
+                keys = [c for c in table.column_names if c in ("left_key", "right_key", ends[0])]
+                numbers = pa.array(range(table.num_rows), pa.int64())
+                cursor.register(name, table.select(keys).append_column("row", numbers))
+            joins = names[0]
+            for (before, name), end in zip(pairwise(names), ends, strict=False):
+                joins += f" JOIN {name} ON {name}.left_key = {before}.{end}"
+            listed = ", ".join(f"{name}.row AS {name}" for name in names)
+            order = ", ".join(f"{name}.row" for name in names)
+            return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()
+
+
+def _bring(engine: Engine, plans: Sequence[TypePlan]) -> Brought:
+    return engine.scanner.bring((plan.spec, item) for plan in plans for item in plan.files)
+
+
+def _remarks(plans: Sequence[TypePlan]) -> tuple[Diagnostic, ...]:
+    """Those on the first type that has any: on the queried one before others."""
+    return next((plan.diagnostics for plan in plans if plan.diagnostics), ())
+
+
+def _clamp(commit_id: int, head: Head) -> int:
+    return min(max(commit_id, 0), head.commit_id)

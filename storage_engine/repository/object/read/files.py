@@ -1,0 +1,322 @@
+"""Rows of small data files, decoded once and kept in memory while there is room.
+
+A type that is written in many small commits has many small files until it is compacted. Opening
+each of them again for every query costs more than all the rest; they never change.
+
+Turns the files of a type into one DuckDB relation, wherever the files are.
+
+Files that DuckDB can open (a directory store's paths, large S3 objects through httpfs) are scanned
+in place; small remote ones are fetched whole and in parallel, which is one request each instead
+of several in a row, and kept in the immutable cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage_engine.commitlog.records import CommitFile, Entry
+from storage_engine.config import KIB, MIB
+from storage_engine.errors import IntegrityError
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.cache import ImmutableCache
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, bulk_of
+from storage_engine.repository.duck import Duck, literal, quoted
+
+if TYPE_CHECKING:
+    import duckdb
+
+SMALL_FILE = 128 * KIB
+MANY_FILES = 16  # fewer are scanned where they are, with what Parquet knows of them
+_KEPT_BYTES = 64 * MIB
+
+Key = tuple[str, tuple[str, ...]]  # path, columns
+
+
+class DecodedFiles:
+    """Least recently used first out. Safe to use from several threads."""
+
+    def __init__(self, kept_bytes: int = _KEPT_BYTES) -> None:
+        self._limit = kept_bytes
+        self._tables: OrderedDict[Key, pa.Table] = OrderedDict()
+        self._bytes = 0
+        self._mutex = threading.Lock()
+
+    def get(self, path: str, columns: tuple[str, ...]) -> pa.Table | None:
+        with self._mutex:
+            found = self._tables.get((path, columns))
+            if found is not None:
+                self._tables.move_to_end((path, columns))
+            return found
+
+    def keep(self, path: str, columns: tuple[str, ...], rows: pa.Table) -> None:
+        with self._mutex:
+            if (path, columns) in self._tables:
+                return
+            self._tables[path, columns] = rows
+            self._bytes += rows.get_total_buffer_size()
+            while self._bytes > self._limit:
+                _, oldest = self._tables.popitem(last=False)
+                self._bytes -= oldest.get_total_buffer_size()
+
+
+FETCH_WHOLE = 8 * MIB
+_GLOB = re.compile(r"[*?\[]")  # DuckDB would take such a path for a pattern
+_UNITED = 8  # commits whose files are united with their ids as constants; more are joined
+
+
+class MissingFileError(IntegrityError):
+    """A file is named, by the log or by an index, but it is not in the store."""
+
+
+class RemoteFiles(Protocol):
+    """A store whose objects DuckDB can range-read itself."""
+
+    def duckdb_url(self, key: str) -> str: ...
+
+
+Brought = dict[str, str | pa.Table]  # by path: a name that DuckDB opens, or the rows
+
+
+class DataFile(NamedTuple):
+    """A file with the entry that names it, which may give its rows their commit id."""
+
+    entry: Entry
+    file: CommitFile
+
+
+def versioned_schema(spec: TypeSpec) -> pa.Schema:
+    """Row schema with the leading commit_id that reads return."""
+    return pa.schema([pa.field("commit_id", pa.int64(), nullable=False), *row_schema(spec)])
+
+
+def files_of(entries: Iterable[Entry]) -> list[DataFile]:
+    return [DataFile(entry, file) for entry in entries for file in entry.files]
+
+
+class Scanner:
+    """Opens files of one storage for DuckDB."""
+
+    def __init__(self, store: ObjectStore, duck: Duck, cache: ImmutableCache | None = None) -> None:
+        self._store = store
+        self._bulk = bulk_of(store)
+        self._duck = duck
+        self._cache = cache
+        self._decoded = DecodedFiles()
+        self._names = itertools.count()
+
+    @contextmanager
+    def versions(
+        self, spec: TypeSpec, entries: Sequence[Entry], **tables: pa.Table
+    ) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A cursor with a view `versions` (commit_id and row columns) over the entries' files,
+        and `tables` registered under their names."""
+        with self._duck.cursor() as cursor, self._duck.errors():
+            for name, table in tables.items():
+                cursor.register(name, table)
+            source = self.source(cursor, spec, files_of(entries))
+            cursor.execute(f"CREATE TEMP VIEW versions AS {source}")
+            yield cursor
+
+    def table(self, spec: TypeSpec, entries: Sequence[Entry]) -> pa.Table:
+        """All rows of the entries, in memory."""
+        schema = versioned_schema(spec)
+        files = files_of(entries)
+        found = self._bulk.parallel.map(self._content, [item.file for item in files])
+        tables = [_decode(schema, data, i) for data, i in zip(found, files, strict=True)]
+        return pa.concat_tables(tables) if tables else schema.empty_table()
+
+    def source(
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        spec: TypeSpec,
+        files: Sequence[DataFile],
+        *,
+        brought: Brought | None = None,
+        keys_only: bool = False,
+    ) -> str:
+        """A query of all rows of the files: commit_id and row columns, or identity columns only.
+
+        It works on this cursor: rows that DuckDB cannot open as a file are registered with it.
+        """
+        schema = versioned_schema(spec)
+        if keys_only:
+            schema = pa.schema([schema.field(name) for name in ("commit_id", *spec.identity)])
+        at_hand = self.bring([(spec, item) for item in files]) if brought is None else brought
+        found = [(at_hand[item.file.path], item) for item in files]
+        parts = _parquet_selects(schema.names, [(n, i) for n, i in found if isinstance(n, str)])
+        tables = [rows.select(schema.names) for rows, _ in found if isinstance(rows, pa.Table)]
+        if tables or not parts:
+            name = f"fetched_{next(self._names)}"
+            rows = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
+            cursor.register(name, rows)
+            parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
+        return " UNION ALL ".join(parts)
+
+    def lacks(self, spec: TypeSpec, entries: Iterable[Entry]) -> bool:
+        """Whether a file is missing; found out by fetching it where it is not local."""
+        try:
+            self.bring([(spec, item) for item in files_of(entries)])
+        except MissingFileError:
+            return True
+        return False
+
+    def has(self, files: Iterable[DataFile]) -> bool:
+        """Whether all are there; found out without reading them."""
+
+        def there(path: str) -> bool:
+            local = self._store.local_path(path)
+            if local is not None:
+                return local.exists()
+            return any(info.key == path for info in self._store.list(path))
+
+        return all(self._bulk.parallel.map(there, {item.file.path: None for item in files}))
+
+    def bring(self, files: Iterable[tuple[TypeSpec, DataFile]]) -> Brought:
+        """By path, what DuckDB can open a file by, or its rows; all fetched together.
+
+        Many small files are brought as rows, which are kept for the next query.
+        """
+        unique = {item.file.path: (spec, item) for spec, item in files}
+        small = [path for path, (_, i) in unique.items() if 0 < i.file.bytes <= SMALL_FILE]
+        as_rows = set(small) if len(small) > MANY_FILES else set()
+        brought: Brought = {}
+        for path, (_, item) in unique.items():
+            if path not in as_rows and (name := self._name(item.file)) is not None:
+                brought[path] = name
+        rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
+        for spec, item in rest:
+            known = self._decoded.get(item.file.path, tuple(versioned_schema(spec).names))
+            if known is not None:
+                brought[item.file.path] = known
+        rest = [(spec, item) for spec, item in rest if item.file.path not in brought]
+        found = self._bulk.parallel.map(
+            lambda file: self._content(file) if file.path in as_rows else self._copy(file),
+            [item.file for _, item in rest],
+        )
+        # Decoded here: threads would only wait for one another.
+        for (spec, item), content in zip(rest, found, strict=True):
+            if isinstance(content, bytes):
+                brought[item.file.path] = self._rows(spec, item, content, keep=as_rows)
+            else:
+                brought[item.file.path] = content
+        return brought
+
+    def _rows(
+        self, spec: TypeSpec, item: DataFile, content: bytes, *, keep: Collection[str]
+    ) -> pa.Table:
+        schema = versioned_schema(spec)
+        rows = _decode(schema, content, item)
+        if item.file.path in keep:
+            self._decoded.keep(item.file.path, tuple(schema.names), rows)
+        return rows
+
+    def _name(self, file: CommitFile) -> str | None:
+        """What DuckDB can open the file by; None when its content must be brought first."""
+        path = self._store.local_path(file.path)
+        if path is not None and not path.exists():
+            raise self._missing(file)
+        if path is not None and not _GLOB.search(str(path)):
+            return str(path)
+        if self._store.kind == "s3" and file.bytes > FETCH_WHOLE:
+            remote: RemoteFiles = self._store  # type: ignore[assignment]
+            self._duck.reach_s3()
+            return remote.duckdb_url(file.path)
+        return None
+
+    def _copy(self, file: CommitFile) -> str | bytes:
+        """The path of the file's copy in the cache; its content where there is none."""
+        if self._cache is None or self._store.local_path(file.path) is not None:
+            return self._get(file)
+        found = self._cache.obtain(**self._wanted(file))
+        if isinstance(found, Path) and _GLOB.search(str(found)):
+            return self._cache.get(**self._wanted(file))
+        return str(found) if isinstance(found, Path) else found
+
+    def _content(self, file: CommitFile) -> bytes:
+        if self._cache is None or self._store.local_path(file.path) is not None:
+            return self._get(file)
+        return self._cache.get(**self._wanted(file))
+
+    def _wanted(self, file: CommitFile) -> dict[str, Any]:
+        """A file as the cache knows it."""
+        return {
+            "namespace": self._store.uri,
+            "key": file.path,
+            "size": file.bytes or None,
+            "sha256": file.content_sha256,
+            "fetch": lambda: self._get(file),
+        }
+
+    def _get(self, file: CommitFile) -> bytes:
+        try:
+            return self._bulk.get(file.path).data
+        except ObjectNotFound:
+            raise self._missing(file) from None
+
+    def _missing(self, file: CommitFile) -> MissingFileError:
+        return MissingFileError(
+            f"{file.path} is named by the log but missing from {self._store.uri}", key=file.path
+        )
+
+
+def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:
+    """A file's rows in `versioned_schema`."""
+    return _decode(versioned_schema(spec), data, DataFile(entry, file))
+
+
+def _decode(schema: pa.Schema, data: bytes, item: DataFile) -> pa.Table:
+    entry, file = item
+    names = schema.names if file.commit_id_source == "column" else schema.names[1:]
+    # Not `read_table`, whose machinery for datasets costs more than a small file itself.
+    with pq.ParquetFile(pa.BufferReader(data)) as opened:
+        table = opened.read(columns=names, use_threads=False)
+    if file.commit_id_source != "column":
+        commit_ids = pa.repeat(pa.scalar(entry.max_commit_id, pa.int64()), table.num_rows)
+        table = table.add_column(0, "commit_id", commit_ids)
+    return table.select(schema.names).cast(schema)
+
+
+def _parquet_selects(names: Sequence[str], found: Sequence[tuple[str, DataFile]]) -> list[str]:
+    own = [path for path, item in found if item.file.commit_id_source == "column"]
+    given: dict[int, list[str]] = {}  # staged parts: their manifest gives the commit id
+    for path, item in found:
+        if item.file.commit_id_source != "column":
+            given.setdefault(item.entry.max_commit_id, []).append(path)
+    parts = [f"SELECT {_columns(names)} FROM {parquet(own)}"] if own else []
+    rows = names[1:]
+    if len(given) <= _UNITED:
+        parts += [
+            f"SELECT {commit_id}::BIGINT AS commit_id, {_columns(rows)} FROM {parquet(paths)}"
+            for commit_id, paths in given.items()
+        ]
+    else:
+        pairs = [(path, commit_id) for commit_id, paths in given.items() for path in paths]
+        values = ", ".join(f"({literal(path)}, {commit}::BIGINT)" for path, commit in pairs)
+        listed = ", ".join(f"f.{quoted(name)}" for name in rows)
+        parts.append(
+            f"SELECT m.commit_id, {listed} "
+            f"FROM {parquet([path for path, _ in pairs], 'filename = true')} f "
+            f"JOIN (VALUES {values}) m(filename, commit_id) USING (filename)"
+        )
+    return parts
+
+
+def _columns(names: Iterable[str]) -> str:
+    return ", ".join(quoted(name) for name in names)
+
+
+def parquet(files: Sequence[str], *options: str) -> str:
+    """A scan of exactly these files. A folder named `tier=Gold` above them is no column."""
+    listed = ", ".join(literal(name) for name in files)
+    return f"read_parquet({', '.join([f'[{listed}]', 'hive_partitioning = false', *options])})"

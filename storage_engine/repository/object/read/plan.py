@@ -1,0 +1,328 @@
+"""Which files cannot hold a row that a condition is true for, by what the log knows of each.
+
+Promise: a file is left out only when no row in it can pass. Missing or cut statistics keep it.
+
+Which files a query opens, and why it leaves the others out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_engine.commitlog.records import CommitFile, Entry, TypeHead, timestamp
+from storage_engine.index.resolve import Resolution
+from storage_engine.model.expressions import (
+    And,
+    CompareOp,
+    Comparison,
+    Filter,
+    In,
+    Leaf,
+    Not,
+    Or,
+    Test,
+    TextTest,
+)
+from storage_engine.model.spec import TypeSpec
+from storage_engine.query.compiler import Conjunct
+from storage_engine.query.conditions import after_prefix
+from storage_engine.query.executor import Diagnostic
+from storage_engine.repository.object.read.files import DataFile
+
+_INVERSE: Mapping[CompareOp, CompareOp] = {
+    "==": "!=",
+    "!=": "==",
+    "<": ">=",
+    "<=": ">",
+    ">": "<=",
+    ">=": "<",
+}
+_OPPOSITE_TEST = {"is_null": "is_not_null", "is_not_null": "is_null"}
+
+
+def may_match(condition: Filter, file: CommitFile, *, negate: bool = False) -> bool:
+    """Whether some row of the file may make the condition true (`negate`: false)."""
+    match condition:
+        case Not():
+            return may_match(condition.part, file, negate=not negate)
+        case And() | Or():
+            together = isinstance(condition, And) != negate
+            parts = (may_match(part, file, negate=negate) for part in condition.parts)
+            return all(parts) if together else any(parts)
+        case Leaf():
+            try:
+                return _leaf(condition, file, negate)
+            except TypeError:  # statistics of another kind: written by someone else
+                return True
+    return True
+
+
+Bound = tuple[int, str]  # (0, key); (-1, "") is below every key, (1, "") above
+_BELOW: Bound = (-1, "")
+_ABOVE: Bound = (1, "")
+
+
+class KeyRanges:
+    """The first identity column's ranges of many files, merged where they touch."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[Bound, Bound]] = []  # disjoint, ascending
+
+    def add(self, files: Iterable[CommitFile]) -> None:
+        for file in files:
+            low, high = _key_range(file)
+            first, last = self._touching(low, high)
+            touching = self._ranges[first:last]
+            if touching:
+                low, high = min(low, touching[0][0]), max(high, touching[-1][1])
+            self._ranges[first:last] = [(low, high)]
+
+    def overlap(self, file: CommitFile) -> bool:
+        """Whether an identity may be in this file and in one of those."""
+        first, last = self._touching(*_key_range(file))
+        return first < last
+
+    def _touching(self, low: Bound, high: Bound) -> tuple[int, int]:
+        first = bisect_left(self._ranges, low, key=lambda r: r[1])
+        last = bisect_right(self._ranges, high, key=lambda r: r[0])
+        return first, last
+
+
+def _key_range(file: CommitFile) -> tuple[Bound, Bound]:
+    name = "entity_key" if file.kind == "entity" else "left_key"
+    low, high = file.key_range.get(name) or (None, None)
+    return _BELOW if low is None else (0, low), _ABOVE if high is None else (0, high)
+
+
+def may_hold(file: CommitFile, ranges: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether an identity within these ranges (column: least and greatest key) may be there."""
+    return all(_overlap(file.key_range.get(name), bounds) for name, bounds in ranges.items())
+
+
+def _overlap(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
+    if not one or not other:
+        return True
+    return _at_most(one[0], other[1]) and _at_most(other[0], one[1])
+
+
+def _at_most(low: Any, high: Any) -> bool:
+    return low is None or high is None or bool(low <= high)
+
+
+def _leaf(leaf: Leaf, file: CommitFile, negate: bool) -> bool:
+    operand = leaf.operand
+    if operand.source != "self" or operand.path or operand.item_path is not None:
+        return True
+    if operand.identity is not None:
+        bounds = file.key_range.get(operand.identity)
+        low, high, nulls = (*bounds, 0) if bounds else (None, None, None)
+    else:
+        if operand.spec is None or operand.spec.storage == "json":
+            return True
+        low, high, nulls = file.stats.get(operand.name, (None, None, None))
+    if isinstance(leaf, Test):
+        return _test(_OPPOSITE_TEST.get(leaf.op, "") if negate else leaf.op, file, nulls)
+    if isinstance(leaf, In) and not leaf.values:
+        return negate  # false, even of NULL
+    if nulls is not None and 0 <= file.row_count <= nulls:
+        return False  # nothing but NULLs: every comparison is unknown
+    match leaf:
+        case Comparison():
+            return _compare(_INVERSE[leaf.op] if negate else leaf.op, leaf.value, low, high)
+        case In() if not negate:
+            return any(_compare("==", value, low, high) for value in leaf.values)
+        case TextTest(op="startswith") if not negate:
+            end = after_prefix(leaf.value)
+            below = end is None or low is None or low < end
+            return below and _at_most(leaf.value, high)
+    return True
+
+
+def _test(op: str, file: CommitFile, nulls: int | None) -> bool:
+    if nulls is None:
+        return True
+    if op == "is_null":
+        return nulls > 0
+    if op == "is_not_null":
+        return file.row_count < 0 or nulls < file.row_count
+    return True
+
+
+def _compare(op: CompareOp, value: Any, low: Any, high: Any) -> bool:
+    value = _stored(value)
+    if value is None:
+        return True
+    match op:
+        case "==":
+            return _at_most(low, value) and _at_most(value, high)
+        case "!=":
+            return low is None or high is None or not low == high == value
+        case "<":
+            return low is None or bool(low < value)
+        case "<=":
+            return _at_most(low, value)
+        case ">":
+            return high is None or bool(high > value)
+        case _:
+            return _at_most(value, high)
+
+
+def _stored(value: Any) -> Any:
+    """A value as statistics have it; None for kinds that they leave out."""
+    if isinstance(value, datetime):
+        return timestamp(value)
+    if isinstance(value, date):
+        return value.isoformat()
+    return None if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWindow:
+    """Commits after `since`, up to `upto`; all versions, or the newest of each identity."""
+
+    upto: int
+    since: int = 0
+    history: bool = False
+
+    def condition(self, entries: Sequence[Entry]) -> str:
+        """What of it the entries alone do not say."""
+        parts = []
+        if any(entry.max_commit_id > self.upto for entry in entries):
+            parts.append(f"q.commit_id <= {self.upto:d}")
+        if any(entry.min_commit_id <= self.since for entry in entries):
+            parts.append(f"q.commit_id > {self.since:d}")
+        return " AND ".join(parts)
+
+
+@dataclass(frozen=True)
+class TypePlan:
+    """The files of one type that a query opens.
+
+    rows:    may hold rows of the answer
+    newer:   may hold newer versions of identities in `rows`; their keys and commits are read, to
+             confirm that a row is the newest of its identity. Empty when that needs no proof.
+    pruned:  how many files were left out, by reason
+    """
+
+    spec: TypeSpec
+    window: CommitWindow
+    rows: tuple[DataFile, ...]
+    newer: tuple[DataFile, ...] = ()
+    entries: int = 0
+    pruned: Mapping[str, int] = field(default_factory=dict)
+    fallback: bool = False
+    warning: str | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """All that is opened; some may be there twice."""
+        return self.rows + self.newer
+
+    def facts(self) -> dict[str, Any]:
+        files = {item.file.path: item.file for item in self.files}
+        return {
+            "type": self.spec.name,
+            "entries": self.entries,
+            "files": [item.file.path for item in self.rows],
+            "files_checked_for_newer_versions": [item.file.path for item in self.newer],
+            "pruned": dict(self.pruned),
+            "rows_at_most": sum(item.file.row_count for item in self.rows),
+            "bytes_at_most": sum(file.bytes for file in files.values()),
+            "fallback": self.fallback,
+            "warning": self.warning,
+        }
+
+
+def plan_type(
+    spec: TypeSpec,
+    top: TypeHead | None,
+    found: Resolution,
+    window: CommitWindow,
+    *,
+    conjuncts: Sequence[Conjunct] = (),
+    keys: pa.Table | None = None,
+    v1: bool = False,
+) -> TypePlan:
+    """`conjuncts` are those that may leave files out; `keys` limits the read to identities."""
+    within = found.within(since=window.since, upto=window.upto)
+    pruned: Counter[str] = Counter()
+    pruned["commit window"] = _count(found.entries) - _count(within)
+    files = []
+    for entry in within:
+        kept = entry.files if window.history else entry.newest_files(window.upto)
+        pruned["superseded"] += len(entry.files) - len(kept)
+        files += [DataFile(entry, file) for file in kept]
+    ranges = _ranges(keys)
+    by_key = [c.expression for c in conjuncts if c.reach == "identity"]
+    by_value = [c.expression for c in conjuncts if c.reach == "typed"]
+    reachable = [
+        item
+        for item in files
+        if may_hold(item.file, ranges) and all(may_match(c, item.file) for c in by_key)
+    ]
+    rows = [item for item in reachable if all(may_match(c, item.file) for c in by_value)]
+    pruned["key range"] = len(files) - len(reachable)
+    pruned["column statistics"] = len(reachable) - len(rows)
+    return TypePlan(
+        spec,
+        window,
+        tuple(rows),
+        () if window.history else tuple(may_supersede(reachable, rows, window.upto)),
+        entries=len(found.entries),
+        pruned={reason: count for reason, count in pruned.items() if count},
+        fallback=found.fallback,
+        warning=found.warning,
+        diagnostics=() if v1 else _before_activation(top, window),
+    )
+
+
+def may_supersede(
+    reachable: Sequence[DataFile], rows: Sequence[DataFile], upto: int
+) -> list[DataFile]:
+    """The files with a newer version of some row in `rows`, as far as key ranges tell."""
+    wanted = {item.file.path for item in rows}
+    older = KeyRanges()
+    found: list[DataFile] = []
+    for entry, items in groupby(reachable, key=lambda item: item.entry):
+        together = list(items)
+        own = [item.file for item in together if item.file.path in wanted]
+        repeats = not entry.unique(upto)
+        if repeats:
+            older.add(own)
+        found += [item for item in together if older.overlap(item.file)]
+        if not repeats:
+            older.add(own)
+    return found
+
+
+def _count(entries: Iterable[Entry]) -> int:
+    return sum(len(entry.files) for entry in entries)
+
+
+def _ranges(keys: pa.Table | None) -> dict[str, tuple[str, str]]:
+    if keys is None or not keys.num_rows:
+        return {}
+    bounds = {name: pc.min_max(keys.column(name)).as_py() for name in keys.column_names}
+    return {name: (b["min"], b["max"]) for name, b in bounds.items()}
+
+
+def _before_activation(top: TypeHead | None, window: CommitWindow) -> tuple[Diagnostic, ...]:
+    """Typed reads cover the current schema version, of which there was nothing yet."""
+    if top is None or window.upto >= top.activation_commit_id:
+        return ()
+    return (
+        {
+            "reason": "commit_before_activation",
+            "activation_commit_id": top.activation_commit_id,
+        },
+    )

@@ -1,0 +1,1 @@
+"""Writing to an object store: reconcile, stage, publish."""

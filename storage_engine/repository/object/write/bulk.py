@@ -1,0 +1,272 @@
+"""Bulk input: a stream of any length, spooled to local files, reconciled and staged as parts.
+
+Nothing here holds the write lock. Rows are encoded once, in the form they are published in when
+the type is new (the usual first load), so that such parts go up while later ones are being read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_engine.commitlog.records import CommitFile, Head, TypeHead
+from storage_engine.errors import ConcurrentWriteError
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.duck import Duck, quoted
+from storage_engine.repository.object.read.files import parquet
+from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.write.parquet import EncodedPart, encode_file, stored_table
+from storage_engine.repository.object.write.reconcile import INSERT_FLAG, changed_since, delta_sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+_BATCH_ROWS = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BulkPart:
+    """One local file of new and changed rows."""
+
+    encoded: EncodedPart
+    inserted: int
+    ascending: bool  # by the first identity column, strictly: so no identity is in it twice
+
+
+@dataclass(frozen=True, slots=True)
+class BulkParts:
+    """What is to be published of a bulk input, as local files; `staged` once they are uploaded."""
+
+    parts: tuple[BulkPart, ...]
+    staged: tuple[CommitFile, ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        if self.staged is not None:
+            return sum(file.row_count for file in self.staged)
+        return sum(part.encoded.rows for part in self.parts)
+
+
+Stage = Callable[[TypeSpec, BulkPart], CommitFile]
+
+
+class PartsSource(Protocol):
+    """Where a commit gets the parts of a type that is too large to hold."""
+
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+        """What is to be published of the type as of `head`; asked again when head moved."""
+
+
+class BulkInput:
+    """One type's stream. `stage` uploads a part before the lock; None where the engine has no
+    staging (v1), which uploads under the lock instead."""
+
+    def __init__(
+        self,
+        spec: TypeSpec,
+        versions: Versions,
+        duck: Duck,
+        *,
+        schema_version_id: int,
+        part_bytes: int,
+        stage: Stage | None,
+    ) -> None:
+        self._spec = spec
+        self._versions = versions
+        self._duck = duck
+        self._schema_version_id = schema_version_id
+        self._part_bytes = part_bytes
+        self._stage = stage
+        self._folder = Path(tempfile.mkdtemp(prefix="ontologia-bulk-"))
+        self._spool: BulkParts = BulkParts(())
+        self._unique: bool | None = None
+        self._found: tuple[int, BulkParts] | None = None  # as of the type's head
+        self._passes = 0
+
+    def spool(self, stream: Iterable[pa.RecordBatch], *, stage_at_once: bool) -> None:
+        """Read the stream to its end. `stage_at_once` when the type is new: then what is spooled
+        is what will be published, unless identities repeat."""
+        stage = self._stage if stage_at_once else None
+        rows = ((chunk, chunk.num_rows) for chunk in chunks(stream, self._part_bytes))
+        self._spool = self._encode(rows, stage)
+
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+        """The new and changed rows as of `head`."""
+        if not self._spool.parts:
+            return self._spool
+        as_of = top.commit_id if top is not None else 0
+        if self._found is not None:
+            known_as_of, known = self._found
+            if known_as_of == as_of or not self._touched(head, known_as_of):
+                return known
+        if snapshot is not None and as_of > snapshot:
+            conflicts = self._conflicts(head, snapshot)
+            if conflicts:
+                raise ConcurrentWriteError(
+                    type=self._spec.name, identities=conflicts, snapshot=snapshot
+                )
+        if top is None and self._is_unique():
+            found = self._spool
+            if self._stage is not None and found.staged is None:
+                staged = tuple(self._stage(self._spec, part) for part in found.parts)
+                found = BulkParts(found.parts, staged)
+        else:
+            found = self._reconcile(head)
+        self._found = (as_of, found)
+        return found
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- reconcile ----------------------------------------------------------------------------
+
+    def _reconcile(self, head: Head) -> BulkParts:
+        keys = self._key_bounds()
+        with self._versions.open(self._spec, head, keys) as stored:
+            self._create_intents(stored.cursor)
+            query = stored.cursor.execute(delta_sql(self._spec, unique=stored.unique))
+            reader = query.to_arrow_reader(_BATCH_ROWS)
+            return self._encode(self._flagged(reader), self._stage)
+
+    def _flagged(self, reader: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, int]]:
+        for chunk in chunks(reader, self._part_bytes):
+            inserted = pc.sum(chunk.column(INSERT_FLAG)).as_py() or 0
+            yield chunk.select(row_schema(self._spec).names), int(inserted)
+
+    def _touched(self, head: Head, since: int) -> bool:
+        """Whether another commit since then changed one of our identities."""
+        return bool(self._conflicts(head, since))
+
+    def _conflicts(self, head: Head, since: int) -> list[object]:
+        with self._versions.open(self._spec, head, self._key_bounds()) as stored:
+            self._create_intents(stored.cursor)
+            return changed_since(stored.cursor, self._spec, since)
+
+    def _create_intents(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """A view of the spooled rows, one per identity: the last one stated."""
+        last = ""
+        if not self._is_unique():
+            keys = ", ".join(quoted(name) for name in self._spec.identity)
+            last = (
+                f" QUALIFY row_number() OVER (PARTITION BY {keys} "
+                "ORDER BY filename DESC, file_row_number DESC) = 1"
+            )
+        names = ", ".join(quoted(name) for name in row_schema(self._spec).names)
+        cursor.execute(f"CREATE TEMP VIEW intents AS SELECT {names} FROM {self._spooled()}{last}")
+
+    def _is_unique(self) -> bool:
+        """Whether no identity repeats, by the cheapest proof that there is."""
+        if self._unique is None:
+            keys = ", ".join(quoted(name) for name in self._spec.identity)
+            self._unique = (
+                self._is_ascending()
+                or self._count_distinct(f"hash({keys})") == self._spool.rows
+                or self._count_distinct(keys) == self._spool.rows  # hashes may collide
+            )
+        return self._unique
+
+    def _is_ascending(self) -> bool:
+        """Sorted input, as extracts often are: each part ascends and ends before the next."""
+        name = self._spec.identity[0]
+        ranges = [part.encoded.key_range.get(name) for part in self._spool.parts]
+        if not all(part.ascending for part in self._spool.parts):
+            return False
+        known = [r for r in ranges if r is not None and None not in r]
+        return len(known) == len(ranges) and all(
+            before[1] < after[0] for before, after in pairwise(known)
+        )
+
+    def _count_distinct(self, expression: str) -> int:
+        cursor = self._duck.cursor()
+        try:
+            row = cursor.execute(
+                f"SELECT count(*) FROM (SELECT DISTINCT {expression} FROM {self._spooled()})"
+            ).fetchone()
+            return int(row[0]) if row else 0
+        finally:
+            cursor.close()
+
+    def _spooled(self) -> str:
+        files = [str(part.encoded.content) for part in self._spool.parts]
+        return parquet(files, "filename = true", "file_row_number = true")
+
+    def _key_bounds(self) -> pa.Table:
+        return key_bounds(self._spec, (part.encoded.key_range for part in self._spool.parts))
+
+    # -- encoding -----------------------------------------------------------------------------
+
+    def _encode(self, chunks: Iterable[tuple[pa.Table, int]], stage: Stage | None) -> BulkParts:
+        """Encode (and stage) chunks on all cores, with no more in flight than there are cores."""
+        self._passes += 1
+        workers = max(2, os.cpu_count() or 1)
+        done: list[tuple[BulkPart, CommitFile | None]] = []
+        with ThreadPoolExecutor(workers, thread_name_prefix="onto-encode") as pool:
+            running: list[Future[tuple[BulkPart, CommitFile | None]]] = []
+            for number, (chunk, inserted) in enumerate(chunks):
+                if len(running) >= workers:
+                    done.append(running.pop(0).result())
+                running.append(pool.submit(self._encode_one, number, chunk, inserted, stage))
+                del chunk
+            done += [future.result() for future in running]
+        parts = tuple(part for part, _ in done)
+        staged = tuple(file for _, file in done if file is not None)
+        return BulkParts(parts, staged if stage is not None else None)
+
+    def _encode_one(
+        self, number: int, rows: pa.Table, inserted: int, stage: Stage | None
+    ) -> tuple[BulkPart, CommitFile | None]:
+        # Names sort in the order of the stream: the last statement of an identity is found by it.
+        path = self._folder / f"{self._passes:03d}-{number:06d}.parquet"
+        table = stored_table(
+            self._spec,
+            rows,
+            engine_version="v2",
+            schema_version_id=self._schema_version_id,
+            commit_id=None,
+        )
+        ascending = ascends(rows.column(self._spec.identity[0]))
+        part = BulkPart(encode_file(self._spec, table, path), inserted, ascending)
+        return part, stage(self._spec, part) if stage is not None else None
+
+
+def ascends(keys: pa.ChunkedArray) -> bool:
+    """Strictly: no key is there twice."""
+    whole = keys.combine_chunks()
+    return pc.all(pc.less(whole[:-1], whole[1:])).as_py() is not False
+
+
+def key_bounds(spec: TypeSpec, ranges: Iterable[Mapping[str, Any]]) -> pa.Table:
+    """The least and greatest keys of some files, enough to prune stored ones by."""
+    name = spec.identity[0]
+    bounds: list[str] = []
+    for found in ranges:
+        low, high = found.get(name) or (None, None)
+        bounds += [low if low is not None else "", high if high is not None else "\U0010ffff"]
+    return pa.table({name: pa.array(bounds, pa.string())})
+
+
+def chunks(stream: Iterable[pa.RecordBatch], part_bytes: int) -> Iterator[pa.Table]:
+    """Tables of about a part's size, counted as Arrow data; a few are in memory at once."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in stream:
+        if batch.num_rows == 0:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size >= part_bytes:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)

@@ -1,0 +1,375 @@
+"""One commit request from start to end: evaluate, stage what is bulky, publish, remember."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.chain import Chain, HeadVersion
+from storage_engine.commitlog.publisher import Base, Draft, Published, Publisher, Upload
+from storage_engine.commitlog.records import (
+    CommitFile,
+    Head,
+    Previous,
+    TypeHead,
+    TypeRef,
+)
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import CommitStateUnknownError, OntologiaError
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.columns import EngineVersion
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.duck import Duck
+from storage_engine.repository.object.read.files import versioned_schema
+from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.read.resident import Resident, ResidentType
+from storage_engine.repository.object.write.bulk import BulkInput, BulkParts, PartsSource
+from storage_engine.repository.object.write.evaluation import (
+    FIRST_VERSION,
+    Evaluation,
+    Evaluator,
+    aligned,
+    layout_sha256,
+)
+from storage_engine.repository.object.write.parquet import (
+    EncodedPart,
+    encode_bytes,
+    encode_file,
+    stored_table,
+)
+from storage_engine.repository.object.write.staged_write import Staging
+from storage_engine.repository.protocol import ClaimLost, CommitRequest, CommitResult, TypeChange
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The collaborators of a commit, all owned by the repository."""
+
+    chain: Chain
+    publisher: Publisher
+    versions: Versions
+    resident: Resident
+    duck: Duck
+    config: OntologiaConfig
+    engine_version: EngineVersion
+    check_log: Callable[[Head], None]
+
+
+class _AlreadyApplied(Exception):
+    def __init__(self, commit_id: int) -> None:
+        self.commit_id = commit_id
+
+
+class CommitRun:
+    """Carries out one request. Use once."""
+
+    def __init__(self, parts: Parts, request: CommitRequest) -> None:
+        self._chain = parts.chain
+        self._publisher = parts.publisher
+        self._versions = parts.versions
+        self._resident = parts.resident
+        self._duck = parts.duck
+        self._config = parts.config
+        self._engine_version = parts.engine_version
+        self._request = request
+        self._attempts = {i.spec.ref: i.staged for i in request.inputs if i.staged is not None}
+        self._bulk: dict[TypeRef, PartsSource] = {**self._attempts}
+        self._spooled: list[BulkInput] = []
+        self._staging: Staging | None = None
+        self._evaluator = Evaluator(
+            parts.chain, parts.versions, request, self._bulk, parts.check_log
+        )
+        self._last: Evaluation | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def run(self) -> CommitResult | None:
+        published: Published | None = None
+        settled = True  # False while what is staged may have been published
+        try:
+            self._spool_streams()
+            first = self._evaluate_unlocked()
+            if first.applied_by is not None:
+                return CommitResult(first.applied_by, already_applied=True)
+            if first.empty and not self._request.events:
+                return None
+            settled = False
+            published = self._publisher.publish(self._draft)
+            settled = True
+            if published is None:
+                return None
+            self._remember(published)
+            return self._result(published)
+        except _AlreadyApplied as applied:
+            settled = True
+            return CommitResult(applied.commit_id, already_applied=True)
+        except OntologiaError as error:
+            settled = not isinstance(error, CommitStateUnknownError)
+            raise
+        finally:
+            self._clean_up(published, outcome_known=settled)
+
+    # -- before the lock ----------------------------------------------------------------------
+
+    def _spool_streams(self) -> None:
+        streams = [item for item in self._request.inputs if item.stream is not None]
+        if not streams:
+            return
+        head = self._chain.read_head().head
+        if (mark := self._request.idempotency) is not None:
+            applied = state.last_applied(self._chain, head, mark.app_id)
+            if applied is not None and applied.covers(mark.version):
+                raise _AlreadyApplied(applied.commit_id)  # before anything is read or staged
+        heads = state.type_heads(self._chain, head)
+        schema_versions = {item.spec.ref: _version(heads.get(item.spec.ref)) for item in streams}
+        if self._engine_version == "v2":
+            self._staging = Staging(
+                self._chain.store,
+                schema_versions=schema_versions,
+                beat_s=self._config.s3_lease_ttl_ms / 3000,
+            )
+            self._staging.begin(self._request.holder)
+        for item in streams:
+            bulk = BulkInput(
+                aligned(self._chain, head, item.spec, heads.get(item.spec.ref)),
+                self._versions,
+                self._duck,
+                schema_version_id=schema_versions[item.spec.ref],
+                part_bytes=self._config.target_part_bytes,
+                stage=self._staging.stage if self._staging is not None else None,
+            )
+            self._bulk[item.spec.ref] = bulk
+            self._spooled.append(bulk)
+            assert item.stream is not None
+            bulk.spool(item.stream, stage_at_once=item.spec.ref not in heads)
+
+    def _evaluate_unlocked(self) -> Evaluation:
+        """On the head we know; on the real one before a no-op or a refusal is believed."""
+        known = self._chain.known_head()
+        # Staged long ago: what came since is best looked at now, not under the lock.
+        if known is not None and not self._attempts:
+            try:
+                evaluation = self._evaluate(known)
+                if not evaluation.empty:
+                    return evaluation
+            except OntologiaError:
+                if self._chain.read_head().etag == known.etag:
+                    raise
+        return self._evaluate(self._chain.read_head())
+
+    def _evaluate(self, version: HeadVersion) -> Evaluation:
+        if self._last is None or self._last.version.etag != version.etag:
+            self._last = self._evaluator.evaluate(version)
+        return self._last
+
+    # -- under the lock -----------------------------------------------------------------------
+
+    def _draft(self, base: Base) -> Draft | None:
+        evaluation = self._evaluate(base.version)
+        if evaluation.applied_by is not None:
+            raise _AlreadyApplied(evaluation.applied_by)
+        if evaluation.empty and not self._request.events:
+            return None
+        self._check_acks(base.head)
+        heads = state.type_heads(self._chain, base.head)
+        files: list[CommitFile] = []
+        uploads: list[Upload] = []
+        for ref, (spec, delta) in evaluation.deltas.items():
+            version = _version(heads.get(ref))
+            table = stored_table(
+                spec,
+                delta.rows,
+                engine_version=self._engine_version,
+                schema_version_id=version,
+                commit_id=base.commit_id,
+            )
+            encoded = encode_bytes(spec, table)
+            file, upload = self._place(base, spec, version, encoded, None, delta.inserted)
+            files.append(file)
+            uploads.append(upload)
+        staged: list[CommitFile] = []
+        for ref, (spec, bulk) in evaluation.bulk.items():
+            if bulk.staged is not None:
+                staged += bulk.staged
+                if ref in self._attempts:
+                    self._attempts[ref].check(bulk.staged)
+            else:
+                for file, upload in self._rewritten(base, spec, _version(heads.get(ref)), bulk):
+                    files.append(file)
+                    uploads.append(upload)
+        spooled = [file for file in staged if file.ref not in self._attempts]
+        if spooled and self._staging is not None:
+            self._staging.check(spooled)
+        files = [replace(f, previous=_previous(heads.get(f.ref))) for f in [*files, *staged]]
+        return Draft(
+            files=files,
+            uploads=uploads,
+            touched={
+                spec.ref: self._type_head(spec, heads.get(spec.ref), base.commit_id)
+                for spec, _ in [*evaluation.deltas.values(), *evaluation.bulk.values()]
+            },
+            metadata=self._request.metadata,
+            schema=self._registrations(evaluation, heads),
+            events=self._request.events,
+            acks=[ack.as_dict() for ack in self._request.acks],
+            idempotency=self._idempotency(),
+        )
+
+    def _check_acks(self, head: Head) -> None:
+        """A worker that lost its claim unawares must not publish the handler's work twice."""
+        if not self._request.acks:
+            return
+        since = min(ack.since for ack in self._request.acks)
+        handled = state.acked_since(self._chain, head, since)
+        for ack in self._request.acks:
+            if (ack.namespace, ack.event_id, ack.handler_id) in handled:
+                raise ClaimLost(ack)
+
+    def _place(
+        self,
+        base: Base,
+        spec: TypeSpec,
+        version: int,
+        encoded: EncodedPart,
+        part: int | None,
+        inserted: int,
+    ) -> tuple[CommitFile, Upload]:
+        key = layout.data_file(
+            layout.attempt_prefix(base.commit_id, base.attempt),
+            spec.kind,
+            spec.name,
+            self._engine_version,
+            version,
+            part,
+        )
+        file = encoded.describe(spec, key, schema_version_id=version, part=part, inserted=inserted)
+        return file, Upload(key, encoded.content)
+
+    def _rewritten(
+        self, base: Base, spec: TypeSpec, version: int, bulk: BulkParts
+    ) -> list[tuple[CommitFile, Upload]]:
+        """v1 has no staged parts: bulk rows get their commit id and JSON now."""
+        if self._scratch is None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="ontologia-commit-")
+        placed = []
+        for number, part in enumerate(bulk.parts):
+            rows = pq.read_table(part.encoded.content, columns=row_schema(spec).names)
+            table = stored_table(
+                spec,
+                rows.cast(row_schema(spec)),
+                engine_version=self._engine_version,
+                schema_version_id=version,
+                commit_id=base.commit_id,
+            )
+            name = f"{base.commit_id}-{base.attempt}-{spec.kind}-{spec.name}-{number}.parquet"
+            encoded = encode_file(spec, table, Path(self._scratch.name) / name)
+            position = number if len(bulk.parts) > 1 else None
+            placed.append(self._place(base, spec, version, encoded, position, part.inserted))
+        return placed
+
+    def _type_head(self, spec: TypeSpec, before: TypeHead | None, commit_id: int) -> TypeHead:
+        """Commit id and path are the publisher's; version and schema are ours."""
+        return TypeHead(
+            commit_id=commit_id,
+            manifest_path="",
+            schema_version_id=_version(before),
+            schema_sha256=spec.schema_sha256,
+            activation_commit_id=before.activation_commit_id if before else commit_id,
+            layout_sha256=(before.layout_sha256 if before else "") or layout_sha256(spec),
+        )
+
+    def _registrations(
+        self, evaluation: Evaluation, heads: Mapping[TypeRef, TypeHead]
+    ) -> dict[str, Any]:
+        if not evaluation.register:
+            return {}
+        return {
+            "registered": [
+                {
+                    "kind": spec.kind,
+                    "type_name": spec.name,
+                    "schema_version_id": _version(heads.get(spec.ref)),
+                    "schema_sha256": spec.schema_sha256,
+                    "schema": spec.schema_dict(),
+                }
+                for spec in evaluation.register
+            ]
+        }
+
+    def _idempotency(self) -> dict[str, Any] | None:
+        mark = self._request.idempotency
+        return {"app_id": mark.app_id, "version": mark.version} if mark is not None else None
+
+    # -- after the CAS ------------------------------------------------------------------------
+
+    def _remember(self, published: Published) -> None:
+        """Keep what was just written, so that the next commit reads none of it."""
+        try:
+            self._extend_residents(published)
+        except Exception as error:  # noqa: BLE001 - after the CAS nothing raises
+            log.warning("commit %d is not kept in memory: %s", published.manifest.commit_id, error)
+            for file in published.manifest.files:
+                self._resident.drop(file.ref)
+
+    def _extend_residents(self, published: Published) -> None:
+        assert self._last is not None
+        commit_id = published.manifest.commit_id
+        before = state.type_heads(self._chain, published.base.head)
+        for ref, (spec, delta) in self._last.deltas.items():
+            commit_ids = [commit_id] * delta.rows.num_rows
+            schema = versioned_schema(spec)
+            rows = delta.rows.add_column(0, schema.field(0), [commit_ids]).cast(schema)
+            if ref not in before:
+                epoch = (published.manifest.log_id, FIRST_VERSION)
+                resident = ResidentType(spec, rows, upto=commit_id, epoch=epoch)
+                self._resident.keep(ref, resident)
+                continue
+            known = self._resident.get(ref)
+            if known is not None and known.upto >= before[ref].commit_id:
+                known.add(rows, upto=commit_id)
+
+    def _result(self, published: Published) -> CommitResult:
+        changes: dict[TypeRef, TypeChange] = {}
+        for file in published.manifest.files:
+            known = changes.get(file.ref, TypeChange(file.kind, file.type_name, 0, 0))
+            changes[file.ref] = replace(
+                known,
+                inserted=known.inserted + (file.inserted or 0),
+                updated=known.updated + (file.updated or 0),
+            )
+        return CommitResult(
+            published.manifest.commit_id,
+            tuple(changes.values()),
+            attempts=published.attempts,
+            lock_wait_ms=published.lock_wait_ms,
+        )
+
+    def _clean_up(self, published: Published | None, *, outcome_known: bool) -> None:
+        for bulk in self._spooled:
+            bulk.close()
+        files: Sequence[CommitFile] = published.manifest.files if published else ()
+        for attempt in self._attempts.values():
+            attempt.settle(files if outcome_known else None)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+        if self._staging is not None:
+            if outcome_known:
+                self._staging.end(files)
+            else:
+                self._staging.leave()
+
+
+def _version(top: TypeHead | None) -> int:
+    return top.schema_version_id if top is not None else FIRST_VERSION
+
+
+def _previous(top: TypeHead | None) -> Previous | None:
+    return Previous(top.commit_id, top.manifest_path) if top is not None else None

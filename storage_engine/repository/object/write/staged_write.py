@@ -1,0 +1,384 @@
+"""Parts uploaded before the lock, under `staged/{attempt}/`, kept alive by a heartbeat.
+
+A long load holds the lock for the publish only. Until a manifest names them the parts are
+invisible; the heartbeat tells garbage collection that their writer lives, and keeps the writer
+from publishing parts that were given up.
+
+A write whose parts others stage (Spark's executors): begun before the job, published after it.
+
+From `begin` to `close` a heartbeat says that the writer lives. Whoever stages writes objects under
+the attempt's prefix; only those whose descriptions are handed to `add` can be published. Promise:
+`close` deletes what was certainly not published and, after an unknown outcome, nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.heartbeat import GivenUp, Heartbeat
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import SchemaOutdatedError, StorageBackendError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
+from storage_engine.repository.object.read.latest import Versions, newest
+from storage_engine.repository.object.write.bulk import BulkPart, BulkParts
+from storage_engine.repository.object.write.evaluation import (
+    FIRST_VERSION,
+    aligned,
+    check_schema,
+    raise_on_conflict,
+)
+from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.repository.object.write.staged_conflicts import (
+    Overtaken,
+    differing,
+    overtaken,
+    repeated,
+    without,
+)
+from storage_engine.repository.protocol import Idempotency, TypeInput
+
+log = logging.getLogger(__name__)
+
+
+class Staging:
+    """The staged parts of one write attempt."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        schema_versions: Mapping[tuple[str, str], int],
+        beat_s: float,
+        attempt: str | None = None,
+    ) -> None:
+        """`attempt`: one under which others have staged already; a new one when left out."""
+        self._store = store
+        self._schema_versions = schema_versions
+        self._beat_s = beat_s
+        self.attempt = attempt or layout.new_id()
+        self._numbers = itertools.count()
+        self._sizes: dict[str, int] = {}
+        self._heartbeat: Heartbeat | None = None
+
+    def begin(self, holder: Mapping[str, Any], on_lost: Callable[[], None] | None = None) -> None:
+        """Announce the attempt and keep it announced until `end`."""
+        self._heartbeat = Heartbeat(
+            self._store, self.attempt, holder=holder, beat_s=self._beat_s, on_lost=on_lost
+        )
+        self._heartbeat.start()
+
+    def stage(self, spec: TypeSpec, part: BulkPart) -> CommitFile:
+        """Upload one part; safe to call from several threads."""
+        version = self._schema_versions[spec.ref]
+        number = next(self._numbers)
+        key = layout.data_file(
+            layout.staged_prefix(self.attempt), spec.kind, spec.name, "v2", version, number
+        )
+        assert isinstance(part.encoded.content, Path)
+        self._store.put_file(key, part.encoded.content)
+        self._sizes[key] = part.encoded.size
+        return part.encoded.describe(
+            spec,
+            key,
+            schema_version_id=version,
+            part=number,
+            inserted=part.inserted,
+            commit_id_source="manifest",
+        )
+
+    def check(self, files: Iterable[CommitFile]) -> None:
+        """Under the lock, before the CAS: all parts are still ours, and there, whole."""
+        assert self._heartbeat is not None
+        present, _ = self._store.parallel.both(self._present, self._heartbeat.beat)
+        for file in files:
+            if present.get(file.path) != file.bytes:
+                raise StorageBackendError(
+                    f"staged part {file.path} is gone or changed; nothing was published, "
+                    "ingest the data again",
+                    operation="publish",
+                    key=file.path,
+                    retryable=True,
+                )
+
+    def _present(self) -> dict[str, int]:
+        return {info.key: info.size for info in self._store.list(f"staged/{self.attempt}/")}
+
+    def end(self, published: Iterable[CommitFile], *, listed: bool = False) -> None:
+        """Withdraw the announcement and whatever was staged but not published.
+
+        `listed`: others staged under this attempt too, so look what is there.
+        """
+        self.leave()
+        kept = {file.path for file in published}
+        try:
+            staged = self._present() if listed else self._sizes
+            doomed = [key for key in staged if key not in kept]
+            self._store.delete_many([*doomed, layout.attempt_heartbeat(self.attempt)])
+        except (ObjectStoreError, StorageBackendError) as error:
+            log.info("staged leftovers stay for garbage collection: %s", error)
+
+    def leave(self) -> None:
+        """Stop the heartbeat and touch nothing: the outcome of the publish is unknown."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+
+
+class StagedAttempt:
+    """One type's staged write. Use as a context manager, once."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        versions: Versions,
+        config: OntologiaConfig,
+        spec: TypeSpec,
+        *,
+        idempotency: Idempotency | None,
+        order_by: str | None,
+        attempt: str | None = None,
+    ) -> None:
+        head = chain.read_head().head
+        heads = state.type_heads(chain, head)
+        top = heads.get(spec.ref)
+        self._chain = chain
+        self._versions = versions
+        self.config = config
+        self.base = head
+        self.top = top
+        self.order_by = order_by
+        self.schema_version_id = top.schema_version_id if top is not None else FIRST_VERSION
+        self.applied_by: int | None = None
+        if idempotency is not None:
+            applied = state.last_applied(chain, head, idempotency.app_id)
+            if applied is not None and applied.covers(idempotency.version):
+                self.applied_by = applied.commit_id
+        check_schema(chain, head, spec, top)
+        self.spec = aligned(chain, head, spec, top)
+        self._staging = Staging(
+            chain.store,
+            schema_versions={spec.ref: self.schema_version_id},
+            beat_s=config.s3_lease_ttl_ms / 3000,
+            attempt=attempt,
+        )
+        self._files: tuple[CommitFile, ...] = ()
+        self._upto = head.commit_id  # our rows take account of what was written until then
+        self._published: Sequence[CommitFile] = ()
+        self._unknown = False
+        self._lost = False
+        self.kept = 0  # rows that another commit had changed: left as it made them
+
+    # -- while others stage -------------------------------------------------------------------
+
+    def begin(self, holder: Mapping[str, Any], on_lost: Callable[[], None] | None) -> None:
+        """Announce the attempt; `on_lost` is called once nothing of it can be published."""
+
+        def lost() -> None:
+            self._lost = True
+            if on_lost is not None:
+                on_lost()
+
+        self._staging.begin(holder, lost)
+
+    @property
+    def uri(self) -> str:
+        return self._chain.store.uri
+
+    @property
+    def local(self) -> bool:
+        """Whether the driver reads parts from its own disk."""
+        return self._chain.store.local_path(layout.HEAD) is not None
+
+    def now(self) -> datetime:
+        """The store's clock."""
+        return self._chain.store.now()
+
+    @property
+    def attempt(self) -> str:
+        return self._staging.attempt
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def check_alive(self) -> None:
+        """GivenUp when what was staged can no longer be published."""
+        if self._lost:
+            raise GivenUp(layout.attempt_heartbeat(self.attempt))
+
+    def entries(self) -> list[Entry]:
+        """The files that hold the type's latest rows as of the base."""
+        found = self._versions.resolve(self.spec, self.base)
+        return newest(found.entries, self.base.commit_id)
+
+    def add(self, files: Iterable[CommitFile]) -> None:
+        """Take parts into the write: they are in the store, and each row differs from the base."""
+        first = len(self._files)
+        numbered = [replace(f, part=n) for n, f in enumerate(files, start=first)]
+        self._files = (*self._files, *numbered)
+
+    def keep_differing(self, *, since: int, part_bytes: int) -> None:
+        """For parts that hold rows as they came: put in their place what differs from the base.
+
+        `since` is the head when their writer began: what later commits made of an identity stays.
+        """
+        arrived, self._files = self._files, ()
+        if not arrived:
+            return
+        found = differing(
+            self._versions,
+            self.spec,
+            self.base,
+            arrived,
+            since=since,
+            order_by=self.order_by,
+            part_bytes=part_bytes,
+        )
+        for rows, inserted in found:
+            self.stage(rows, inserted=inserted)
+
+    def stage(self, rows: pa.Table, *, inserted: int) -> None:
+        """Make a part of rows at hand (in the row schema) and take it in."""
+        table = stored_table(
+            self.spec,
+            rows,
+            engine_version="v2",
+            schema_version_id=self.schema_version_id,
+            commit_id=None,
+        )
+        with tempfile.TemporaryDirectory(prefix="ontologia-part-") as folder:
+            encoded = encode_file(self.spec, table, Path(folder) / "part.parquet")
+            part = BulkPart(encoded, inserted, ascending=False)
+            self.add([self._staging.stage(self.spec, part)])
+
+    @property
+    def files(self) -> tuple[CommitFile, ...]:
+        return self._files
+
+    def repeated(self) -> list[object]:
+        """Identities that are in the parts more than once (three at most)."""
+        return repeated(self._versions, self.spec, self._files)
+
+    def as_input(self) -> TypeInput:
+        return TypeInput(self.spec, staged=self)
+
+    # -- under the lock -----------------------------------------------------------------------
+
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+        """The parts without rows that other commits have overtaken since.
+
+        Called without the lock first, so that under it only what came after is looked at.
+        """
+        self._check_same_schema(head, top)
+        since = min(self._upto, snapshot) if snapshot is not None else self._upto
+        if self._files and top is not None and top.commit_id > since:
+            fresh = state.entries(self._chain, head, self.spec.ref, top=top, above=since)
+            found = overtaken(
+                self._versions, self.spec, self._files, fresh, since=since, order_by=self.order_by
+            )
+            if snapshot is not None:
+                raise_on_conflict(self.spec, found.identities(), snapshot)
+            self._give_way(head, found, since)
+        self._upto = head.commit_id
+        return BulkParts((), self._files)
+
+    def _check_same_schema(self, head: Head, top: TypeHead | None) -> None:
+        now = top.schema_version_id if top is not None else FIRST_VERSION
+        if head.log_id != self.base.log_id or now != self.schema_version_id:
+            raise SchemaOutdatedError(
+                f"{self.spec.name} got another schema version while its rows were staged "
+                f"(now {now}, staged for {self.schema_version_id}); nothing was published, "
+                "write the data again",
+                type=self.spec.name,
+                stored_version=now,
+            )
+
+    def _give_way(self, head: Head, found: Overtaken, since: int) -> None:
+        if not found:
+            return
+        known = found.known_before(
+            self._versions,
+            head,
+            since if self.top is not None or since > self.base.commit_id else 0,
+        )
+        files = list(self._files)
+        for number in found.parts():
+            lost, lost_new, won_new = found.counts(number, known)
+            file = files[number]
+            inserted = (file.inserted or 0) - lost_new - won_new
+            if not lost:
+                files[number] = replace(file, inserted=inserted, updated=file.row_count - inserted)
+                continue
+            left = file.row_count - lost
+            self.kept += lost
+            if left == 0:
+                files[number] = replace(file, row_count=0)
+                continue
+            with without(self._versions, self.spec, file, found.losing(number)) as part:
+                staged = self._staging.stage(self.spec, replace(part, inserted=inserted))
+            files[number] = replace(staged, part=file.part)
+        self._files = tuple(file for file in files if file.row_count)
+
+    def check(self, files: Iterable[CommitFile]) -> None:
+        """Before the CAS: all parts are still ours, and there, whole."""
+        self._staging.check(files)
+
+    def settle(self, published: Sequence[CommitFile] | None) -> None:
+        """What became of a publish: the published files, or None when it cannot be told."""
+        if published is None:
+            self._unknown = True
+        else:
+            self._published = published
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a publish may have landed."""
+        return self._unknown
+
+    # -- lifetime -----------------------------------------------------------------------------
+
+    def close(self) -> None:
+        if self._unknown:
+            self._staging.leave()
+        else:
+            self._staging.end(self._published, listed=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
+    """Delete what was staged under an attempt that nobody will publish.
+
+    Nothing is deleted when the log names it (commits after `since` are looked at), nor while there
+    is a heartbeat: its writer lives, or has ended without knowing whether it published.
+    """
+    prefix = f"{layout.staged_prefix(attempt)}/"
+    head = chain.read_head().head
+    for _, manifest in chain.stretch(head.manifest_path, above=since):
+        if any(file.path.startswith(prefix) for file in manifest.files):
+            return
+    if any(True for _ in chain.store.list(layout.attempt_heartbeat(attempt))):
+        return
+    chain.store.delete_many([info.key for info in chain.store.list(prefix)])

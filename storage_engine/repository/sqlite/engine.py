@@ -1,0 +1,478 @@
+"""The SQLite repository: everything that the two engines have in common.
+
+Intents are loaded into temporary tables before the write lock is taken, then one transaction
+checks, reconciles with one join per type, and publishes. Whatever fails rolls all of it back.
+Reads work on one snapshot and never write, not even to create an absent file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pyarrow as pa
+
+from storage_engine.commitlog.records import timestamp
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.query.compiler import Statement
+from storage_engine.query.conditions import Shape
+from storage_engine.query.executor import SqlExecutor
+from storage_engine.query.spec import Reference
+from storage_engine.repository.duck import Duck
+from storage_engine.repository.labels import labels
+from storage_engine.repository.protocol import (
+    CommitRecord,
+    CommitRequest,
+    CommitResult,
+    TypeChange,
+    Window,
+    no_staging,
+)
+from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
+from storage_engine.repository.sqlite.connection import (
+    Connections,
+    ask,
+    batches,
+    begin_write,
+    rollback,
+    snapshot,
+)
+from storage_engine.repository.sqlite.data_table import (
+    Column,
+    DataTable,
+    KeySet,
+    StagedType,
+    checked_rows,
+    encode,
+    read_schema,
+    rows_of,
+    staged_inputs,
+)
+from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.visible import LAST_ID, named
+
+
+class SqliteRepository(ABC):
+    """A storage in one SQLite file (or in memory, for as long as the repository is open)."""
+
+    backend: str = control_tables.BACKEND
+    engine_version: str
+    shape: ClassVar[Shape]  # of its data tables, for compiled queries
+    _temporary: ClassVar[Iterator[int]] = itertools.count(1)
+
+    def __init__(self, path: str | Path, config: OntologiaConfig, *, uri: str) -> None:
+        self.uri = uri
+        self.path = str(path)
+        self._config = config
+        self._connections = Connections(path, config.s3_lock_timeout_ms)
+        self.duck = Duck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)  # for SQL of users
+        self.in_memory = self._connections.in_memory
+        with self.reading("open"):
+            pass  # refuse a file of another engine or a newer format now, not at the first use
+
+    # --- what the engines differ in -------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def _create_data_tables(cls, connection: sqlite3.Connection) -> None:
+        """Create, where missing, what a storage needs besides the control tables."""
+
+    @abstractmethod
+    def _add_table(
+        self, connection: sqlite3.Connection, spec: TypeSpec, version: int, commit_id: int, now: str
+    ) -> DataTable:
+        """The table for a schema version that its first commit is about to write."""
+
+    @abstractmethod
+    def _current_table(
+        self, connection: sqlite3.Connection, kind: str, name: str
+    ) -> DataTable | None:
+        """The table that typed reads see, None for an unknown type."""
+
+    @abstractmethod
+    def _all_tables(
+        self, connection: sqlite3.Connection, kind: str, name: str
+    ) -> Sequence[DataTable]:
+        """Every table that has rows of a type, of older schema versions too."""
+
+    @abstractmethod
+    def _payload(self, spec: TypeSpec) -> Sequence[Column]:
+        """The columns besides commit and identity."""
+
+    @abstractmethod
+    def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:
+        """Rows as values of the payload columns."""
+
+    @abstractmethod
+    def _decode(self, spec: TypeSpec, identity: pa.Table, payload: Sequence[Any]) -> pa.Table:
+        """Values of the payload columns as rows in the type's row schema."""
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def commit(self, request: CommitRequest) -> CommitResult | None:
+        if self._is_void(request) and not self._connections.exists():
+            return None
+        metadata = control_tables.to_json(dict(request.metadata))
+        events = control_tables.to_json([dict(event) for event in request.events])
+        with self._connections.use("commit", create=True) as connection:
+            if request.idempotency is not None and self._has_tables(connection):
+                applied = control_tables.applied_by(connection, request.idempotency)
+                if applied is not None:  # spares reading a stream; looked up again under the lock
+                    return CommitResult(applied, already_applied=True)
+            with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
+                waited = begin_write(connection, self._config.s3_lock_timeout_ms)
+                try:
+                    result = self._publish(connection, request, staged, metadata, events, waited)
+                    publishes = result is not None and not result.already_applied
+                    connection.execute("COMMIT" if publishes else "ROLLBACK")
+                except BaseException:
+                    rollback(connection)
+                    raise
+        return result
+
+    def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
+        raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
+
+    def _publish(
+        self,
+        connection: sqlite3.Connection,
+        request: CommitRequest,
+        staged: Sequence[StagedType],
+        metadata: str,
+        events: str,
+        waited_ms: float,
+    ) -> CommitResult | None:
+        """All that happens under the write lock. The caller commits or rolls back."""
+        self._prepare(connection)
+        if request.idempotency is not None:
+            applied = control_tables.applied_by(connection, request.idempotency)
+            if applied is not None:
+                return CommitResult(applied, lock_wait_ms=waited_ms, already_applied=True)
+        head, head_created_at = control_tables.head(connection)
+        self._check_expected(connection, request.expect)
+        deltas = []
+        for part in staged:
+            delta = self._reconcile(connection, part, request.snapshot)
+            if delta[0].inserted or delta[0].updated:
+                deltas.append((part, *delta))
+        if not deltas and not request.events:
+            return None
+        commit_id = head + 1
+        now = control_tables.utc_text(datetime.now(UTC))
+        for part, _, version in deltas:
+            self._write_rows(connection, part, version, commit_id, now)
+        changes = [change for _, change, _ in deltas]
+        control_tables.insert_commit(
+            connection,
+            commit_id,
+            created_at=max(now, head_created_at),
+            runtime_id=self._config.runtime_id,
+            metadata=metadata,
+            events=events,
+            changes=changes,
+            idempotency=request.idempotency,
+        )
+        event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
+        control_tables.record_lock(connection, self._config.runtime_id, holder, now)
+        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms)
+
+    def _reconcile(
+        self, connection: sqlite3.Connection, part: StagedType, since: int | None
+    ) -> tuple[TypeChange, int | None]:
+        """How the intents of one type differ from its latest state, and its schema version."""
+        spec, staged = part.spec, part.staged
+        stored = control_tables.check_schema(connection, spec)
+        table = self._current_table(connection, *spec.ref) if stored else None
+        if table is not None and since is not None:
+            moved = connection.execute(
+                data_table.changed_since(table, staged), {**table.parameters, "snapshot": since}
+            ).fetchall()
+            if moved:
+                raise ConcurrentWriteError(
+                    type=spec.name,
+                    identities=[row[0] if len(row) == 1 else row for row in moved],
+                    snapshot=since,
+                )
+        connection.execute(
+            data_table.reconcile(table, staged), table.parameters if table is not None else {}
+        )
+        rows, updated = connection.execute(data_table.count_delta(staged)).fetchone()
+        change = TypeChange(spec.kind, spec.name, inserted=rows - updated, updated=updated)
+        return change, stored.version if stored else None
+
+    def _write_rows(
+        self,
+        connection: sqlite3.Connection,
+        part: StagedType,
+        version: int | None,
+        commit_id: int,
+        now: str,
+    ) -> None:
+        table = self._current_table(connection, *part.spec.ref) if version else None
+        if version is None or table is None:
+            version = 1
+            control_tables.register(connection, part.spec, version, commit_id, now)
+            table = self._add_table(connection, part.spec, version, commit_id, now)
+        connection.execute(
+            data_table.publish(table, part.staged),
+            {**table.parameters, "commit_id": commit_id, "version": version},
+        )
+
+    def _check_expected(
+        self, connection: sqlite3.Connection, expect: Mapping[tuple[str, str], int]
+    ) -> None:
+        for (kind, name), expected in expect.items():
+            actual = self._type_head(connection, kind, name)
+            if actual != expected:
+                raise ExpectedVersionMismatchError(type=name, expected=expected, actual=actual)
+
+    def _to_rows(self, spec: TypeSpec, rows: pa.Table | pa.RecordBatch) -> Iterator[Any]:
+        table = checked_rows(spec, rows)
+        return rows_of([*encode(spec, table, spec.identity), *self._encode(spec, table)])
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the storage writable, inside the transaction that writes."""
+        stamp = control_tables.inspect(connection, self.path)
+        if stamp is None:
+            self.create_tables(connection)
+            return
+        control_tables.check_engine(stamp, self.engine_version, self.path)
+        if stamp.format < control_tables.FORMAT:
+            control_tables.migrate_format(connection, stamp)
+            self._create_data_tables(connection)
+
+    @classmethod
+    def create_tables(cls, connection: sqlite3.Connection) -> None:
+        """Everything that an empty storage of this engine has, stamp included."""
+        control_tables.create_tables(connection, cls.engine_version)
+        cls._create_data_tables(connection)
+
+    @staticmethod
+    def _is_void(request: CommitRequest) -> bool:
+        """Nothing is stated, so that an absent file need not come into being."""
+        return not (
+            request.events
+            or request.expect
+            or any(i.stream is not None for i in request.inputs)
+            or any(i.table is not None and i.table.num_rows for i in request.inputs)
+        )
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def head_commit_id(self) -> int:
+        with self.reading("read head") as connection:
+            return control_tables.head(connection)[0] if connection else 0
+
+    def read(
+        self, spec: TypeSpec, window: Window = Window(), *, keys: pa.Table | None = None
+    ) -> pa.Table:
+        with self.reading("read") as connection:
+            return self.read_on(connection, spec, window, keys)
+
+    def read_on(
+        self,
+        connection: sqlite3.Connection | None,
+        spec: TypeSpec,
+        window: Window,
+        keys: pa.Table | None,
+    ) -> pa.Table:
+        """`read`, as part of what happens on a snapshot."""
+        parts = [read_schema(spec).empty_table()]
+        table = self.table_on(connection, spec)
+        if connection is None or table is None:
+            return parts[0]
+        key_set = self._load_keys(connection, spec, keys) if keys is not None else None
+        statement = Statement(
+            data_table.select(table, self.payload_names(spec), window, key_set),
+            {**table.parameters, "upto": window.as_of, "since": window.since},
+        )
+        parts += [self.to_arrow(spec, columns) for columns in batches(ask(connection, statement))]
+        return pa.concat_tables(parts)
+
+    def table_on(self, connection: sqlite3.Connection | None, spec: TypeSpec) -> DataTable | None:
+        """Where the rows of a type are, None when nothing of it is stored. Refuses a class that
+        differs from the stored schema."""
+        if connection is None or control_tables.check_schema(connection, spec) is None:
+            return None
+        return self._current_table(connection, *spec.ref)
+
+    def payload_names(self, spec: TypeSpec) -> list[str]:
+        return [column.name for column in self._payload(spec)]
+
+    def to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
+        width = 1 + len(spec.identity)
+        identity = pa.table(
+            [pa.array(column, pa.string()) for column in columns[1:width]], names=spec.identity
+        )
+        rows = self._decode(spec, identity, columns[width:])
+        return pa.Table.from_arrays(
+            [pa.array(columns[0], pa.int64()), *rows.columns], schema=read_schema(spec)
+        )
+
+    def _load_keys(self, connection: sqlite3.Connection, spec: TypeSpec, keys: pa.Table) -> KeySet:
+        """A temporary table, gone with the read's transaction."""
+        key_set = KeySet(self.temporary_name("keys"), len(spec.identity))
+        connection.execute(key_set.create())
+        connection.executemany(key_set.insert(), rows_of(encode(spec, keys, spec.identity)))
+        return key_set
+
+    def temporary_name(self, use: str) -> str:
+        """A new one: in memory, all temporary tables are in one connection."""
+        return f"{use}_{next(self._temporary)}"
+
+    def executor(self, pinned: int | None = None) -> SqlExecutor:
+        head = self.head_commit_id() if pinned is not None else 0
+        if pinned is not None and not 0 <= pinned <= head:
+            raise ValueError(f"commit {pinned} cannot be pinned: the storage is at commit {head}")
+        return SqliteExecutor(self, pinned)
+
+    def commit_at(self, reference: Reference) -> int:
+        with self.reading("resolve a reference") as connection:
+            return self.commit_on(connection, reference)
+
+    def commit_on(self, connection: sqlite3.Connection | None, reference: Reference) -> int:
+        """`commit_at`, as part of what happens on a snapshot."""
+        if isinstance(reference, str):
+            return named(reference, self._tags(connection))
+        if isinstance(reference, datetime):
+            return control_tables.commit_at(connection, reference) if connection else 0
+        return min(max(reference, 0), control_tables.head(connection)[0] if connection else 0)
+
+    def _tags(self, connection: sqlite3.Connection | None) -> Mapping[str, int]:
+        """The commits that have names."""
+        if connection is None:
+            return {}
+        return {tag.name: tag.commit_id for tag in tags.stored_tags(connection)}
+
+    def type_head(self, spec: TypeSpec) -> int:
+        with self.reading("read type head") as connection:
+            return self._type_head(connection, *spec.ref) if connection else 0
+
+    def _type_head(self, connection: sqlite3.Connection, kind: str, name: str) -> int:
+        table = self._current_table(connection, kind, name)
+        if table is None:
+            return 0
+        head: int = connection.execute(data_table.head_of(table), table.parameters).fetchone()[0]
+        return head
+
+    def list_commits(
+        self, limit: int = 10, since_commit_id: int | None = None
+    ) -> list[CommitRecord]:
+        limit, since_commit_id = min(limit, LAST_ID), min(since_commit_id or 0, LAST_ID)
+        with self.reading("list commits") as connection:
+            if connection is None:
+                return []
+            return control_tables.commits(
+                connection, since=since_commit_id or 0, limit=max(limit, 0)
+            )
+
+    def get_commit(self, commit_id: int) -> CommitRecord | None:
+        if commit_id > LAST_ID:
+            return None
+        with self.reading("read commit") as connection:
+            return control_tables.commit(connection, commit_id) if connection else None
+
+    def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with self.reading("list commit changes") as connection:
+            if connection is None or commit_id > LAST_ID:
+                return found
+            for kind, name in control_tables.touched_types(connection, commit_id):
+                columns = ("key",) if kind == "entity" else data_table.identity_columns(kind)
+                sql = data_table.changes(self._all_tables(connection, kind, name))
+                parameters = {"type": name, "commit_id": commit_id}
+                for *identity, earlier in connection.execute(sql, parameters):
+                    found.append(
+                        {"kind": kind, "type_name": name}
+                        | dict(zip(columns, identity, strict=True))
+                        | {"operation": "update" if earlier else "insert"}
+                    )
+        return found
+
+    def known_types(self) -> list[TypeSpec]:
+        """The types that this storage has, from their stored schemas; no classes needed."""
+        with self.reading("read schema") as connection:
+            return (
+                [spec for _, spec in control_tables.known_types(connection)] if connection else []
+            )
+
+    def storage_info(self) -> dict[str, Any]:
+        with self.reading("read storage info") as connection:
+            info: dict[str, Any] = {
+                "backend": self.backend,
+                "engine_version": self.engine_version,
+                "db_path": self.path,
+                "uri": self.uri,
+                "format": control_tables.FORMAT,
+                "head_commit_id": 0,
+                "types": {},
+            }
+            if connection is not None:
+                stamp = control_tables.inspect(connection, self.path)
+                info["format"] = stamp.format if stamp else control_tables.FORMAT
+                info["head_commit_id"] = control_tables.head(connection)[0]
+                types = control_tables.known_types(connection)
+                names = labels([spec.ref for _, spec in types])
+                for name, (version, spec) in zip(names, types, strict=True):
+                    info["types"][name] = {
+                        "type_kind": spec.kind,
+                        "schema_version_id": version,
+                        "last_commit_id": self._type_head(connection, *spec.ref),
+                    }
+            return info | self._engine_info(connection)
+
+    def _engine_info(self, connection: sqlite3.Connection | None) -> dict[str, Any]:
+        """What `storage_info` says besides."""
+        return {}
+
+    @contextmanager
+    def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
+        """A snapshot to read from, None when there is no storage yet."""
+        if not self._connections.exists():
+            yield None
+            return
+        with self._connections.use(operation) as connection, snapshot(connection):
+            yield connection if self._has_tables(connection) else None
+
+    def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        stamp = control_tables.inspect(connection, self.path)
+        if stamp is not None:
+            control_tables.check_engine(stamp, self.engine_version, self.path)
+        return stamp is not None
+
+    # --- for the event store --------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self, operation: str) -> Iterator[sqlite3.Connection]:
+        """A write transaction on a storage that is made ready for it; rolled back on failure."""
+        with self._connections.use(operation, create=True) as connection:
+            begin_write(connection, self._config.s3_lock_timeout_ms)
+            try:
+                self._prepare(connection)
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                rollback(connection)
+                raise
+
+    # --- lifetime -------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Nothing to wait for: a SQLite commit is complete when `commit` returns."""
+        return
+
+    def close(self) -> None:
+        """Close the connections. Closing again does nothing."""
+        self._connections.close()
+        self.duck.close()

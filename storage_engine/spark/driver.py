@@ -1,0 +1,191 @@
+"""A Spark session with the settings that Ontologia relies on.
+
+Spark jobs of one write: named, watched, and cancelled when the write cannot be published.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from storage_engine.errors import ConfigurationError
+from storage_engine.spark.results import Stage, WriteProgress
+
+_SQL_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_SETTINGS = {
+    # A second copy of a task would stage its parts twice, for nothing.
+    "spark.speculation": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def spark_session(
+    app_name: str = "ontologia",
+    *,
+    master: str | None = None,
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """The running Spark session, or a new one.
+
+    Left out, `master` is what spark-submit or SPARK_REMOTE (Spark Connect) says, else `local[*]`.
+    Executors run the driver's own Python unless `PYSPARK_PYTHON` names another one.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    given = dict(config or {})
+    builder = SparkSession.builder.appName(app_name)
+    remote = master is None and ("spark.remote" in given or bool(os.environ.get("SPARK_REMOTE")))
+    settings = {**_SQL_SETTINGS, **given} if remote else {**_SQL_SETTINGS, **_SETTINGS, **given}
+    if not remote:
+        submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has its own
+        if master is not None:
+            settings["spark.master"] = master
+        elif not submitted:
+            settings.setdefault("spark.master", "local[*]")
+        if not submitted and SparkSession.getActiveSession() is None:
+            _check_java()
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _check_java() -> None:
+    """Spark's own message for a missing Java is a line of shell; say what to do instead."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        if not (Path(home) / "bin" / "java").exists():
+            raise ConfigurationError(
+                f"JAVA_HOME is {home}, where there is no bin/java: let it name a Java 17 or later"
+            )
+    elif shutil.which("java") is None:
+        raise ConfigurationError(
+            "Spark needs Java 17 or later, and there is none: install one (on Debian "
+            "`apt install openjdk-17-jre-headless`) and let JAVA_HOME name it"
+        )
+
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.5
+
+Progress = Callable[[WriteProgress], None]
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session talks to a Spark Connect server: there is no SparkContext then."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+class Cancelled(Exception):
+    """The write was cancelled between two of its jobs; whoever cancelled it says why."""
+
+
+class Jobs:
+    """Runs the Spark actions of one write under one tag."""
+
+    def __init__(self, spark: SparkSession, name: str, progress: Progress | None) -> None:
+        self._spark = spark
+        self._tag = f"ontologia-{name}"
+        self._progress = progress
+        self._connect = is_connect(spark)
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Stop what runs and let nothing more begin. Safe to call from any thread."""
+        self._cancelled.set()
+        try:
+            if self._connect:
+                self._spark.interruptTag(self._tag)
+            else:
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+        except Exception as error:  # noqa: BLE001 - Spark may be gone, and the write ends anyway
+            log.warning("jobs of %s could not be cancelled: %s", self._tag, error)
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    @contextmanager
+    def running(self, stage: Stage, description: str) -> Iterator[None]:
+        """Spark actions in this block belong to the write; leaving by an error cancels them."""
+        if self.cancelled:
+            raise Cancelled(f"{description}: the write was cancelled")
+        self._add_tag()
+        self.tell(stage, 0, 0)
+        done = threading.Event()
+        watcher = None
+        if self._progress is not None and not self._connect:
+            watcher = threading.Thread(
+                target=self._watch, args=(stage, done), name="onto-spark-progress", daemon=True
+            )
+            watcher.start()
+        if not self._connect:
+            self._spark.sparkContext.setJobDescription(description)
+        try:
+            yield
+        except BaseException:
+            self.cancel()
+            raise
+        finally:
+            done.set()
+            if watcher is not None:
+                watcher.join()
+            if not self._connect:
+                self._spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+            self._remove_tag()
+
+    def tell(self, stage: Stage, done: int, total: int) -> None:
+        if self._progress is None:
+            return
+        try:
+            self._progress(WriteProgress(stage, done, total))
+        except Exception:  # a write must not fail for want of being watched
+            log.exception("the progress callback of a write failed; it is not called again")
+            self._progress = None
+
+    def _watch(self, stage: Stage, done: threading.Event) -> None:
+        while not done.wait(_LOOK_EVERY_S):
+            try:
+                finished, total = self._tasks()
+            except Exception as error:  # noqa: BLE001 - figures to look at, no more
+                log.debug("no progress of %s: %s", self._tag, error)
+                return
+            self.tell(stage, finished, total)
+
+    def _tasks(self) -> tuple[int, int]:
+        """Tasks done and known of, over the write's jobs so far."""
+        context: Any = self._spark.sparkContext
+        tracker = context.statusTracker()
+        finished = total = 0
+        for job_id in context._jsc.sc().statusTracker().getJobIdsForTag(self._tag):
+            job = tracker.getJobInfo(job_id)
+            for stage_id in job.stageIds if job is not None else ():
+                info = tracker.getStageInfo(stage_id)
+                if info is not None:
+                    finished += info.numCompletedTasks
+                    total += info.numTasks
+        return finished, total
+
+    def _add_tag(self) -> None:
+        if self._connect:
+            self._spark.addTag(self._tag)
+        else:
+            self._spark.sparkContext.addJobTag(self._tag)
+
+    def _remove_tag(self) -> None:
+        if self._connect:
+            self._spark.removeTag(self._tag)
+        else:
+            self._spark.sparkContext.removeJobTag(self._tag)

@@ -1,0 +1,1 @@
+"""The programs that Spark runs: ingestion, streams, compaction (a checkout's `jobs/`)."""

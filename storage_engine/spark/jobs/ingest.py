@@ -1,0 +1,190 @@
+"""Ingestion: read a source with Spark, map it to a type, publish what is new or changed.
+
+    spark-submit jobs/ingest.py --storage-uri s3://bucket/shop --models shop.models \\
+        --type Customer --source 's3a://landing/customers/*.parquet'
+
+`--help` tells all options, docs/spark.md explains them. From Python: `ingest(spark, order)`.
+Nothing is published unless everything went well; the exit code says what went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from storage_engine.cli.output import printable
+from storage_engine.errors import ConfigurationError
+from storage_engine.model.expectations import parse_expectations
+from storage_engine.runtime.bound_types import declared_types
+from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestOrder, Source
+from storage_engine.spark.jobs.arguments import IngestCall, parse_ingest
+from storage_engine.spark.jobs.program import (
+    MISMATCH,
+    OK,
+    Reporter,
+    opened,
+    reporting,
+    run,
+    start_spark,
+)
+from storage_engine.spark.jobs.program import progress as shown
+from storage_engine.spark.results import WriteProgress, WriteResult
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.runtime.session import Session
+
+__all__ = ["DriftPolicy", "IngestOrder", "Source", "ingest", "main", "parse"]
+
+Progress = Callable[[WriteProgress], None]
+
+
+def parse(argv: Sequence[str]) -> IngestOrder:
+    """The order that arguments state: `parse(order.to_arguments()) == order`."""
+    return parse_ingest(argv).order
+
+
+def ingest(
+    spark: SparkSession,
+    order: IngestOrder,
+    *,
+    session: Session | None = None,
+    progress: Progress | None = None,
+    dry_run: bool = False,
+) -> WriteResult:
+    """Carry out an order. A given session is used and stays open; else one is opened for it.
+
+    `dry_run` counts what would be written, and publishes and sets aside nothing.
+    """
+    from storage_engine.spark.jobs.mapping import prepare
+    from storage_engine.spark.writer import write_type
+
+    spec = type_of(order)
+    prepared = prepare(spark, order, spec)
+    with opened(order.storage_uri, session) as using:
+        result = write_type(
+            prepared.frame,
+            spec,
+            using,
+            progress=progress,
+            dry_run=dry_run,
+            **write_options(order),
+        )
+    return replace(result, drift=(*prepared.drift, *drifted(result)))
+
+
+def drifted(result: WriteResult) -> list[str]:
+    """What the writer found drifted while it read values, and has set aside."""
+    return [
+        f"{reason} in {count} rows"
+        for reason, count in result.reasons.items()
+        if reason.startswith(DRIFTED)
+    ]
+
+
+def write_options(order: IngestOrder) -> dict[str, Any]:
+    """What an order passes on to the writer."""
+    return {
+        "idempotency": order.idempotency,
+        "meta": order.meta or None,
+        "holder": order.meta or None,
+        "order_by": order.order_by,
+        "on_bad_rows": order.on_bad_rows,
+        "quarantine": order.quarantine,
+        "expectations": parse_expectations(order.expectations),
+        "target_part_bytes": order.target_part_bytes,
+    }
+
+
+def type_of(order: IngestOrder) -> TypeSpec:
+    """The declared type that an order is about."""
+    declared = declared_types(order.models, option="models")
+    found = [spec for (_, name), spec in declared.items() if name == order.type]
+    if not found:
+        names = ", ".join(sorted({name for _, name in declared}))
+        raise ConfigurationError(f"type {order.type!r} is not in {order.models}, which has {names}")
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"type {order.type!r}: {order.models} has an entity and a relation of that name"
+        )
+    return found[0]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(argv, lambda arguments: _run(parse_ingest(arguments)))
+
+
+def _run(call: IngestCall) -> int:
+    order = call.order
+    type_of(order)  # before Spark is started: most mistakes are here
+    what = f"{'preview' if call.run.dry_run else 'ingest'} {order.type}"
+    with reporting() as reporter, shown(what, reporter.log) as tell:
+
+        def advance(now: WriteProgress) -> None:
+            tell(now.stage, now.done, now.total)
+
+        tell("start", 0, None)
+        spark = start_spark(f"ontologia {what}", call.run)
+        result = ingest(spark, order, progress=advance, dry_run=call.run.dry_run)
+        if not call.run.dry_run:
+            _report(reporter, order, result)
+    _print(result, call)
+    return OK if result.problem is None else MISMATCH
+
+
+def _report(reporter: Reporter, order: IngestOrder, result: WriteResult) -> None:
+    reporter.log(summary(result))
+    reporter.materialized(
+        {
+            **result.as_dict(),
+            "dagster/table_name": result.type_name,
+            "dagster/uri": order.storage_uri,
+        },
+        data_version=str(result.type_commit_id),
+    )
+
+
+def summary(result: WriteResult) -> str:
+    """One sentence for people."""
+    counts = [
+        f"{count} {name}"
+        for name, count in (
+            ("inserted", result.inserted),
+            ("updated", result.updated),
+            ("unchanged", result.unchanged),
+            ("quarantined", result.quarantined),
+            ("duplicates", result.duplicates),
+            ("older than stored", result.stale),
+            ("left to another commit", result.kept),
+        )
+        if count or name in ("inserted", "updated", "unchanged")
+    ]
+    if result.already_applied:
+        outcome = f"applied before by commit {result.commit_id}"
+    elif result.commit_id is None:
+        outcome = "nothing to publish"
+    else:
+        outcome = f"commit {result.commit_id}"
+    return f"{result.type_name}: {outcome}; {result.rows} rows read, {', '.join(counts)}"
+
+
+def _print(result: WriteResult, call: IngestCall) -> None:
+    if call.run.json:
+        extra = {"dry_run": True} if call.run.dry_run else {}
+        sys.stdout.write(json.dumps({**result.as_dict(), **extra}, default=str) + "\n")
+    else:
+        lines = [summary(result), *(f"drift: {said}" for said in result.drift)]
+        lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
+        if result.quarantine is not None:
+            lines.append(f"quarantined rows are in {result.quarantine}")
+        if call.run.dry_run:
+            if result.problem is not None:
+                lines.append(f"It would be refused: {result.problem}")
+            lines.append("Nothing was published: this was a dry run.")
+        sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+    sys.stdout.flush()

@@ -1,0 +1,338 @@
+"""A source compared with the columns that it was declared to have.
+
+Columns that were added, are missing or hold something else than declared are found, reported, and
+dealt with by the order's policy. What comes out has exactly the declared columns and types. Where
+single rows can be spoiled it has `REASONS` beside them: why a row cannot be taken, empty for all
+others.
+
+From a source's rows to rows of a type: drift, condition, transform, expressions, distinct.
+
+Everything is lazy: the result is a plan that the writer runs. Rows that the source itself spoils
+(a line with too many values, a value that is not of its declared type) come through with their
+reasons, whatever the condition says, so that the writer can stop at them or set them aside.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestOrder
+from storage_engine.spark.jobs.program import spark_said
+from storage_engine.spark.jobs.sources import MALFORMED, Opened, declared_schema, open_source
+from storage_engine.spark.schema import quoted
+from storage_engine.spark.staged_parts import REASONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+_FLOATS = (FloatType, DoubleType)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a source is taken for. `found` is what drifted, one sentence each."""
+
+    frame: DataFrame
+    found: tuple[str, ...] = ()
+
+
+def settle(
+    frame: DataFrame,
+    declared: StructType,
+    policy: DriftPolicy,
+    *,
+    options: Mapping[str, str],
+    textual: bool,
+    carry_on: bool,
+) -> Settled:
+    """The frame as declared. Raises ValidationError when something has drifted for which the
+    policy is to fail.
+
+    `carry_on`: bad rows will be set aside, not stop the write. Values of text sources are looked
+    at in a pass of their own where they would be ignored (to be counted), or would stop what
+    carries on; otherwise by the writer, as it reads them.
+    """
+    columns = {field.name: field for field in frame.schema.fields if field.name != MALFORMED}
+    wanted = {field.name: field for field in declared.fields}
+    drifts = {
+        "added": [f for name, f in columns.items() if name not in wanted],
+        "missing": [f for name, f in wanted.items() if name not in columns],
+        "retyped": [
+            f
+            for name, f in wanted.items()
+            if name in columns and not _is(columns[name].dataType, f.dataType, textual)
+        ],
+    }
+    found = [_say(case, field, columns) for case, fields in drifts.items() for field in fields]
+    failing = [
+        _say(case, field, columns)
+        for case, fields in drifts.items()
+        for field in fields
+        if getattr(policy, case) == "fail"
+    ]
+    if failing:
+        raise _refused(failing)
+    reasons = [_added(f) for f in drifts["added"] if policy.added == "quarantine"]
+    if policy.missing == "quarantine":
+        reasons += [F.lit(f"{DRIFTED}{f.name} is missing") for f in drifts["missing"]]
+    taken: list[Column] = []
+    misfits: dict[str, Column] = {}
+    for name, field in wanted.items():
+        if name not in columns:
+            taken.append(F.lit(None).cast(field.dataType).alias(name))
+            continue
+        source = F.col(quoted(name))
+        value = _converted(source, columns[name].dataType, field.dataType, options, textual)
+        taken.append(value.alias(name))
+        if value is not source:
+            said = f"{DRIFTED}{name} is not {field.dataType.simpleString()}"
+            misfits[said] = source.isNotNull() & value.isNull()
+    if policy.retyped == "ignore" or (policy.retyped == "fail" and carry_on):
+        counted = _counted(frame, misfits)
+        found += counted
+        if counted and policy.retyped == "fail":
+            raise _refused(counted)
+    else:
+        reasons += [F.when(misfit, F.lit(said)) for said, misfit in misfits.items()]
+    return Settled(frame.select(*taken, *_reasons(frame, reasons)), tuple(found))
+
+
+def as_found(frame: DataFrame) -> Settled:
+    """A source of which nothing was declared."""
+    kept = [F.col(quoted(name)) for name in frame.columns if name != MALFORMED]
+    return Settled(frame.select(*kept, *_reasons(frame, [])))
+
+
+def _counted(frame: DataFrame, misfits: Mapping[str, Column]) -> list[str]:
+    """How many values are not of their declared type, in one pass."""
+    if not misfits:
+        return []
+    counts = frame.agg(*(F.count(F.when(misfit, 1)) for misfit in misfits.values())).first()
+    assert counts is not None
+    return [f"{said} in {n} rows" for said, n in zip(misfits, counts, strict=True) if n]
+
+
+def _refused(drifts: Sequence[str]) -> ValidationError:
+    return ValidationError(
+        f"the source is not as declared: {'; '.join(drifts)}. Nothing was written: correct the "
+        "source or its schema, or declare drift as ignore or quarantine"
+    )
+
+
+def _reasons(frame: DataFrame, reasons: list[Column]) -> list[Column]:
+    if MALFORMED in frame.columns:
+        broken = F.col(MALFORMED).isNotNull()
+        reasons = [
+            *reasons,
+            F.when(broken, F.lit("line is malformed")),
+        ]
+    return [F.array_compact(F.array(*reasons)).alias(REASONS)] if reasons else []
+
+
+def _added(field: StructField) -> Column:
+    present = F.col(quoted(field.name)).isNotNull()
+    return F.when(present, F.lit(f"{DRIFTED}{field.name} is not declared"))
+
+
+def _say(case: str, field: StructField, columns: Mapping[str, StructField]) -> str:
+    kind = field.dataType.simpleString()
+    if case == "retyped":
+        return f"column {field.name} is {columns[field.name].dataType.simpleString()}, not {kind}"
+    return f"column {field.name} ({kind}) is {case}"
+
+
+def _is(found: DataType, declared: DataType, textual: bool) -> bool:
+    """Whether such values are of the declared type, or lose nothing by becoming so."""
+    if textual and isinstance(found, StringType):
+        return True  # each value is looked at
+    for family in (_INTEGERS, _FLOATS):
+        if isinstance(found, family) and isinstance(declared, family):
+            return family.index(type(found)) <= family.index(type(declared))
+    return found.simpleString() == declared.simpleString()
+
+
+def _converted(
+    source: Column,
+    found: DataType,
+    declared: DataType,
+    options: Mapping[str, str],
+    textual: bool,
+) -> Column:
+    """A value of the declared type, null where there is none."""
+    if found.simpleString() == declared.simpleString():
+        return source
+    if not textual or not isinstance(found, StringType):
+        return source.try_cast(declared)
+    match declared:
+        case DateType() if "dateFormat" in options:
+            return F.try_to_date(source, options["dateFormat"])
+        case TimestampType() if "timestampFormat" in options:
+            return F.try_to_timestamp(source, F.lit(options["timestampFormat"]))
+        case BinaryType():
+            return F.encode(source, "UTF-8")
+        case ArrayType() | StructType() | MapType():
+            return F.from_json(source, declared.simpleString())
+        case _:
+            return source.try_cast(declared)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Rows ready for the writer, and what had drifted in their source."""
+
+    frame: DataFrame
+    drift: tuple[str, ...] = ()
+
+
+def prepare(spark: SparkSession, order: IngestOrder, spec: TypeSpec) -> Prepared:
+    """The rows that an order asks to write. Raises ConfigurationError when an expression or the
+    transform is wrong, ValidationError when the source has drifted and that is to fail."""
+    return mapped(open_source(spark, order.source), order, spec)
+
+
+def mapped(opened: Opened, order: IngestOrder, spec: TypeSpec) -> Prepared:
+    declared = declared_schema(order.source)
+    if declared is None:
+        settled = as_found(opened.frame)
+    else:
+        settled = settle(
+            opened.frame,
+            declared,
+            order.drift,
+            options=order.source.options,
+            textual=opened.textual,
+            carry_on=order.on_bad_rows == "quarantine",
+        )
+    frame = settled.frame
+    if order.where is not None:
+        frame = _where(frame, order.where)
+    if order.transform is not None:
+        frame = _transformed(frame, order.transform)
+    frame = _projected(frame, order, spec)
+    return Prepared(frame.distinct() if order.distinct else frame, settled.found)
+
+
+def _where(frame: DataFrame, condition: str) -> DataFrame:
+    def filtered() -> DataFrame:
+        holds = F.expr(condition)
+        found = frame.filter(holds | _spoiled() if REASONS in frame.columns else holds)
+        return _analysed(found)
+
+    return _stated("where", condition, filtered)
+
+
+def _transformed(frame: DataFrame, name: str) -> DataFrame:
+    """The function sees rows that are whole; spoiled ones go around it."""
+    function = _function(name)
+    if REASONS not in frame.columns:
+        return _result(name, function(frame))
+    made = _result(name, function(frame.filter(~_spoiled()).drop(REASONS)))
+    types = {field.name: field.dataType for field in frame.schema.fields}
+    around = [
+        (F.col(quoted(f.name)) if types.get(f.name) == f.dataType else F.lit(None))
+        .cast(f.dataType)
+        .alias(f.name)
+        for f in made.schema.fields
+    ]
+    whole = made.withColumn(REASONS, F.array().cast("array<string>"))
+    return whole.unionByName(frame.filter(_spoiled()).select(*around, REASONS))
+
+
+def _projected(frame: DataFrame, order: IngestOrder, spec: TypeSpec) -> DataFrame:
+    """The type's columns. Without a mapping all columns are passed on: the writer then says which
+    of them the type does not have."""
+    if not order.columns:
+        return frame
+    present = set(frame.columns)
+    taken = {name: quoted(name) for name in columns_of(spec) if name in present}
+    unknown = [name for name in order.columns if name not in columns_of(spec)]
+    if unknown:
+        raise ConfigurationError(
+            f"columns: {spec.name} has no column {', '.join(unknown)}; it has "
+            f"{', '.join(columns_of(spec))}"
+        )
+    taken |= order.columns
+    selected = [
+        _stated(f"columns.{name}", sql, partial(_valid, frame, sql)).alias(name)
+        for name, sql in taken.items()
+    ]
+    kept = [F.col(REASONS)] if REASONS in present else []
+    return frame.select(*selected, *kept)
+
+
+def columns_of(spec: TypeSpec) -> list[str]:
+    """The columns by which rows of a type are written."""
+    keys: list[str] = []
+    if spec.kind == "relation":
+        keys = ["left_key", "right_key", *([spec.instance_key] if spec.instance_key else [])]
+    return keys + [field.name for field in spec.fields]
+
+
+def _valid(frame: DataFrame, sql: str) -> Column:
+    expression = F.expr(sql)
+    _analysed(frame.select(expression.alias("value")))
+    return expression
+
+
+def _analysed(frame: DataFrame) -> DataFrame:
+    frame.schema  # noqa: B018 - Spark Connect looks at a plan only when it is asked something
+    return frame
+
+
+def _stated(member: str, sql: str, work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except AnalysisException as error:
+        said = f"{member}: {sql!r} cannot be evaluated: {spark_said(error)}"
+        raise ConfigurationError(said) from error
+
+
+def _function(name: str) -> Callable[[DataFrame], Any]:
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"transform {name}: {error}") from error
+    if not callable(found):
+        raise ConfigurationError(f"transform {name}: is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _result(name: str, made: Any) -> DataFrame:
+    if not hasattr(made, "unionByName"):
+        raise ConfigurationError(f"transform {name}: returned {made!r}, not a DataFrame")
+    return made  # type: ignore[no-any-return]
+
+
+def _spoiled() -> Column:
+    return F.size(F.col(REASONS)) > 0

@@ -1,0 +1,251 @@
+"""The driver's part of a write, whoever staged the rows: where parts go, what stops it, publish.
+
+Shared by `write_type` and the data source, so that both keep the same rules.
+
+What is said of a write's rows: that some cannot be written, or what would become of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.records import CommitFile, timestamp
+from storage_engine.errors import (
+    ConfigurationError,
+    HeadMismatchError,
+    LockContentionError,
+    ValidationError,
+)
+from storage_engine.model.declarations import Event
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.object.write.staged_conflicts import disjoint
+from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.protocol import CommitResult
+from storage_engine.runtime import arguments
+from storage_engine.runtime.bound_types import StoredClass
+from storage_engine.runtime.session import Session
+from storage_engine.spark.quarantine import Quarantine
+from storage_engine.spark.reconcile import Reconciled
+from storage_engine.spark.results import WriteProgress, WriteResult
+from storage_engine.spark.staged_parts import Target, TaskReport
+
+if TYPE_CHECKING:
+    pass
+
+_PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What a write may be asked for; see `write_type`."""
+
+    idempotency: tuple[str, int | str] | None = None
+    meta: Mapping[str, str] | None = None
+    expect: Mapping[StoredClass | str, int] | None = None
+    event: Event | Iterable[Event] | None = None
+    holder: Mapping[str, str] | None = None
+    order_by: str | None = None
+    on_bad_rows: Literal["fail", "quarantine"] = "fail"
+    quarantine: str | None = None
+    expectations: Sequence[Any] = ()
+    target_part_bytes: int | None = None
+    progress: Callable[[WriteProgress], None] | None = None
+    dry_run: bool = False
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether bad rows go to a side table."""
+        return self.on_bad_rows == "quarantine" and not self.dry_run
+
+
+def check_options(spec: TypeSpec, options: WriteOptions) -> None:
+    """Refuse what cannot be meant."""
+    if options.on_bad_rows not in ("fail", "quarantine"):
+        raise ConfigurationError(
+            f"on_bad_rows {options.on_bad_rows!r} is unknown: give 'fail' or 'quarantine'"
+        )
+    if options.quarantine is not None and options.on_bad_rows != "quarantine":
+        raise ConfigurationError("quarantine is given, but on_bad_rows is not 'quarantine'")
+    names = [f.name for f in spec.fields]
+    if options.order_by is not None:
+        if options.order_by not in names:
+            raise ConfigurationError(
+                f"order_by {options.order_by!r} is no field of {spec.name} "
+                f"(it has {', '.join(names)})"
+            )
+        if spec.field(options.order_by).storage in ("json", "bytes"):
+            raise ConfigurationError(
+                f"order_by {options.order_by!r} has no order: name a field of text, numbers, "
+                "dates or times"
+            )
+
+
+def target_of(attempt: StagedAttempt, options: WriteOptions) -> Target:
+    """Where the parts of a write go."""
+    return Target(
+        uri=attempt.uri,
+        config=attempt.config,
+        attempt=attempt.attempt,
+        spec=replace(attempt.spec, python_class=None),
+        schema_version_id=attempt.schema_version_id,
+        part_bytes=options.target_part_bytes or attempt.config.target_part_bytes,
+        quarantine=_quarantine(attempt, options) if options.sets_aside else None,
+    )
+
+
+def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
+    uri, prefix = options.quarantine, ""
+    if uri is None:
+        uri = attempt.uri
+        folder = layout.FOLDERS[attempt.spec.kind]
+        prefix = f"quarantine/{folder}/{attempt.spec.name}/{attempt.attempt}/"
+    mark = options.idempotency
+    facts = {**(options.meta or {})}
+    if mark is not None:
+        facts |= {"app_id": mark[0], "version": str(mark[1])}
+    return Quarantine(
+        uri=uri,
+        prefix=prefix,
+        type_name=attempt.spec.name,
+        attempt=attempt.attempt,
+        base_commit_id=attempt.base.commit_id,
+        started_at=timestamp(attempt.now()),
+        job=tuple(sorted(facts.items())),
+    )
+
+
+def take_parts(attempt: StagedAttempt, reports: Sequence[TaskReport], part_bytes: int) -> bool:
+    """Take what tasks have staged into the write, and stage what they have returned.
+
+    Whether no identity can be in any one part twice, as far as order tells.
+    """
+    parts = [part for report in reports for part in report.parts]
+    attempt.add(CommitFile.parse(part) for part in parts)
+    held: list[pa.Table] = []
+    inserted = size = 0
+    for report in [*reports, None]:
+        rows = report.loose_rows() if report is not None else None
+        if held and (report is None or size >= part_bytes):
+            attempt.stage(pa.concat_tables(held), inserted=inserted)
+            held, inserted, size = [], 0, 0
+        if report is not None and rows is not None:
+            held.append(rows)
+            inserted += report.loose_inserted
+            size += rows.nbytes
+    whole = not any(report.loose for report in reports)
+    return whole and all(part["ascending"] for part in parts)
+
+
+def check_unique(
+    attempt: StagedAttempt,
+    *,
+    ascending: bool,
+    repeated: Callable[[], list[object]] | None = None,
+) -> None:
+    """No identity may be in the parts twice; `ascending`: none is, within one of them.
+
+    `repeated` finds some that are, where it is not for the driver alone to look.
+    """
+    files = attempt.files
+    if not files or (ascending and disjoint(attempt.spec, files)):
+        return
+    found = (repeated or attempt.repeated)()
+    if found:
+        shown = ", ".join(repr(identity) for identity in found)
+        raise ValidationError(
+            f"{attempt.spec.name}: identities appear more than once in the input, for example "
+            f"{shown}; nothing was published. Make them unique, or name the column that says "
+            "which row is the latest (order_by)",
+            type=attempt.spec.name,
+            identity=found,
+        )
+
+
+def publish(session: Session, attempt: StagedAttempt, options: WriteOptions) -> CommitResult | None:
+    """As one commit; None when nothing differs and there is no event."""
+    given = options.event  # an iterable can be read once, and a publish tried again
+    events = None if given is None else arguments.listed_events("write(event=...)", given)
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            return session.commit_staged(
+                attempt.as_input(),
+                events,
+                meta=options.meta,
+                expect=options.expect,
+                idempotency=options.idempotency,
+                holder=options.holder,
+            )
+        except (LockContentionError, HeadMismatchError):
+            # The work is staged and stays good; others only had the lock for too long.
+            if tries >= _PUBLISH_TRIES:
+                raise
+
+
+def check_rows(target: Target, reports: Sequence[TaskReport]) -> None:
+    """Bad rows stop a write that has no side table for them."""
+    bad = sum(report.bad for report in reports)
+    if bad and target.quarantine is None:
+        raise bad_rows(target.spec, bad, reports)
+
+
+def previewed(
+    spec: TypeSpec,
+    type_commit_id: int,
+    found: Reconciled,
+    reports: Sequence[TaskReport],
+    options: WriteOptions,
+) -> WriteResult:
+    """What a rehearsal has counted. Bad rows are told as quarantined; `problem` says if they, or
+    identities that appear twice, would stop the write."""
+    reasons: Counter[str] = Counter()
+    for report in reports:
+        reasons.update(report.reasons)
+    parts = [part for report in reports for part in report.parts]
+    counts = found.counts
+    bad = sum(report.bad for report in reports)
+    problem = None
+    if bad and options.on_bad_rows == "fail":
+        problem = str(bad_rows(spec, bad, reports))
+    elif found.repeated and options.order_by is None:
+        problem = (
+            f"{spec.name}: {found.repeated} rows have an identity that another one has; make them "
+            "unique, or name the column that says which row is the latest (order_by)"
+        )
+    return WriteResult(
+        type_name=spec.name,
+        commit_id=None,
+        type_commit_id=type_commit_id,
+        rows=counts.rows,
+        inserted=sum(part["inserted"] for part in parts),
+        updated=sum(part["updated"] for part in parts),
+        unchanged=counts.unchanged,
+        quarantined=bad,
+        duplicates=counts.duplicates,
+        stale=counts.stale,
+        reasons=dict(reasons),
+        problem=problem,
+    )
+
+
+def bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> ValidationError:
+    """Lists each reason with its count, and three rows."""
+    reasons: Counter[str] = Counter()
+    examples: list[str] = []
+    for report in reports:
+        reasons.update(report.reasons)
+        examples += report.examples
+    listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
+    shown = " | ".join(examples[:3])
+    return ValidationError(
+        f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
+        f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
+        type=spec.name,
+    )

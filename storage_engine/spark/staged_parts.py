@@ -1,0 +1,337 @@
+"""What executors do: Arrow batches in, Parquet parts in the store, descriptions of them out.
+
+Runs in Spark's Python workers (`mapInArrow`). Names are unique per partition and task attempt, so
+a task that runs twice, or two copies of it at once, leave orphans and never a mixture; only what
+a successful task returns is taken into the write. Scalar columns never become Python objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_engine.commitlog import layout
+from storage_engine.config import OntologiaConfig
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.conform import Conformer, Fault, Sifted, conform
+from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.repository.object.write.bulk import ascends
+from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.spark.quarantine import Quarantine, QuarantineFile
+
+INSERT = "__insert"  # bool: the identity is new (all are when the column is missing)
+REASONS = "__reasons"  # list of str: what expectations have found wrong with the row
+FAULTS = "__faults"  # JSON: what was wrong with a row that was conformed before
+ORIGINAL = "__original"  # JSON: that row
+HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL)
+
+REPORT = pa.schema([pa.field("report", pa.string(), nullable=False)])
+REPORT_DDL = "report string"
+_EXAMPLES = 3
+LOOSE_BYTES = 64 * 1024  # what a task may return instead of staging a part
+_LOOSE_TASKS = 512  # the first ones: the driver's memory is bounded, whatever the partitions
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the parts of a write go, and in what form."""
+
+    uri: str
+    config: OntologiaConfig
+    attempt: str
+    spec: TypeSpec
+    schema_version_id: int
+    part_bytes: int
+    quarantine: Quarantine | None  # None: bad rows are counted, and the write will fail
+
+
+@dataclass
+class TaskReport:
+    """What one task did. `parts` are CommitFile fields, with `ascending` beside them."""
+
+    rows: int = 0
+    bad: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    loose: str = ""  # rows too few for a part, as Arrow's stream in base64; the driver stages them
+    loose_inserted: int = 0
+    quarantined: list[str] = field(default_factory=list)
+
+    def loose_rows(self) -> pa.Table | None:
+        if not self.loose:
+            return None
+        with pa.ipc.open_stream(base64.b64decode(self.loose)) as stream:
+            return stream.read_all()
+
+    def to_batch(self) -> pa.RecordBatch:
+        text = json.dumps(vars(self))
+        return pa.RecordBatch.from_arrays([pa.array([text])], schema=REPORT)
+
+    @classmethod
+    def parse(cls, text: str) -> TaskReport:
+        raw = json.loads(text)
+        return cls(**{**raw, "reasons": Counter(raw["reasons"])})
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """The function of one task. `conformed`: rows come in the row schema already. `rehearsal`:
+    rows are looked at and counted, none is staged or set aside. `loose_bytes`: up to this much is
+    returned instead of staged, so that many small tasks do not make many small files."""
+
+    target: Target
+    conformed: bool = False
+    rehearsal: bool = False
+    loose_bytes: int = 0
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with tempfile.TemporaryDirectory(prefix="ontologia-stage-") as folder:
+            run = _Run(self.target, Path(folder), self)
+            try:
+                for batch in batches:
+                    run.take(batch)
+                report = run.finish()
+            finally:
+                run.close()
+        if report.rows:
+            yield report.to_batch()
+
+
+class _Run:
+    """One task at work."""
+
+    def __init__(self, target: Target, folder: Path, task: StageTask) -> None:
+        self._target = target
+        self._spec = target.spec
+        self._folder = folder
+        self._conformed = task.conformed
+        self._rehearsal = task.rehearsal
+        partition, self._label = task_label()
+        self._loose_bytes = task.loose_bytes if partition < _LOOSE_TASKS else 0
+        self._store: ObjectStore | None = None
+        self._conformer: Conformer | None = None
+        self._quarantine: QuarantineFile | None = None
+        self._report = TaskReport()
+        self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
+        self._held_new = 0
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        self._report.rows += batch.num_rows
+        own = batch.select([n for n in batch.schema.names if n not in HELPERS])
+        sifted = self._sift(own, batch)
+        rows, fresh = sifted.rows, _column(batch, INSERT)
+        if sifted.fits is not None:
+            self._set_aside(own, batch, sifted)
+            fresh = fresh.filter(sifted.fits) if fresh is not None else None
+            if self._target.quarantine is None and not self._rehearsal:
+                return  # nothing will be published: count on, but stage no more
+        if self._rehearsal:
+            new = rows.num_rows if fresh is None else int(pc.sum(fresh).as_py() or 0)
+            self._report.parts.append({"inserted": new, "updated": rows.num_rows - new})
+            return
+        if rows.num_rows and (self._target.quarantine is not None or not self._report.bad):
+            self._held.append(rows)
+            self._held_bytes += rows.nbytes
+            self._held_new += rows.num_rows if fresh is None else int(pc.sum(fresh).as_py() or 0)
+            if self._held_bytes >= self._target.part_bytes:
+                self._flush()
+
+    def finish(self) -> TaskReport:
+        if self._held and not self._report.parts and self._held_bytes <= self._loose_bytes:
+            self._return_rows()
+        elif self._held:
+            self._flush()
+        if self._quarantine is not None:
+            self._report.quarantined.append(self._quarantine.close())
+        return self._report
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    # -- rows that do not fit -----------------------------------------------------------------
+
+    def _sift(self, own: pa.RecordBatch, batch: pa.RecordBatch) -> Sifted:
+        if self._conformed:
+            found = _carried(batch)
+            if not found:
+                rows = pa.RecordBatch.from_arrays(own.columns, schema=row_schema(self._spec))
+                return Sifted(rows, None, {})
+            fits = _all_but(found, batch.num_rows)
+            kept = own.filter(fits)
+            rows = pa.RecordBatch.from_arrays(kept.columns, schema=row_schema(self._spec))
+            return Sifted(rows, fits, found)
+        if self._conformer is None:
+            self._conformer = conform(self._spec, own.schema)
+        return sift_with_reasons(self._conformer, own, batch)
+
+    def _set_aside(self, own: pa.RecordBatch, batch: pa.RecordBatch, sifted: Sifted) -> None:
+        report = self._report
+        report.bad += len(sifted.faults)
+        for faults in sifted.faults.values():
+            report.reasons.update({fault.what for fault in faults})
+        numbers = sorted(sifted.faults)
+        originals = _column(batch, ORIGINAL)
+        bad = own.take(pa.array(numbers, pa.int64()))
+        if originals is not None:
+            texts = originals.take(pa.array(numbers, pa.int64())).to_pylist()
+        else:
+            texts = [as_json(row) for row in objects_of(bad)]
+        said = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
+        for text, reasons in zip(texts, said, strict=True):
+            if len(report.examples) >= _EXAMPLES:
+                break
+            report.examples.append(f"{'; '.join(reasons)}: {text}")
+        if self._target.quarantine is not None:
+            if self._quarantine is None:
+                self._quarantine = QuarantineFile(
+                    self._target.quarantine, self._target.config, self._label, self._folder
+                )
+            self._quarantine.write(texts, said)
+
+    # -- parts --------------------------------------------------------------------------------
+
+    def _return_rows(self) -> None:
+        sink = io.BytesIO()
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(sink, self._held[0].schema, options=options) as stream:
+            for batch in self._held:
+                stream.write_batch(batch)
+        self._report.loose = base64.b64encode(sink.getvalue()).decode()
+        self._report.loose_inserted = self._held_new
+
+    def _flush(self) -> None:
+        target = self._target
+        rows = pa.Table.from_batches(self._held)
+        inserted = self._held_new
+        self._held, self._held_bytes, self._held_new = [], 0, 0
+        number = len(self._report.parts)
+        path = self._folder / f"{number}.parquet"
+        table = stored_table(
+            self._spec,
+            rows,
+            engine_version="v2",
+            schema_version_id=target.schema_version_id,
+            commit_id=None,
+        )
+        encoded = encode_file(self._spec, table, path)
+        label = self._label if number == 0 else f"{self._label}-{number:03d}"
+        key = layout.staged_part(
+            target.attempt, self._spec.kind, self._spec.name, target.schema_version_id, label
+        )
+        if self._store is None:
+            self._store = open_store(target.uri, target.config)
+        self._store.put_file(key, path)
+        path.unlink()
+        described = encoded.describe(
+            self._spec,
+            key,
+            schema_version_id=target.schema_version_id,
+            part=None,
+            inserted=inserted,
+            commit_id_source="manifest",
+        )
+        ascending = ascends(rows.column(self._spec.identity[0]))
+        self._report.parts.append({**dataclasses.asdict(described), "ascending": ascending})
+
+
+def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.RecordBatch) -> Sifted:
+    """Sort out rows that do not fit the type, and those that broke an expectation."""
+    sifted = conformer.sift(own)
+    broken = _broken(batch)
+    if not broken:
+        return sifted
+    both = {row: [*sifted.faults.get(row, ()), *found] for row, found in broken.items()}
+    faults: dict[int, Sequence[Fault]] = {**sifted.faults, **both}
+    fits = _all_but(faults, batch.num_rows)
+    kept = fits if sifted.fits is None else fits.filter(sifted.fits)
+    return Sifted(sifted.rows.filter(kept), fits, faults)
+
+
+def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows that may hold times for which Python has no object: those columns come as text."""
+    found: list[dict[str, Any]]
+    try:
+        found = rows.to_pylist()
+    except (OverflowError, ValueError):
+        texts = [
+            column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
+            for column in rows.columns
+        ]
+        found = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
+    return found
+
+
+def as_json(row: Mapping[str, Any]) -> str:
+    """A row as JSON text, whatever is in it."""
+    return json.dumps(row, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    isoformat = getattr(value, "isoformat", None)
+    return isoformat() if isoformat is not None else str(value)
+
+
+def _broken(batch: pa.RecordBatch) -> dict[int, list[Fault]]:
+    reasons = _column(batch, REASONS)
+    if reasons is None:
+        return {}
+    some = pc.indices_nonzero(pc.fill_null(pc.greater(pc.list_value_length(reasons), 0), False))
+    texts = reasons.take(some).to_pylist()
+    return {
+        row: [Fault(text) for text in found]
+        for row, found in zip(some.to_pylist(), texts, strict=True)
+    }
+
+
+def _carried(batch: pa.RecordBatch) -> dict[int, list[Fault]]:
+    faults = _column(batch, FAULTS)
+    if faults is None:
+        return {}
+    some = pc.indices_nonzero(pc.is_valid(faults))
+    return {
+        row: [Fault(*pair) for pair in json.loads(text)]
+        for row, text in zip(some.to_pylist(), faults.take(some).to_pylist(), strict=True)
+    }
+
+
+def _all_but(faults: Mapping[int, Sequence[Fault]], rows: int) -> pa.Array:
+    return pa.array([row not in faults for row in range(rows)], pa.bool_())
+
+
+def _say(fault: Fault) -> str:
+    return f"{fault.what}: {fault.detail}" if fault.detail else fault.what
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    position = batch.schema.get_field_index(name)
+    return batch.column(position) if position >= 0 else None
+
+
+def task_label() -> tuple[int, str]:
+    """The partition of the running task, and a name that no other attempt at it has."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "only Spark tasks have a label"
+    number = context.partitionId()
+    return number, f"{number:05d}-{context.taskAttemptId()}"

@@ -1,0 +1,1 @@
+"""For tests, ours and those of users: the meaning of the query language in plain Python."""
