@@ -231,7 +231,7 @@ def test_help_is_complete_and_in_the_documentation(
 ) -> None:
     assert program.main(["--help"]) == 0
     assert "Exit codes" in capsys.readouterr().out
-    name = program.__name__.partition(".")[2]
+    name = program.__name__.rpartition(".")[2]
     parser = getattr(
         __import__(
             "storage_engine.spark.jobs.arguments" if name == "ingest" else program.__name__,
