@@ -5,7 +5,6 @@ from __future__ import annotations
 from storage_engine.config import OntologiaConfig
 from storage_engine.events.protocol import EventStore
 from storage_engine.events.records import Policy
-from storage_engine.objectstore.protocol import bulk_of
 from storage_engine.repository.protocol import Repository
 
 
@@ -22,4 +21,4 @@ def open_event_store(repository: Repository, config: OntologiaConfig) -> EventSt
     from storage_engine.repository.object.engine import ObjectRepository
 
     assert isinstance(repository, ObjectRepository)
-    return ObjectEventStore(bulk_of(repository.store), repository.chain, policy)
+    return ObjectEventStore(repository.store.bulk, repository.chain, policy)

@@ -174,7 +174,7 @@ def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -
         kind=kind,
         type_name=name,
         entries=len(entries),
-        snapshots=sum(e.min_commit_id < e.max_commit_id for e in entries),
+        snapshots=sum(e.is_snapshot for e in entries),
         files=len(files),
         rows=sum(max(0, f.row_count) for f in files),
         bytes=sum(f.bytes for f in files),

@@ -23,8 +23,9 @@ from storage_engine.maintenance.gc import plan as plan_module
 from storage_engine.maintenance.gc.sweep import _Sweeper
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.tags import create_tag, delete_tag
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository.protocol import CommitRequest
+from storage_engine.testing.faults import FaultKind
 from tests.cli.support import onto
 from tests.commitlog.support import HISTORY, World, Writer, at, made_world
 from tests.engines import (

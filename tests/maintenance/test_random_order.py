@@ -17,8 +17,9 @@ from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.maintenance.restore import restore
 from storage_engine.maintenance.tags import create_tag, delete_tag, list_tags, resolve_tag
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import Window
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import HISTORY, World, made_world
 from tests.engines import CUSTOMER, customer, rows_of, stream_of
 from tests.index.support import index_of, spoil

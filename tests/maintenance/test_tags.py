@@ -11,8 +11,8 @@ from storage_engine.commitlog import layout
 from storage_engine.errors import ConfigurationError, TagExistsError, UnknownTagError
 from storage_engine.maintenance.references import commit_of, parse_reference
 from storage_engine.maintenance.tags import create_tag, delete_tag, list_tags, resolve_tag
-from storage_engine.objectstore.faults import FaultKind
 from storage_engine.repository import initialize_storage
+from storage_engine.testing.faults import FaultKind
 from tests.cli.support import onto
 from tests.commitlog.support import World, at, made_world
 from tests.engines import Storage, customer, on_servers, put

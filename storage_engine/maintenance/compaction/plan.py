@@ -87,8 +87,7 @@ class CompactionPolicy:
         return rows(older) <= self.ratio * sum(rows(entry) for entry in run)
 
     def _is_small(self, entry: Entry) -> bool:
-        is_commit = entry.min_commit_id == entry.max_commit_id
-        return is_commit and size(entry) < self.small_bytes
+        return entry.is_single and size(entry) < self.small_bytes
 
 
 def rows(entry: Entry) -> int:

@@ -34,8 +34,8 @@ from storage_engine.index.objects import IndexObjects
 from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
-from storage_engine.objectstore.cache import ImmutableCache, open_cache
-from storage_engine.objectstore.protocol import ObjectStore, bulk_of
+from storage_engine.objectstore.cache import cache_for
+from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.query.spec import Reference
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
@@ -76,9 +76,12 @@ class ObjectRepository(ABC):
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
-        secret = getattr(store, "duckdb_secret", None)  # S3: credentials of the AWS chain
-        self._duck = Duck(uri=store.uri, memory_limit=config.s3_duckdb_memory_limit, secret=secret)
-        self._cache = _cache_for(store, config)
+        self._duck = Duck(
+            uri=store.uri,
+            memory_limit=config.s3_duckdb_memory_limit,
+            secret=store.duckdb_secret,
+        )
+        self._cache = cache_for(store, config)
         scanner = Scanner(store, self._duck, self._cache)
         self._resident = Resident()
         self._versions = Versions(
@@ -98,13 +101,11 @@ class ObjectRepository(ABC):
             self._commit_at,
             v1=self.engine_version == "v1",
         )
-        simulated = store.kind == "memory"  # its clock moves only when told to
         self.lock = WriteLock(
             store,
             owner_id=config.runtime_id,
             lease_ttl_ms=config.s3_lease_ttl_ms,
             timeout_ms=config.s3_lock_timeout_ms,
-            keep_alive=not simulated,
             warn=self._warn,
         )
         self._holder = self.lock.holder
@@ -116,7 +117,6 @@ class ObjectRepository(ABC):
             checkpoint_interval=config.checkpoint_interval,
             project=self._project,
             warn=self._warn,
-            **({"linger_s": 0.0} if simulated else {}),
         )
         self._last_index_warning: str | None = None
         self._commit_mutex = threading.Lock()
@@ -258,7 +258,7 @@ class ObjectRepository(ABC):
 
     def _project(self, published: Published) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
-        outbox = projections(bulk_of(self.store), published.manifest)
+        outbox = projections(self.store.bulk, published.manifest)
         catalogs = catalog_writes(
             self._documents,
             registered,
@@ -318,9 +318,7 @@ class ObjectRepository(ABC):
             "last_index_warning": self._last_index_warning,
             "requests": self.store.meter.snapshot(),
         }
-        for name in ("bucket", "prefix"):
-            if hasattr(self.store, name):
-                info[name] = getattr(self.store, name)
+        info |= self.store.facts
         if self.engine_version == "v2":
             info["type_layouts"] = {
                 label: {
@@ -382,10 +380,3 @@ class S3RepositoryV2(ObjectRepository):
     def _types_to_index(self, published: Published) -> list[TypeRef]:
         """The touched types: `type_heads` in the manifest tell readers that others are complete."""
         return published.manifest.touched()
-
-
-def _cache_for(store: ObjectStore, config: OntologiaConfig) -> ImmutableCache | None:
-    """None for a directory, which is as near as a cache, and for the simulated store."""
-    if store.kind == "directory" or (store.kind == "memory" and config.cache_dir is None):
-        return None
-    return open_cache(config)
