@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from storage_engine.commitlog.tags import is_instant
 from storage_engine.errors import ConfigurationError
-from storage_engine.maintenance.tags import resolve_tag
 from storage_engine.query.spec import Reference
 from storage_engine.repository.protocol import Repository
 
@@ -24,7 +23,7 @@ def parse_reference(text: str) -> Reference:
 def commit_of(repository: Repository, reference: Reference) -> int:
     """The commit that is meant; unlike a read, which clamps, this wants one that is there."""
     if isinstance(reference, str):
-        return resolve_tag(repository, reference).commit_id
+        return repository.resolve_tag(reference).commit_id
     head = repository.head_commit_id()
     if isinstance(reference, datetime):
         found = _at_or_before(repository, reference, head)

@@ -12,17 +12,17 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state
+from storage_engine.commitlog import state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import Published, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
-from storage_engine.commitlog.tags import resolve_tag
+from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     SchemaMetadataError,
@@ -67,6 +67,7 @@ class ObjectRepository(ABC):
 
     backend = "s3"
     engine_version: ClassVar[EngineVersion]
+    database: None = None
 
     def __init__(self, store: ObjectStore, config: OntologiaConfig, stamp: Stamp) -> None:
         self.uri = store.uri
@@ -78,8 +79,8 @@ class ObjectRepository(ABC):
         self._documents = Documents(store)
         secret = getattr(store, "duckdb_secret", None)  # S3: credentials of the AWS chain
         self._duck = Duck(uri=store.uri, memory_limit=config.s3_duckdb_memory_limit, secret=secret)
-        self._cache = _cache_for(store, config)
-        scanner = Scanner(store, self._duck, self._cache)
+        self.cache = _cache_for(store, config)
+        scanner = Scanner(store, self._duck, self.cache)
         self._resident = Resident()
         self._versions = Versions(
             self.chain,
@@ -125,6 +126,10 @@ class ObjectRepository(ABC):
     # -- what maintenance works with ----------------------------------------------------------
 
     @property
+    def objects(self) -> Self:
+        return self
+
+    @property
     def config(self) -> OntologiaConfig:
         return self._config
 
@@ -164,8 +169,21 @@ class ObjectRepository(ABC):
         if isinstance(reference, datetime):
             return state.commit_at(self.chain, head, reference)
         if isinstance(reference, str):
-            return resolve_tag(self.chain, reference, head).commit_id
+            return tags.resolve_tag(self.chain, reference, head).commit_id
         return min(max(reference, 0), head.commit_id)
+
+    def list_tags(self) -> list[Tag]:
+        return tags.list_tags(self.chain)
+
+    def resolve_tag(self, name: str) -> Tag:
+        return tags.resolve_tag(self.chain, name)
+
+    def create_tag(self, name: str, commit_id: int | None = None) -> Tag:
+        self.flush()
+        return tags.create_tag(self.chain, name, commit_id, runtime_id=self.lock.owner_id)
+
+    def delete_tag(self, name: str) -> Tag:
+        return tags.delete_tag(self.chain, name)
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
@@ -205,6 +223,9 @@ class ObjectRepository(ABC):
                 ),
                 request,
             ).run()
+
+    def applied(self, unit: Idempotency) -> int | None:
+        return commit_history.applied_by(self.chain, self.chain.read_head().head, unit)
 
     def begin_staged(
         self,
@@ -316,7 +337,7 @@ class ObjectRepository(ABC):
                 for label, (ref, top) in named.items()
             },
             "last_index_warning": self._last_index_warning,
-            "requests": self.store.meter.snapshot(),
+            "requests": self.requests(),
         }
         for name in ("bucket", "prefix"):
             if hasattr(self.store, name):
@@ -332,6 +353,9 @@ class ObjectRepository(ABC):
                 for label, (ref, top) in named.items()
             }
         return info
+
+    def requests(self) -> dict[str, int]:
+        return dict(self.store.meter.snapshot())
 
     def index_warnings(self) -> list[str]:
         """What is wrong with the indices now; reads are right all the same."""
