@@ -215,10 +215,12 @@ def tag_create(
     ] = None,
 ) -> None:
     """Name a commit. A name that is taken by another commit is refused."""
-    from storage_engine.maintenance.references import commit_of, parse_reference
+    from storage_engine.query.reference import parse_reference
 
     with invocation.repository() as repository:
-        commit_id = commit_of(repository, parse_reference(ref)) if ref is not None else None
+        commit_id = (
+            repository.require_commit(parse_reference(ref, "REF")) if ref is not None else None
+        )
         made = repository.create_tag(name, commit_id)
     if invocation.output.json:
         invocation.output.document(made.as_dict())
@@ -257,11 +259,11 @@ def restore(
     ] = False,
 ) -> None:
     """Make the state of an older commit the latest, by a new commit; history stays."""
-    from storage_engine.maintenance.references import parse_reference
     from storage_engine.maintenance.restore import restore as run
+    from storage_engine.query.reference import parse_reference
 
     with invocation.repository() as repository:
-        done = run(repository, parse_reference(ref), apply=apply, examples=limit)
+        done = run(repository, parse_reference(ref, "REF"), apply=apply, examples=limit)
     if invocation.output.json:
         invocation.output.document(done.as_dict())
     else:

@@ -26,11 +26,10 @@ from storage_engine.errors import (
     SchemaMetadataError,
     SchemaOutdatedError,
 )
-from storage_engine.maintenance.references import commit_of
 from storage_engine.maintenance.rows import current_entries, stored_types, versions_of
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.protocol import LATEST, CommitRequest, Repository, TypeInput, Window
 
@@ -297,7 +296,7 @@ def restore(
     Raises UnknownTagError or ConfigurationError for a reference that means no commit, and
     SchemaOutdatedError when a type has been migrated to another schema version since.
     """
-    commit_id = commit_of(repository, reference)
+    commit_id = repository.require_commit(reference)
     for attempt in range(1, _ATTEMPTS + 1):
         with _rows(repository) as rows:
             _check_versions(repository, commit_id)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from storage_engine.errors import LeaseExpiredError, UnsupportedEngineError
+from storage_engine.errors import ConfigurationError, LeaseExpiredError, UnsupportedEngineError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import SqlExecutor
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
@@ -154,6 +154,16 @@ class CommitRecord:
         }
 
 
+def checked_commit(reference: Reference, commit_id: int, head: int) -> int:
+    """`commit_id`, to which a reference was resolved, if there is such a commit."""
+    if isinstance(reference, datetime) and commit_id == 0:
+        raise ConfigurationError(f"there was no commit yet at {reference.isoformat()}")
+    if isinstance(reference, int) and not 1 <= reference <= head:
+        there = f"1 to {head} are there" if head else "there are none yet"
+        raise ConfigurationError(f"no commit {reference}: {there}; `onto commits` lists them")
+    return commit_id
+
+
 def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEngineError:
     """What engines say that cannot publish parts which others have staged."""
     what = "SQLite" if backend == "sqlite" else f"engine {engine_version}"
@@ -238,6 +248,9 @@ class Repository(Protocol):
     def commit_at(self, reference: Reference) -> int:
         """The commit that a reference means: an id clamped to 0..head; for an instant the last
         commit at or before it (0 before the first); for a text the commit of that tag."""
+
+    def require_commit(self, reference: Reference) -> int:
+        """As `commit_at`, for what is done to a commit: ConfigurationError where none is meant."""
 
     def list_tags(self) -> list[Tag]:
         """All tags, by name."""

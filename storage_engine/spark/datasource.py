@@ -31,7 +31,8 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
-from storage_engine.query.spec import Reference, When
+from storage_engine.query.reference import Reference, parse_reference
+from storage_engine.query.spec import When
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.object.read.splits import OPERATION, ChangePlan, shares
@@ -44,7 +45,7 @@ from storage_engine.spark.schema import (
     spark_schema,
     stored_columns,
 )
-from storage_engine.spark.storage import commit_of, find_type, opened, parse_reference
+from storage_engine.spark.storage import commit_of, find_type, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,8 @@ from pyspark.sql import functions
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import Kind, TypeSpec
-from storage_engine.query.spec import QuerySpec, Reference, When
+from storage_engine.query.reference import Reference
+from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.open import MEMORY

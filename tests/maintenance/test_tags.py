@@ -9,8 +9,8 @@ import pytest
 
 from storage_engine.commitlog import layout
 from storage_engine.errors import ConfigurationError, TagExistsError, UnknownTagError
-from storage_engine.maintenance.references import commit_of, parse_reference
 from storage_engine.objectstore.faults import FaultKind
+from storage_engine.query.reference import parse_reference
 from storage_engine.repository import initialize_storage
 from tests.cli.support import onto
 from tests.commitlog.support import World, at, made_world
@@ -90,15 +90,15 @@ def test_references_are_ids_times_and_tags(storage: Storage) -> None:
         put(repository, customer("a", age=age))
     repository.create_tag("two", 2)
     times = {r.id: r.created_at for r in repository.list_commits(3)}
-    assert commit_of(repository, parse_reference("2")) == 2
-    assert commit_of(repository, parse_reference("two")) == 2
-    assert commit_of(repository, times[2]) == 2
-    assert commit_of(repository, parse_reference(times[2].isoformat())) == 2
-    assert commit_of(repository, times[3] + timedelta(days=1)) == 3
+    assert repository.require_commit(parse_reference("2")) == 2
+    assert repository.require_commit(parse_reference("two")) == 2
+    assert repository.require_commit(times[2]) == 2
+    assert repository.require_commit(parse_reference(times[2].isoformat())) == 2
+    assert repository.require_commit(times[3] + timedelta(days=1)) == 3
     with pytest.raises(ConfigurationError, match="no commit yet"):
-        commit_of(repository, times[1] - timedelta(days=1))
+        repository.require_commit(times[1] - timedelta(days=1))
     with pytest.raises(ConfigurationError, match="1 to 3 are there"):
-        commit_of(repository, 4)
+        repository.require_commit(4)
     repository.close()
 
 

@@ -36,7 +36,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache, open_cache
 from storage_engine.objectstore.protocol import ObjectStore, bulk_of
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.object import commit_history
@@ -55,6 +55,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     Window,
+    checked_commit,
     no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types
@@ -172,6 +173,10 @@ class ObjectRepository(ABC):
             return tags.resolve_tag(self.chain, reference, head).commit_id
         return min(max(reference, 0), head.commit_id)
 
+    def require_commit(self, reference: Reference) -> int:
+        head = self.chain.read_head().head
+        return checked_commit(reference, self._commit_at(head, reference), head.commit_id)
+
     def list_tags(self) -> list[Tag]:
         return tags.list_tags(self.chain)
 
@@ -179,6 +184,7 @@ class ObjectRepository(ABC):
         return tags.resolve_tag(self.chain, name)
 
     def create_tag(self, name: str, commit_id: int | None = None) -> Tag:
+        check_tag(name)
         self.flush()
         return tags.create_tag(self.chain, name, commit_id, runtime_id=self.lock.owner_id)
 

@@ -28,7 +28,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.executor import SqlExecutor
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.protocol import (
@@ -38,6 +38,7 @@ from storage_engine.repository.protocol import (
     Idempotency,
     TypeChange,
     Window,
+    checked_commit,
     no_staging,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
@@ -366,6 +367,11 @@ class SqliteRepository(ABC):
             return {}
         return {tag.name: tag.commit_id for tag in tags.stored_tags(connection)}
 
+    def require_commit(self, reference: Reference) -> int:
+        with self.reading("resolve a reference") as connection:
+            head = control_tables.head(connection)[0] if connection else 0
+            return checked_commit(reference, self.commit_on(connection, reference), head)
+
     def list_tags(self) -> list[Tag]:
         return tags.list_tags(self)
 
@@ -373,6 +379,7 @@ class SqliteRepository(ABC):
         return tags.resolve_tag(self, name)
 
     def create_tag(self, name: str, commit_id: int | None = None) -> Tag:
+        check_tag(name)
         return tags.create_tag(self, name, commit_id)
 
     def delete_tag(self, name: str) -> Tag:
