@@ -93,15 +93,9 @@ def query_asset(
 
 def reference(text: str | None, head: int) -> int | datetime | str:
     """What `as_of` means: nothing is head, a number a commit, a time an instant, else a tag."""
-    if text is None or not text.strip():
-        return head
-    if text.strip().isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return text.strip()
-    return moment.astimezone() if moment.tzinfo is None else moment
+    from storage_engine.query.reference import parse_reference
+
+    return parse_reference(text) if text is not None and text.strip() else head
 
 
 def answer_metadata(table: pa.Table) -> dict[str, Any]:

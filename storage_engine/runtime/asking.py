@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import Any
 
-from storage_engine.query.builder import Query, checked_reference
+from storage_engine.query.builder import Query
 from storage_engine.query.executor import Parameters
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import history
 from storage_engine.runtime.bound_types import BoundTypes

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import layout
+from storage_engine.events import open_event_store
 from storage_engine.events.object import pending_events
-from storage_engine.events.open import open_event_store
 from storage_engine.events.protocol import EventStore
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository.protocol import CommitRequest

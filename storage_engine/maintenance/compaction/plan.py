@@ -224,9 +224,9 @@ def plan_compaction(
     types: Iterable[str] | None = None,
 ) -> CompactionPlan:
     """Plan for the types with these names (of either kind), or for all."""
-    if repository.backend == "sqlite":
+    opened = repository.objects
+    if opened is None:
         return CompactionPlan(repository.uri, repository.head_commit_id(), "", (), NOT_NEEDED)
-    opened: ObjectRepository = repository  # type: ignore[assignment]
     head = opened.chain.read_head().head
     truth = state.current_checkpoint(opened.chain, head).entries
     policy = policy or CompactionPolicy()
