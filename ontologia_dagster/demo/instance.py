@@ -23,8 +23,8 @@ from typing import Any
 import dagster as dg
 import yaml
 
+from ontologia_dagster import EVENTS_POOL, INGEST_POOL, MAINTENANCE_POOL
 from ontologia_dagster.dagster_compat import free_slots, limit_pool
-from ontologia_dagster.declaration import EVENTS_POOL, INGEST_POOL, MAINTENANCE_POOL
 from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError
 
