@@ -7,7 +7,6 @@ The ingestion asset of a type: Spark writes, one commit, and a materialisation t
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
     from ontologia_dagster.resources.spark import SparkResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
-    from storage_engine.spark.ingest_spec import IngestOrder
+    from storage_engine.spark.ingest_spec import IngestSpec
 
 
 def observe_preview(
     context: dg.AssetExecutionContext,
     key: dg.AssetKey,
-    order: "IngestOrder",
+    order: "IngestSpec",
     ontology: "OntologyResource",
     spark: "SparkResource",
     keys: Sequence[str],
@@ -133,14 +132,13 @@ def _ingested(
 ) -> Iterator[dg.MaterializeResult[None]]:
     spark: SparkResource = getattr(context.resources, SPARK)
     keys = list(context.partition_keys) if declared.partitions is not None else []
-    order, spec = ingest_order(declared, ontology.storage_uri, keys)
+    order, spec = ingest_spec(declared, ontology.storage_uri, keys)
     prints = provenance.source_fingerprints(declared, keys, ontology)
-    order = replace(
-        order,
+    order = order.replace(
         idempotency=provenance.unit_of_work(
             context, declared, keys, ontology.location, provenance.combined(prints.values())
         ),
-        meta=provenance.commit_metadata(context, declared, keys),
+        meta={**declared.meta, **provenance.commit_metadata(context, declared, keys)},
     )
     if dry_run:
         observe_preview(context, declared.asset_key, order, ontology, spark, keys)
@@ -200,42 +198,21 @@ def _partition_results(
     yield result_without_events()
 
 
-def ingest_order(
+def ingest_spec(
     declared: OntologyAsset, storage_uri: str, keys: Sequence[str]
-) -> "tuple[IngestOrder, TypeSpec]":
-    """The order for the job, with the bounds of the partitions in its condition, and its type."""
-    from storage_engine.spark.ingest_spec import DriftPolicy, IngestOrder, Source
+) -> "tuple[IngestSpec, TypeSpec]":
+    """The spec for the job, with the bounds of the partitions in its condition, and its type."""
     from storage_engine.spark.jobs.ingest import type_of
 
-    source = declared.source
-    order = IngestOrder(
-        storage_uri=storage_uri,
-        type=declared.type,
-        models=declared.models,
-        source=Source(
-            format=source.format,
-            paths=tuple(partitions.expanded_paths(source.paths, keys)),
-            options=source.options,
-            schema=source.row_schema,
-            null_value=source.null_value,
-        ),
-        columns=declared.columns,
-        where=declared.where,
-        transform=declared.transform,
-        distinct=declared.distinct,
-        order_by=declared.order_by,
-        on_bad_rows=declared.on_bad_rows,
-        drift=DriftPolicy.parse(declared.drift),
-        expectations=tuple(declared.expectations),
-        target_part_bytes=declared.target_part_bytes,
-    )
+    paths = partitions.expanded_paths(declared.source.paths, keys)
+    order = declared.ingest_spec(storage_uri, paths)
     spec = type_of(order)
     if declared.partitions is None or not keys:
         return order, spec
     kind = partitions.field_type(spec, declared.partitions)
     bounds = partitions.source_condition(declared, keys, kind)
     where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
-    return replace(order, where=where), spec
+    return order.replace(where=where), spec
 
 
 def _fingerprint(found: str | None) -> dict[str, str]:

@@ -37,6 +37,7 @@ from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.object.read.splits import OPERATION, ChangePlan, shares
 from storage_engine.repository.protocol import Repository
+from storage_engine.spark.ingest_spec import sink_options
 from storage_engine.spark.reader import read_by_engine
 from storage_engine.spark.schema import (
     COMMIT_ID,
@@ -62,15 +63,7 @@ _READ = (
     "changes",
     "max_commits",
 )
-_WRITE = (
-    *_COMMON,
-    "app_id",
-    "version",
-    "order_by",
-    "on_bad_rows",
-    "quarantine",
-    "target_part_bytes",
-)
+_WRITE = sink_options()
 _SPARKS_OWN = frozenset({"checkpointlocation", "path", "queryname"})  # in every sink's options
 _FLAGS = {"true": True, "false": False}
 
@@ -161,12 +154,11 @@ class SinkOptions:
     place: Place
     idempotency: tuple[str, int | str] | None = None
     app_id: str | None = None
-    order_by: str | None = None
-    rest: Mapping[str, Any] = field(default_factory=dict)
+    writing: Mapping[str, Any] = field(default_factory=dict)  # of `write_type`, as they are
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> Self:
-        place = Place.parse(options, _WRITE)
+        place = Place.parse(options, tuple(_WRITE))
         given = {name.lower(): value for name, value in options.items()}
         app_id, version = given.get("app_id"), given.get("version")
         if streaming and version is not None:
@@ -182,14 +174,12 @@ class SinkOptions:
         idempotency = None
         if app_id is not None and version is not None:
             idempotency = (app_id, int(version) if version.isdecimal() else version)
-        rest: dict[str, Any] = {}
-        if "on_bad_rows" in given:
-            rest["on_bad_rows"] = given["on_bad_rows"]
-        if "quarantine" in given:
-            rest["quarantine"] = given["quarantine"]
-        if (size := _number(given, "target_part_bytes", least=1)) is not None:
-            rest["target_part_bytes"] = size
-        return cls(place, idempotency, app_id, given.get("order_by"), rest)
+        writing: dict[str, Any] = {
+            name: _number(given, name, least=1) if option.form == "size" else given[name]
+            for name, option in _WRITE.items()
+            if option.path == (name,) and option.flag.writer and name in given
+        }
+        return cls(place, idempotency, app_id, writing)
 
 
 def _flag(given: Mapping[str, str], name: str) -> bool:

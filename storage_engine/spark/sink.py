@@ -78,9 +78,7 @@ class Sink:
                 'write with .mode("append")'
             )
         place = given.place
-        options = WriteOptions(
-            idempotency=given.idempotency, order_by=given.order_by, **dict(given.rest)
-        )
+        options = WriteOptions(idempotency=given.idempotency, **given.writing)
         with opened(place.uri, place.settings) as repository:
             spec = find_type(repository, place.type, models=place.models)
             check_options(spec, options)
