@@ -87,7 +87,9 @@ def test_the_folder_list_is_the_tree() -> None:
         for name in walks.WALKS
     ],
 )
-def test_a_walk_passes_the_files_that_are_listed(name: str) -> None:
+def test_a_walk_passes_the_files_that_are_listed(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "ingestion":
+        request.getfixturevalue("spark")  # the resource finds the session of the tests
     passed = walks.to_the_ports(name, walks.walk(name))
 
     assert set(walks.documented(walks.PAGE.read_text(), name)) == set(passed), (
