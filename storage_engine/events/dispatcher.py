@@ -16,7 +16,13 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from storage_engine.errors import OntologiaError
-from storage_engine.events.protocol import Claim, Consumer, EventStore, Failure, Pending
+from storage_engine.events.protocol import (
+    BackgroundWork,
+    Claim,
+    Consumer,
+    EventStore,
+    Failure,
+)
 from storage_engine.events.records import Envelope
 from storage_engine.events.schedules import Scheduler
 
@@ -94,7 +100,7 @@ class Settler:
         self._consumer = consumer
         self._totals = totals
         self._waiting: list[tuple[Claim, Done | Failed]] = []
-        self._flight: Pending[None] | None = None
+        self._flight: BackgroundWork[None] | None = None
         self._attempts: dict[int, int] = {}
         self._went_at = 0.0
 
@@ -183,7 +189,7 @@ class Settler:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldClaims:
     """The claims that this worker has and has not settled."""
 
     claims: dict[int, Claim] = field(default_factory=dict)
@@ -279,14 +285,14 @@ class Dispatcher:
         self.pace = pace
         self.scheduler = scheduler
         self.totals = Totals()
-        self.held = Held()
+        self.held = HeldClaims()
         self._execute = execute
         self._metadata = metadata
         self._progress = progress
         self._stopping = threading.Event()
         self._settler = Settler(store, consumer, self.totals)
         self._ticker = Ticker(self)
-        self._next: Pending[list[Claim]] | None = None
+        self._next: BackgroundWork[list[Claim]] | None = None
         self._failures = 0
 
     def stop(self) -> None:

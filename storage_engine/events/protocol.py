@@ -8,12 +8,13 @@ handler commits, the ack is part of the commit, and the work is published exactl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from storage_engine.events.records import ClaimRecord, Envelope
+from storage_engine.commitlog.records import parse_timestamp
+from storage_engine.events.records import ClaimRecord, Envelope, Policy, release
 from storage_engine.repository.protocol import Ack
 
 T = TypeVar("T")
@@ -70,6 +71,19 @@ class Failure:
     claim: Claim
     error: str
     retry: bool = True
+
+
+def released(
+    failures: Sequence[Failure], now: datetime, policy: Policy
+) -> Callable[[Claim], ClaimRecord]:
+    """What becomes of the claims of these failures, whatever is known of them by then."""
+    by_claim = {id(failure.claim): failure for failure in failures}
+
+    def change(claim: Claim) -> ClaimRecord:
+        failure = by_claim[id(claim)]
+        return release(claim.record, now, policy, failure.error, retry=failure.retry)
+
+    return change
 
 
 class Consumer(Protocol):
@@ -167,6 +181,9 @@ class EventInfo:
     claims: Sequence[ClaimRecord]
 
 
+OpenEvent = tuple[Envelope, ClaimRecord | None]  # an event, and a handler's claim on it
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """What some handlers have yet to do, at a glance. One event counts once for each handler.
@@ -184,8 +201,26 @@ class Backlog:
     next_due: datetime | None = None
     more: bool = False
 
+    @classmethod
+    def count(cls, events: Iterable[OpenEvent], now: datetime, *, more: bool = False) -> Self:
+        """Of what is not finished; finished claims among it are passed over."""
+        due = waiting = 0
+        oldest: datetime | None = None
+        next_due: datetime | None = None
+        for envelope, record in events:
+            if record is not None and record.finished:
+                continue
+            created = parse_timestamp(envelope["created_at"])
+            oldest = created if oldest is None else min(oldest, created)
+            if record is None or record.not_before <= now:
+                due += 1
+            else:
+                waiting += 1
+                next_due = min(next_due or record.not_before, record.not_before)
+        return cls(due, waiting, oldest, next_due, more)
 
-class Pending(Protocol[R_co]):
+
+class BackgroundWork(Protocol[R_co]):
     """Work that goes on, or has ended."""
 
     @property
@@ -206,7 +241,7 @@ class EventStore(Protocol):
     def simulated(self) -> bool:
         """Time moves only when told to: no threads, please."""
 
-    def background(self, work: Callable[[], T]) -> Pending[T]:
+    def background(self, work: Callable[[], T]) -> BackgroundWork[T]:
         """Do something beside the handlers, where that gains anything."""
 
     def enqueue(self, envelopes: Sequence[Envelope]) -> None:

@@ -1,6 +1,6 @@
 """The event bus on an object store: one JSON object per event, claim, dead letter and session.
 
-Enqueueing is one PUT of a unique key. What workers do is in `object_consumer`; here are the rest
+Enqueueing is one PUT of a unique key. What workers do is in `consumer`; here are the rest
 of the bus and its administration, which may list and read a lot.
 """
 
@@ -19,10 +19,10 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.events import envelopes
-from storage_engine.events.object.claims import ObjectClaims, Stands, backlog_of_objects
+from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.outbox_projection import project_outbox
-from storage_engine.events.object.pending_events import Window
+from storage_engine.events.object.pending_events import PendingEvents
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
@@ -87,9 +87,19 @@ class ObjectEventStore:
         return ObjectConsumer(self._store, self._chain, claims, subscriptions, session_id)
 
     def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
-        window = Window(self._store, self._chain, namespace, subscriptions)
+        """From where the handlers' positions are, as a worker would begin."""
+        pending = PendingEvents(self._store, self._chain, namespace, subscriptions)
         claims = ObjectClaims(self._store, namespace, self._policy)
-        return backlog_of_objects(self._store, window, claims, limit)
+        pending.look(whole=True)
+        events = self._store.parallel.gather(
+            [
+                partial(claims.open_event, event.envelope, handler_id)
+                for event in pending.read(limit)
+                if event.envelope is not None
+                for handler_id in sorted(event.open)
+            ]
+        )
+        return Backlog.count(events, self._store.now(), more=pending.unread > 0)
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -244,7 +254,7 @@ class ObjectEventStore:
             else:
                 moved = replace(stands.record, redriven_as=event_id)
                 outcome = claims.write(moved, stands.etag)
-                if not isinstance(outcome, Stands):
+                if not isinstance(outcome, StoredClaim):
                     return None
         whole = envelopes.with_letter_event(letter, self._event(letter))
         copy = None

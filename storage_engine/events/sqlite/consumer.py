@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from storage_engine.commitlog.records import timestamp
 from storage_engine.events import envelopes, records
-from storage_engine.events.object.claims import count
-from storage_engine.events.protocol import Backlog, Claim, Failure, Subscription
+from storage_engine.events.protocol import Backlog, Claim, Failure, Subscription, released
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
 from storage_engine.repository.sqlite import event_tables
 from storage_engine.repository.sqlite.control_tables import to_json
@@ -81,7 +80,7 @@ class SqliteConsumer:
                 return Backlog()
             found = self._due(connection, limit + 1, waiting=True)
         open_events = [(envelope, record) for envelope, record, _ in found[:limit]]
-        return count(open_events, self._store.now(), more=len(found) > limit)
+        return Backlog.count(open_events, self._store.now(), more=len(found) > limit)
 
     def _due(
         self, connection: sqlite3.Connection, limit: int, *, waiting: bool = False
@@ -161,15 +160,8 @@ class SqliteConsumer:
 
     def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
         now = self._store.now()
-        by_claim = {id(f.claim): f for f in failures}
-
-        def failed(claim: Claim) -> ClaimRecord:
-            failure = by_claim[id(claim)]
-            return records.release(
-                claim.record, now, self._policy, failure.error, retry=failure.retry
-            )
-
-        return self._settle("release events", [f.claim for f in failures], failed)
+        claims = [failure.claim for failure in failures]
+        return self._settle("release events", claims, released(failures, now, self._policy))
 
     def give_back(self, claims: Sequence[Claim]) -> None:
         now = self._store.now()
