@@ -90,20 +90,20 @@ class ClaimRecord:
         return unanswered >= min(SUSPECT_AFTER, policy.max_attempts - 1) > 0
 
     def as_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict(zip(_NAMES, _VALUES(self), strict=True))
+        values: dict[str, Any] = dict(zip(_NAMES, _VALUES(self), strict=True))
         for name in _MOMENTS:
-            if found[name] is not None:
-                found[name] = timestamp(found[name])
-        return found
+            if values[name] is not None:
+                values[name] = timestamp(values[name])
+        return values
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], *, key: str) -> Self:
         """Fields that the specification does not have may be missing."""
         try:
-            known = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+            values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
             for name in _MOMENTS:
-                known[name] = parse_timestamp(known[name]) if known[name] is not None else None
-            return cls(**known)
+                values[name] = parse_timestamp(values[name]) if values[name] is not None else None
+            return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{key} is not a claim: {error!r}", key=key) from error
 

@@ -69,8 +69,8 @@ class SqlQuery:
 
     def collect(self) -> list[dict[str, Any]]:
         """All rows, as dicts."""
-        found: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        return rows
 
     def to_arrow(self) -> pa.Table:
         """All rows, as an Arrow table."""

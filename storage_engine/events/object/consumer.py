@@ -197,11 +197,11 @@ class ObjectConsumer:
         outcomes = self._store.parallel.gather_outcomes(together)
         claimed, read = len(look), len(look) + len(steps)
         self._offer(self._pending.end_read(reading, outcomes[read:]))
-        for found in outcomes[:claimed]:
-            if isinstance(found, BaseException) and not isinstance(found, Exception):
-                raise found
+        for looked in outcomes[:claimed]:
+            if isinstance(looked, BaseException) and not isinstance(looked, Exception):
+                raise looked
             # What was claimed is not lost to a failure beside it: looking fails again, or not.
-            self._must_look = isinstance(found, Exception)
+            self._must_look = isinstance(looked, Exception)
         return outcomes[claimed:read]
 
     def _take(self, candidate: Candidate, head: int) -> Claim | None:
@@ -273,8 +273,8 @@ class ObjectConsumer:
     def let_go(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             with claim.guard:
-                known, claim.settled = claim.settled, True
-            if not known:
+                was_settled, claim.settled = claim.settled, True
+            if not was_settled:
                 self._known(claim.entry, StoredClaim(claim.record, claim.etag))
 
     def extend(self, claims: Sequence[Claim]) -> list[bool]:

@@ -34,9 +34,9 @@ def read_projected(store: ObjectStore, namespace: str, log_id: str) -> Projectio
     except ObjectNotFound:
         return Projection()
     raw: Mapping[str, Any] = from_json(stored.data, key=key)
-    known = raw.get("commit_id")
-    same = raw.get("log_id") == log_id and isinstance(known, int)
-    return Projection(known if same and isinstance(known, int) else 0, stored.etag)
+    commit_id = raw.get("commit_id")
+    same = raw.get("log_id") == log_id and isinstance(commit_id, int)
+    return Projection(commit_id if same and isinstance(commit_id, int) else 0, stored.etag)
 
 
 def write_projected(store: ObjectStore, namespace: str, head: Head, before: Projection) -> None:

@@ -116,8 +116,8 @@ class PendingEvents:
     @property
     def head_commit(self) -> int:
         """The latest commit that is known to stand."""
-        known = self.chain.known_head()
-        return known.head.commit_id if known is not None else 0
+        version = self.chain.known_head()
+        return version.head.commit_id if version is not None else 0
 
     # -- finding ------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class PendingEvents:
     def end_read(
         self, reading: EventFetches, envelopes: Sequence[Envelope | BaseException | None]
     ) -> list[PendingEvent]:
-        found: list[PendingEvent] = []
+        concerning: list[PendingEvent] = []
         failure: BaseException | None = None
         for event, envelope in zip(reading.events, envelopes, strict=True):
             event.queued = False
@@ -159,12 +159,12 @@ class PendingEvents:
                 event.envelope = envelope
                 event.open -= {s.handler_id for s in self.subscriptions if not _wants(s, envelope)}
                 if event.open:
-                    found.append(event)
-        if failure is not None and not (found and isinstance(failure, StorageBackendError)):
-            for event in found:
+                    concerning.append(event)
+        if failure is not None and not (concerning and isinstance(failure, StorageBackendError)):
+            for event in concerning:
                 self._queue(event)
             raise failure
-        return found
+        return concerning
 
     def finish(self, event: PendingEvent, handler_id: str) -> None:
         event.open.discard(handler_id)
@@ -217,19 +217,19 @@ class PendingEvents:
         if sweep is not None and (both or listing.turn):
             self._sweep(sweep)
         if both or not listing.turn:
-            known = len(self.events)
+            before = len(self.events)
             recent = listing.recent = listing.recent or _Walk(listing.tail, now)
             if ended := self._go_on(recent):
                 listing.recent = None
-            listing.quiet = ended and len(self.events) == known
+            listing.quiet = ended and len(self.events) == before
 
     def _sweep(self, sweep: _Walk) -> None:
-        known = len(self.events)
+        before = len(self.events)
         sweep.at = max(sweep.at, self._positions.floor)
         if self._go_on(sweep):
             self._listing.sweep = None
             self._listing.swept_at = sweep.started
-        if len(self.events) != known:
+        if len(self.events) != before:
             self._listing.quiet = False
 
     def _go_on(self, walk: _Walk) -> bool:
@@ -301,15 +301,15 @@ class PendingEvents:
             for key, envelope in outbox_events(manifest):
                 if envelope["namespace"] != self.namespace:
                     continue
-                known = self.events.get(key)
-                if known is None:
+                event = self.events.get(key)
+                if event is None:
                     if manifest.commit_id > projected.commit_id:
                         missing.append((key, envelope))
                         self._add(key, manifest.commit_id, envelope)
                     else:
                         self._add(key, manifest.commit_id)  # gone if it was cleaned up
                 else:
-                    self._reopen(known, manifest.commit_id)
+                    self._reopen(event, manifest.commit_id)
         project(self.store, missing)
         write_projected(self.store, self.namespace, head, projected)
         self._walked = head.commit_id
@@ -349,13 +349,13 @@ class PendingEvents:
                 del self.events[key]
 
     def _advanced(self, handler_id: str, ordered: Iterable[str], horizon: str) -> Position | None:
-        known = self._positions.by_handler[handler_id]
-        watermark, commit_id, blocked = known.watermark, self._walked, False
+        position = self._positions.by_handler[handler_id]
+        watermark, commit_id, blocked = position.watermark, self._walked, False
         finished: list[str] = []
         for key in ordered:
             event = self.events[key]
             blocked = blocked or handler_id in event.open
-            if key <= known.watermark:
+            if key <= position.watermark:
                 if handler_id in event.open and event.commit_id is not None:
                     # Only the walk over the log leads to it.
                     commit_id = min(commit_id or 0, event.commit_id - 1)
@@ -367,14 +367,14 @@ class PendingEvents:
         if not blocked:
             watermark = max(watermark, horizon)
         moved = replace(
-            known, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
+            position, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
         )
-        return moved if moved != known else None
+        return moved if moved != position else None
 
 
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:
-    known = envelope["type"] in subscription.event_types
-    return known and is_for(envelope, subscription.handler_id)
+    subscribed = envelope["type"] in subscription.event_types
+    return subscribed and is_for(envelope, subscription.handler_id)
 
 
 def _event_id(name: str) -> str:
