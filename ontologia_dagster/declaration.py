@@ -7,8 +7,8 @@
         columns={"id": "customer_no", "name": "trim(name)"},
     )
 
-`factory.build_type` makes the asset, its checks, schedule and sensor of it. Declaring opens
-nothing and imports no models.
+`ingestion.type_defs.build_type` makes the asset, its checks, schedule and sensor of it. Declaring
+opens nothing and imports no models.
 """
 
 from __future__ import annotations
@@ -23,6 +23,13 @@ import dagster as dg
 from pydantic import ConfigDict, Field, model_validator
 
 from storage_engine.config import duration
+from storage_engine.spark.ingest_spec import (
+    Format,
+    IngestFields,
+    IngestSpec,
+    Source,
+    SourceFields,
+)
 
 INGEST_POOL = "ontologia_ingest"
 MAINTENANCE_POOL = "ontologia_maintenance"
@@ -66,20 +73,34 @@ def automation(text: str | dg.AutomationCondition[Any] | None) -> Any:
     return dg.AutomationCondition.on_cron(cron["cron"].strip())
 
 
+_DECLARED = ConfigDict(
+    extra="forbid", frozen=True, arbitrary_types_allowed=True, populate_by_name=True
+)
+# Members that decide how rows are written, not which.
+_BESIDE_ROWS = {"meta", "quarantine", "target_part_bytes"}
+# Members that have always been part of the code version.
+_HASHED = {
+    "type",
+    "models",
+    "columns",
+    "where",
+    "transform",
+    "distinct",
+    "order_by",
+    "on_bad_rows",
+    "drift",
+    "expectations",
+}
+
+
 class _Declared(dg.Model, dg.Resolvable):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    model_config = _DECLARED
 
 
-class SourceSpec(_Declared):
+class SourceSpec(SourceFields, dg.Model, dg.Resolvable):
     """Where the rows come from. `{partition_key}` in a path stands for the partition's key."""
 
-    format: Literal["csv", "json", "parquet", "jdbc"] = "csv"
-    paths: Sequence[str] = ()
-    options: dict[str, str] = Field(default_factory=dict)
-    row_schema: str | None = Field(
-        default=None, description="Columns as DDL text; read if left out"
-    )
-    null_value: str | None = None
+    format: Format = Field(default="csv", description="csv, json (lines), parquet or jdbc")
     fingerprint: str | None = Field(
         default=None,
         description="module:function that names the source's present state, for sources without "
@@ -144,33 +165,14 @@ class CompactionSpec(_Declared):
     ratio: float = 1.5
 
 
-class OntologyAsset(_Declared):
-    """One entity or relation type, how it is ingested, and what Dagster shows of it."""
+class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
+    """One entity or relation type, how it is ingested (the members of `IngestFields`), and what
+    Dagster shows of it. Storage and unit of work are not declared: the resource and the run say
+    them."""
 
-    type: str = Field(description="The stored name of the type")
-    models: str = Field(description="The Python module that declares the class")
+    model_config = _DECLARED
+
     source: SourceSpec
-    columns: dict[str, str] = Field(
-        default_factory=dict,
-        description="Field -> SQL expression over the source; relations: left_key, right_key too",
-    )
-    where: str | None = Field(default=None, description="SQL condition on the source")
-    transform: str | None = Field(
-        default=None, description="module:function, DataFrame -> DataFrame"
-    )
-    distinct: bool = False
-    order_by: str | None = Field(
-        default=None, description="Of rows with one identity the greatest of this field wins"
-    )
-    on_bad_rows: Literal["fail", "quarantine"] = "fail"
-    drift: dict[str, str] = Field(
-        default_factory=dict,
-        description="added, missing, retyped -> fail, ignore or quarantine; needs row_schema",
-    )
-    expectations: Sequence[dict[str, Any]] = Field(
-        default=(), description="Checked before anything is published: not_null, unique, range, ..."
-    )
-    target_part_bytes: int | None = None
 
     partitions: PartitionSpec | None = None
     backfill: Literal["single_run", "multi_run"] = Field(
@@ -212,26 +214,27 @@ class OntologyAsset(_Declared):
 
     @property
     def code_version(self) -> str:
-        """Of all that decides which rows are written."""
-        parts = self.model_dump(
-            mode="json",
-            include={
-                "type",
-                "models",
-                "columns",
-                "where",
-                "transform",
-                "distinct",
-                "order_by",
-                "on_bad_rows",
-                "drift",
-                "expectations",
-                "version",
-            },
-        )
+        """Of all that decides which rows are written. A member that came later counts once it is
+        used, so that what it adds makes no asset stale."""
+        shared = set(IngestFields.model_fields) - _BESIDE_ROWS
+        unused = {name for name in shared - _HASHED if self._is_default(name)}
+        parts = self.model_dump(mode="json", include={"version", *shared} - unused - {"drift"})
+        drift = self.drift.model_dump(mode="json", exclude_defaults=True)
         source = self.source.model_dump(mode="json", exclude={"fingerprint"})
-        text = json.dumps({**parts, "source": source}, sort_keys=True)
+        text = json.dumps({**parts, "drift": drift, "source": source}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def _is_default(self, name: str) -> bool:
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(self, name) == default)
+
+    def ingest_spec(self, storage_uri: str, paths: Sequence[str]) -> IngestSpec:
+        """What is asked of Spark, but for a unit of work."""
+        own = self.source.model_dump(include=set(SourceFields.model_fields))
+        members = {name: getattr(self, name) for name in IngestFields.model_fields}
+        return IngestSpec(
+            storage_uri=storage_uri, source=Source(**{**own, "paths": paths}), **members
+        )
 
 
 def snake_case(name: str) -> str:

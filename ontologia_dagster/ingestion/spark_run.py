@@ -26,7 +26,7 @@ from ontologia_dagster.resources.spark import PIPES, SparkResource
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from storage_engine.model.spec import TypeSpec
-    from storage_engine.spark.ingest_spec import IngestOrder
+    from storage_engine.spark.ingest_spec import IngestSpec
     from storage_engine.spark.results import WriteResult
 
 # Exit codes of a program that could not say more: trying again cannot help.
@@ -36,7 +36,7 @@ USAGE = 2
 
 def carry_out(
     context: dg.AssetExecutionContext,
-    order: IngestOrder,
+    order: IngestSpec,
     ontology: OntologyResource,
     spark: SparkResource,
     holder: Mapping[str, str],
@@ -50,24 +50,19 @@ def carry_out(
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
-def earlier(order: IngestOrder, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
+def earlier(order: IngestSpec, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
     """What this very work did before: a step that is tried again then starts no Spark."""
-    from storage_engine.commitlog import state
-    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.protocol import Idempotency
     from storage_engine.spark.results import WriteResult
 
     assert order.idempotency is not None
-    app_id, version = order.idempotency
     with ontology.repository() as repository:
-        if not isinstance(repository, ObjectRepository):
-            return None
-        head = repository.chain.read_head().head
-        mark = state.last_applied(repository.chain, head, app_id)
-        if mark is None or not mark.covers(version):
+        applied = repository.applied(Idempotency(*order.idempotency))
+        if applied is None:
             return None
         return WriteResult(
             type_name=spec.name,
-            commit_id=mark.commit_id,
+            commit_id=applied,
             type_commit_id=repository.type_head(spec),
             already_applied=True,
         )
@@ -75,7 +70,7 @@ def earlier(order: IngestOrder, ontology: OntologyResource, spec: TypeSpec) -> W
 
 def look_ahead(
     context: dg.AssetExecutionContext,
-    order: IngestOrder,
+    order: IngestSpec,
     ontology: OntologyResource,
     spark: SparkResource,
 ) -> WriteResult:
@@ -119,7 +114,7 @@ def _teller(context: dg.AssetExecutionContext) -> Any:
 
 def _submitted(
     context: dg.AssetExecutionContext,
-    order: IngestOrder,
+    order: IngestSpec,
     ontology: OntologyResource,
     spark: SparkResource,
     *options: str,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.config import OntologiaConfig, S3Credentials
@@ -21,7 +20,7 @@ from storage_engine.spark.jobs.program import STORAGE_CONFIG, is_reference, refe
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
-    from storage_engine.spark.ingest_spec import IngestOrder
+    from storage_engine.spark.ingest_spec import IngestSpec
 
 # As Spark decides what its own pages blot out (spark.redaction.regex), and some more.
 _SECRET = re.compile(r"secret|password|passphrase|passwd|token|credential|(access|account)[._]?key")
@@ -34,7 +33,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name.lower()) is not None
 
 
-def hidden_options(order: IngestOrder) -> tuple[IngestOrder, dict[str, str]]:
+def hidden_options(order: IngestSpec) -> tuple[IngestSpec, dict[str, str]]:
     """The order with references in place of secrets among the options of its source (a password
     that was written out), and the variables that they refer to."""
     for path in order.source.paths:
@@ -51,7 +50,7 @@ def hidden_options(order: IngestOrder) -> tuple[IngestOrder, dict[str, str]]:
     }
     references = {name: reference(variable) for variable, name in variables.items()}
     options = {**order.source.options, **references}
-    hidden = replace(order, source=replace(order.source, options=options))
+    hidden = order.replace(source=order.source.replace(options=options))
     return hidden, {variable: order.source.options[name] for variable, name in variables.items()}
 
 

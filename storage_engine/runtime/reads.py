@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from storage_engine.query.builder import Query, checked_reference
+from storage_engine.query.builder import Query
 from storage_engine.query.executor import Parameters, Plan, Rows, SqlExecutor, Traversal
-from storage_engine.query.spec import QuerySpec, Reference
+from storage_engine.query.reference import Reference, checked_reference
+from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import history
 from storage_engine.runtime.bound_types import BoundTypes

@@ -20,6 +20,7 @@ from storage_engine.errors import (
     ConfigurationError,
     EventLoopLimitError,
 )
+from storage_engine.events import open_event_store
 from storage_engine.events.dispatcher import (
     Dispatcher,
     Drop,
@@ -29,7 +30,6 @@ from storage_engine.events.dispatcher import (
     Success,
     Totals,
 )
-from storage_engine.events.open import open_event_store
 from storage_engine.events.protocol import Claim, EventStore
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event

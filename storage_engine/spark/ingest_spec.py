@@ -1,25 +1,44 @@
 """What an ingestion is asked to do, as data: read this, map it so, write it there.
 
-An order comes from arguments (`storage_engine.spark.jobs.arguments`), from a YAML file or from
-Python, and is checked when it is made: ConfigurationError names the member that is wrong. Nothing
-here needs Spark.
+`IngestSpec` is the one declaration of its options. From its fields come the command line and its
+`--help` (`storage_engine.spark.jobs.arguments`), the members of a YAML file (`--order FILE`), the
+Dagster declaration, what is passed on to the writer, the options of `df.write.format("ontologia")`
+and the table in docs/spark.md: a new option is a new field here.
+
+A spec is checked when it is made. ConfigurationError names all members that are wrong, with file
+and line where they came from a file. Nothing here needs Spark.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.model.expectations import parse_expectations
+from storage_engine.model.expectations import parse_expectation, parse_expectations
 
 Format = Literal["csv", "json", "parquet", "jdbc"]
 Policy = Literal["fail", "ignore", "quarantine"]
 OnBadRows = Literal["fail", "quarantine"]
+Form = Literal["text", "choice", "switch", "texts", "pairs", "json", "policies", "version", "size"]
 
 FORMATS: tuple[str, ...] = get_args(Format)
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -36,70 +55,162 @@ _SUFFIXES = {
     ".ndjson": "json",
     ".parquet": "parquet",
 }
-_UNSAID: tuple[Any, ...] = (None, False, {}, [])
 _PACKED = (".gz", ".bz2", ".zst")
+_LEADING_NAME = re.compile(r"[a-z_]+(\.\w+)*")  # a problem begins with the member that is wrong
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where rows come from.
+class Flag:
+    """How a field is given as an option. The field's description is its help.
 
-    format:      csv, json (lines), parquet or jdbc
-    paths:       files, folders or patterns; for jdbc the URL of the database
-    options:     of Spark's reader of that format. A value `env:NAME` is read from the
-                 environment when the source is opened, so that no password stands in an order
-    schema:      the columns that the source is expected to have, as `name TYPE, ...`; None takes
-                 it as it comes
-    null_value:  the text that stands for null beside the empty one (csv)
+    form:    how texts become the value, where the field's type does not tell
+    member:  the one of the field's members that this flag gives; `help` is for it alone
+    writer:  passed on to `write_type` under the field's name
+    sink:    an option of `df.write.format("ontologia")` too, under the name of field or member
     """
 
-    format: str
-    paths: tuple[str, ...]
-    options: Mapping[str, str] = field(default_factory=dict)
-    schema: str | None = None
-    null_value: str | None = None
+    name: str
+    group: str
+    metavar: str | None = None
+    form: Form | None = None
+    member: str | None = None
+    help: str | None = None
+    writer: bool = False
+    sink: bool = False
 
-    def __post_init__(self) -> None:
-        _one_of("source.format", self.format, FORMATS)
-        paths: Any = self.paths
+
+@dataclass(frozen=True)
+class SpecOption:
+    """A flag with what its field says: `path` is where YAML has it."""
+
+    flag: Flag
+    path: tuple[str, ...]
+    form: Form
+    choices: tuple[str, ...]
+    help: str
+
+    @property
+    def option(self) -> str:
+        return f"--{self.flag.name}"
+
+
+class InvalidSpec(ConfigurationError, ValueError):
+    """Members that are wrong, as (path, what is wrong); a ValueError for Pydantic's sake."""
+
+    def __init__(self, problems: Sequence[tuple[tuple[str, ...], str]]) -> None:
+        self._problems = tuple(problems)
+        super().__init__("; ".join(text for _, text in problems))
+
+    @property
+    def problems(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        return self._problems
+
+
+class _Members(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class _Checked(_Members):
+    """Made by hand it is refused with ConfigurationError, as when it comes from a file."""
+
+    within: ClassVar[str] = ""  # the member of an order that it stands for
+
+    if not TYPE_CHECKING:  # the fields are the signature
+
+        def __init__(self, **members: Any) -> None:
+            try:
+                super().__init__(**members)
+            except ValidationError as error:
+                raise InvalidSpec(_problems(type(self), error)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other members, checked again."""
+        return type(self)(
+            **{name: getattr(self, name) for name in type(self).model_fields} | changes
+        )
+
+
+class SourceFields(_Members):
+    """Where rows come from."""
+
+    format: Annotated[Format, Flag("format", "source")] = Field(
+        description="csv, json (lines), parquet or jdbc; told by the names of files if left out"
+    )
+    paths: Annotated[Sequence[str], Flag("source", "source", "PATH")] = Field(
+        description="file, folder or pattern to read, or a jdbc: URL; may be repeated"
+    )
+    options: Annotated[Mapping[str, str], Flag("option", "source", "NAME=VALUE")] = Field(
+        default_factory=dict,
+        description="an option of Spark's reader (sep, encoding, dateFormat, dbtable, ...); the "
+        "value env:NAME is taken from the environment when the source is opened",
+    )
+    row_schema: Annotated[str | None, Flag("schema", "source", "DDL")] = Field(
+        default=None,
+        validation_alias=AliasChoices("schema", "row_schema"),
+        serialization_alias="schema",
+        description="the columns that the source should have, 'id STRING, seats BIGINT'; taken "
+        "as they come if left out",
+    )
+    null_value: Annotated[str | None, Flag("null-value", "source", "TEXT")] = Field(
+        default=None,
+        description="the text that stands for null in CSV, such as NA, beside the empty one",
+    )
+
+    @field_validator("paths", mode="before")
+    @classmethod
+    def _listed(cls, paths: Any) -> tuple[str, ...]:
         paths = (paths,) if isinstance(paths, str) else paths
         if not isinstance(paths, Sequence) or not paths:
-            raise ConfigurationError("source.paths takes at least one path")
+            raise ValueError("source.paths takes at least one path")
         if not all(isinstance(path, str) and path for path in paths):
-            raise ConfigurationError(f"source.paths takes texts, not {list(paths)!r}")
-        _set(self, "paths", tuple(paths))
-        _set(self, "options", _texts("source.options", self.options))
-        for name in ("schema", "null_value"):
-            _optional_text(f"source.{name}", getattr(self, name))
-        if self.null_value is not None and self.format != "csv":
-            raise ConfigurationError(
-                f"source.null_value is for csv: {self.format} has nulls of its own"
-            )
-        if self.format == "jdbc":
-            self._check_jdbc()
+            raise ValueError(f"source.paths takes texts, not {list(paths)!r}")
+        return tuple(paths)
 
-    def _check_jdbc(self) -> None:
+    @field_validator("options", mode="before")
+    @classmethod
+    def _named(cls, raw: Any) -> dict[str, str]:
+        return _texts("source.options", raw)
+
+    @field_validator("row_schema", "null_value", mode="before")
+    @classmethod
+    def _text(cls, value: Any, info: ValidationInfo) -> Any:
+        name = "schema" if info.field_name == "row_schema" else info.field_name
+        return _optional_text(f"source.{name}", value)
+
+
+class Source(_Checked, SourceFields):
+    """A source that can be opened as it is."""
+
+    within: ClassVar[str] = "source"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guess(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping) or "format" in raw:
+            return raw
+        paths = raw.get("paths") or ()
+        listed = [paths] if isinstance(paths, str) else paths
+        return {**raw, "format": guess_format([str(path) for path in listed])}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.null_value is not None and self.format != "csv":
+            raise ValueError(f"source.null_value is for csv: {self.format} has nulls of its own")
+        if self.format != "jdbc":
+            return self
         if len(self.paths) > 1 or not self.paths[0].startswith("jdbc:"):
-            raise ConfigurationError(
+            raise ValueError(
                 "source.paths of jdbc is one URL that begins with jdbc:, such as "
                 "jdbc:postgresql://host/database"
             )
         if ("dbtable" in self.options) == ("query" in self.options):
-            raise ConfigurationError(
+            raise ValueError(
                 "source.options of jdbc needs dbtable (a table) or query (a SELECT), not both"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"format": self.format, "paths": list(self.paths)}
-        given = {"options": dict(self.options), "schema": self.schema}
-        described |= {name: value for name, value in given.items() if value}
-        if self.null_value is not None:
-            described["null_value"] = self.null_value
-        return described
+        return self
 
 
-@dataclass(frozen=True)
-class DriftPolicy:
+class DriftPolicy(_Checked):
     """What to do when a source has other columns than its declared schema says.
 
     fail:        nothing is written
@@ -109,13 +220,11 @@ class DriftPolicy:
                  when a column is missing, those whose value is not of the declared type
     """
 
-    added: str = "fail"
-    missing: str = "fail"
-    retyped: str = "fail"
+    within: ClassVar[str] = "drift"
 
-    def __post_init__(self) -> None:
-        for name in DRIFTS:
-            _one_of(f"drift.{name}", getattr(self, name), POLICIES)
+    added: Policy = "fail"
+    missing: Policy = "fail"
+    retyped: Policy = "fail"
 
     @classmethod
     def parse(cls, raw: Any) -> DriftPolicy:
@@ -123,147 +232,464 @@ class DriftPolicy:
         if isinstance(raw, cls):
             return raw
         if isinstance(raw, str):
-            return cls(raw, raw, raw)
-        _members("drift", raw, DRIFTS)
+            word: Any = raw
+            return cls(added=word, missing=word, retyped=word)
+        if not isinstance(raw, Mapping):
+            raise InvalidSpec([(("drift",), _no_mapping("drift", cls, raw))])
         return cls(**raw)
 
     def as_dict(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in DRIFTS}
 
 
-@dataclass(frozen=True)
-class IngestOrder:
-    """One ingestion: a source, how its rows become rows of a type, and how they are written.
+class IngestFields(_Members):
+    """What is ingested and how, wherever it is stored and whoever asks for it."""
 
-    storage_uri:  the storage, which must exist
-    type, models: the stored name of a type, and the module that declares it
-    columns:      column of the type -> SQL expression over the source's columns. A field that is
-                  not named takes the source's column of its own name
-    where:        SQL condition on the source's columns
-    transform:    "module:function", DataFrame -> DataFrame, before `columns` and after `where`
-    distinct:     equal rows count once
-    order_by:     a field: of rows with one identity the greatest wins, and never an older one
-                  over a newer one
-    The rest is passed on to the writer.
-    """
+    type: Annotated[str, Flag("type", "order", "NAME", sink=True)] = Field(
+        description="the stored name of the type to write"
+    )
+    models: Annotated[str, Flag("models", "order", "MODULE", sink=True)] = Field(
+        description="the Python module that declares the type"
+    )
+    columns: Annotated[Mapping[str, str], Flag("column", "mapping", "NAME=SQL")] = Field(
+        default_factory=dict,
+        description="a column of the type as an expression over the source, \"id=concat(a, '-', "
+        'b)"; keys are columns like others. A field that is not named takes the '
+        "source's column of its own name",
+    )
+    where: Annotated[str | None, Flag("where", "mapping", "SQL")] = Field(
+        default=None,
+        description="only rows of the source for which this holds; lines that cannot be read are "
+        "bad rows whatever it says",
+    )
+    transform: Annotated[str | None, Flag("transform", "mapping", "MODULE:FUNCTION")] = Field(
+        default=None,
+        description="a function DataFrame -> DataFrame for what expressions cannot say, after "
+        "the condition and before the columns",
+    )
+    distinct: Annotated[bool, Flag("distinct", "mapping")] = Field(
+        default=False, description="equal rows count once"
+    )
+    drift: Annotated[DriftPolicy, Flag("drift", "source", "[CASE=]POLICY", "policies")] = Field(
+        default_factory=DriftPolicy,
+        description="when the source differs from the declared schema: fail (the default), ignore "
+        "or quarantine, for all cases or for added=, missing= or retyped= alone",
+    )
+    order_by: Annotated[
+        str | None, Flag("order-by", "writing", "FIELD", writer=True, sink=True)
+    ] = Field(
+        default=None,
+        description="of rows with one identity the greatest of this field wins, and an older row "
+        "never replaces a newer one",
+    )
+    on_bad_rows: Annotated[OnBadRows, Flag("on-bad-rows", "writing", writer=True, sink=True)] = (
+        Field(
+            default="fail",
+            description="stop at rows that cannot be stored (fail, the default) or set them aside "
+            "(quarantine)",
+        )
+    )
+    quarantine: Annotated[
+        str | None, Flag("quarantine", "writing", "URI", writer=True, sink=True)
+    ] = Field(default=None, description="where such rows go; default: beside the storage's data")
+    expectations: Annotated[
+        Sequence[Mapping[str, Any]], Flag("expect", "writing", "JSON", "json", writer=True)
+    ] = Field(
+        default=(),
+        description='what the data must satisfy, \'{"not_null": "name"}\'; checked before '
+        "anything is published. May be repeated; replaces those of the file",
+    )
+    meta: Annotated[Mapping[str, str], Flag("meta", "writing", "NAME=TEXT", writer=True)] = Field(
+        default_factory=dict, description="a text kept with the commit; may be repeated"
+    )
+    target_part_bytes: Annotated[
+        int | None,
+        Flag("target-part-bytes", "writing", "N", "size", writer=True, sink=True),
+    ] = Field(
+        default=None,
+        description="about how large the written files should be, counted as Arrow data",
+    )
 
-    storage_uri: str
-    type: str
-    models: str
+    @field_validator("type", "models", mode="before")
+    @classmethod
+    def _needed(cls, value: Any, info: ValidationInfo) -> Any:
+        return _needed_text(str(info.field_name), value)
+
+    @field_validator("columns", "meta", mode="before")
+    @classmethod
+    def _named(cls, raw: Any, info: ValidationInfo) -> dict[str, str]:
+        return _texts(str(info.field_name), raw)
+
+    @field_validator("where", "transform", "order_by", "quarantine", mode="before")
+    @classmethod
+    def _text(cls, value: Any, info: ValidationInfo) -> Any:
+        return _optional_text(str(info.field_name), value)
+
+    @field_validator("distinct", mode="before")
+    @classmethod
+    def _truth(cls, value: Any) -> Any:
+        if value not in (True, False):
+            raise ValueError(f"distinct is true or false, not {value!r}")
+        return value
+
+    @field_validator("transform")
+    @classmethod
+    def _function(cls, value: str | None) -> str | None:
+        if value is not None and not all(value.partition(":")):
+            raise ValueError(
+                f"transform is module:function, such as shop.cleaning:tidy, not {value!r}"
+            )
+        return value
+
+    @field_validator("drift", mode="before")
+    @classmethod
+    def _policy(cls, raw: Any) -> Any:
+        return DriftPolicy.parse(raw if raw is not None else DriftPolicy())
+
+    @field_validator("expectations", mode="before")
+    @classmethod
+    def _expected(cls, raw: Any) -> tuple[Mapping[str, Any], ...]:
+        """All that are wrong, not the first alone; as they would be written down."""
+        if not isinstance(raw, list | tuple):
+            try:
+                return tuple(each.as_dict() for each in parse_expectations(raw))
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        expectations: list[Mapping[str, Any]] = []
+        problems: list[tuple[tuple[str, ...], str]] = []
+        for number, item in enumerate(raw):
+            try:
+                expectations.append(parse_expectation(item).as_dict())
+            except ConfigurationError as error:
+                problems.append((("expectations", str(number)), str(error)))
+        if problems:
+            raise InvalidSpec(problems)
+        return tuple(expectations)
+
+    @field_validator("target_part_bytes", mode="before")
+    @classmethod
+    def _size(cls, value: Any) -> Any:
+        if value is None or (type(value) is int and value >= 1):
+            return value
+        raise ValueError(f"target_part_bytes is a number of bytes, not {value!r}")
+
+
+class _StorageField(_Members):
+    storage_uri: Annotated[str, Flag("storage-uri", "order", "URI", sink=True)] = Field(
+        description="the storage, which must exist: a directory, file:// or s3:// URI"
+    )
+
+    @field_validator("storage_uri", mode="before")
+    @classmethod
+    def _place(cls, value: Any) -> Any:
+        return _needed_text("storage_uri", value)
+
+
+class IngestSpec(_Checked, IngestFields, _StorageField):
+    """One ingestion: a source, how its rows become rows of a type, and where they are written."""
+
     source: Source
-    columns: Mapping[str, str] = field(default_factory=dict)
-    where: str | None = None
-    transform: str | None = None
-    distinct: bool = False
-    order_by: str | None = None
-    on_bad_rows: str = "fail"
-    quarantine: str | None = None
-    drift: DriftPolicy = field(default_factory=DriftPolicy)
-    expectations: tuple[Mapping[str, Any], ...] = ()
-    idempotency: tuple[str, int | str] | None = None
-    meta: Mapping[str, str] = field(default_factory=dict)
-    target_part_bytes: int | None = None
+    idempotency: Annotated[
+        tuple[str, int | str] | None,
+        Flag(
+            "app-id",
+            "writing",
+            "TEXT",
+            member="app_id",
+            help="with the version: this work is applied at most once",
+            writer=True,
+            sink=True,
+        ),
+        Flag(
+            "app-version",
+            "writing",
+            "N|TEXT",
+            "version",
+            member="version",
+            help="of the work; a number must grow, a text must differ from the last one",
+            sink=True,
+        ),
+    ] = Field(default=None, description="a unit of work that is applied at most once")
 
-    def __post_init__(self) -> None:
-        for name in ("storage_uri", "type", "models"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ConfigurationError(f"{name} is needed: a text, not {value!r}")
-        _set(self, "source", parse_source(self.source))
-        for name in ("columns", "meta"):
-            _set(self, name, _texts(name, getattr(self, name)))
-        for name in ("where", "transform", "order_by", "quarantine"):
-            _optional_text(name, getattr(self, name))
-        if self.transform is not None and not all(self.transform.partition(":")):
-            raise ConfigurationError(
-                f"transform is module:function, such as shop.cleaning:tidy, not {self.transform!r}"
-            )
-        if self.distinct not in (True, False):
-            raise ConfigurationError(f"distinct is true or false, not {self.distinct!r}")
-        _one_of("on_bad_rows", self.on_bad_rows, get_args(OnBadRows))
-        _set(self, "drift", DriftPolicy.parse(self.drift))
-        if self.drift != DriftPolicy() and self.source.schema is None:
-            raise ConfigurationError(
-                "drift needs source.schema: without it nothing is known to drift from"
-            )
+    @field_validator("idempotency", mode="before")
+    @classmethod
+    def _unit_of_work(cls, raw: Any) -> Any:
+        return _idempotency(raw)
+
+    @field_serializer("idempotency")
+    def _as_members(self, unit: tuple[str, int | str] | None) -> dict[str, int | str] | None:
+        return None if unit is None else {"app_id": unit[0], "version": unit[1]}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        wrong = []
+        if self.drift != DriftPolicy() and self.source.row_schema is None:
+            wrong.append("drift needs source.schema: without it nothing is known to drift from")
         if "quarantine" in self.drift.as_dict().values() and self.on_bad_rows != "quarantine":
-            raise ConfigurationError("drift to quarantine needs on_bad_rows: quarantine as well")
-        parsed = parse_expectations(self.expectations)
-        _set(self, "expectations", tuple(expectation.as_dict() for expectation in parsed))
-        _set(self, "idempotency", _idempotency(self.idempotency))
-        size: Any = self.target_part_bytes
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigurationError(f"target_part_bytes is a number of bytes, not {size!r}")
+            wrong.append("drift to quarantine needs on_bad_rows: quarantine as well")
+        if wrong:
+            raise InvalidSpec([(("drift",), text) for text in wrong])
+        return self
 
     def as_dict(self) -> dict[str, Any]:
-        """As a YAML file states it: `parse_order(order.as_dict()) == order`."""
-        described = {each.name: getattr(self, each.name) for each in fields(self)}
-        described["source"] = self.source.as_dict()
-        described["columns"], described["meta"] = dict(self.columns), dict(self.meta)
-        described["drift"] = self.drift.as_dict() if self.drift != DriftPolicy() else None
-        described["expectations"] = [dict(each) for each in self.expectations]
-        if self.idempotency is not None:
-            described["idempotency"] = dict(
-                zip(("app_id", "version"), self.idempotency, strict=True)
-            )
-        if self.on_bad_rows == "fail":
-            del described["on_bad_rows"]
-        return {name: value for name, value in described.items() if value not in _UNSAID}
+        """As a YAML file states it: `parse_spec(spec.as_dict()) == spec`."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
     def to_arguments(self) -> list[str]:
-        """Arguments for `jobs/ingest.py` that state this order and nothing else."""
-        from storage_engine.spark.jobs.arguments import order_arguments
+        """Arguments for `jobs/ingest.py` that state this spec and nothing else."""
+        from storage_engine.spark.jobs.arguments import spec_arguments
 
-        return order_arguments(self)
+        return spec_arguments(self)
 
-
-def parse_source(raw: Any) -> Source:
-    if isinstance(raw, Source):
-        return raw
-    _members("source", raw, [each.name for each in fields(Source)])
-    given = dict(raw)
-    paths = given.get("paths") or ()
-    given["paths"] = (paths,) if isinstance(paths, str) else paths
-    if "format" not in given:
-        given["format"] = guess_format([str(path) for path in given["paths"]])
-    return Source(**given)
+    def write_options(self) -> dict[str, Any]:
+        """What is passed on to `write_type`."""
+        given = {name: getattr(self, name) for name in writer_fields()}
+        given["expectations"] = parse_expectations(self.expectations)
+        given["meta"] = self.meta or None
+        return {**given, "holder": self.meta or None}
 
 
-def parse_order(raw: Any) -> IngestOrder:
-    """The order that a dict states, as YAML gives it."""
-    _members("order", raw, [each.name for each in fields(IngestOrder)])
-    missing = [name for name in ("storage_uri", "type", "models", "source") if name not in raw]
-    if missing:
-        raise ConfigurationError(f"the order does not say {', '.join(missing)}")
-    given = dict(raw)
-    given["source"] = parse_source(given["source"])
-    return IngestOrder(**given)
+# -- the options that the fields are given by ------------------------------------------------
 
 
-def read_yaml(path: str) -> dict[str, Any]:
+def spec_options(model: type[BaseModel] = IngestSpec, at: tuple[str, ...] = ()) -> list[SpecOption]:
+    """All options, those of the source included, in the order of the fields."""
+    return list(_options(model, at))
+
+
+def _options(model: type[BaseModel], at: tuple[str, ...]) -> Iterator[SpecOption]:
+    for name, info in model.model_fields.items():
+        path = (*at, info.serialization_alias or name)
+        flags = [each for each in info.metadata if isinstance(each, Flag)]
+        if not flags and isinstance(info.annotation, type):
+            yield from _options(info.annotation, path)
+        for flag in flags:
+            whole = path if flag.member is None else (*path, flag.member)
+            help = flag.help or info.description or ""
+            yield SpecOption(flag, whole, _form(flag, info), _choices(info), help)
+
+
+def _form(flag: Flag, info: FieldInfo) -> Form:
+    if flag.form is not None:
+        return flag.form
+    if info.annotation is bool:
+        return "switch"
+    origins: dict[Any, Form] = {Literal: "choice", Mapping: "pairs", Sequence: "texts"}
+    return origins.get(get_origin(info.annotation), "text")
+
+
+def _choices(info: FieldInfo) -> tuple[str, ...]:
+    return get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+
+
+def writer_fields() -> list[str]:
+    """Names of the fields that `write_type` takes as they are."""
+    return list(dict.fromkeys(each.path[0] for each in spec_options() if each.flag.writer))
+
+
+def sink_options() -> dict[str, SpecOption]:
+    """What `df.write.format("ontologia")` takes, by the name of the option there."""
+    return {each.path[-1]: each for each in spec_options() if each.flag.sink}
+
+
+# -- from YAML ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SpecFile:
+    """A YAML file, and the lines that its members are on."""
+
+    path: str
+    members: dict[str, Any]
+    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    def place(self, member: tuple[str, ...], replaced: Sequence[tuple[str, ...]]) -> str:
+        """`file:line: ` of a member, or of what it should be in; "" if it is not from the file."""
+        for length in range(len(member), 0, -1):
+            if member[:length] in replaced:
+                return ""
+            if member[:length] in self.lines:
+                return f"{self.path}:{self.lines[member[:length]]}: "
+        return f"{self.path}: "
+
+
+def parse_spec(
+    raw: Any, file: SpecFile | None = None, replaced: Sequence[tuple[str, ...]] = ()
+) -> IngestSpec:
+    """The spec that a dict states, as YAML gives it. `replaced` are members that are not from
+    `file`, though it may have them too."""
+    if not isinstance(raw, Mapping):
+        raise ConfigurationError(_no_mapping("order", IngestSpec, raw))
+    try:
+        return IngestSpec(**{str(name): value for name, value in raw.items()})
+    except InvalidSpec as error:
+        problems = error.problems
+    texts = [
+        f"{file.place(_member(path, text), replaced) if file is not None else ''}{text}"
+        for path, text in problems
+    ]
+    raise ConfigurationError("; ".join(texts))
+
+
+def read_yaml(path: str) -> SpecFile:
     """A YAML file whose document is a mapping."""
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        lines = dict(_lines(node, ()))
+        members = loader.construct_document(node) if node is not None else None
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+    if not isinstance(members, dict):
         raise ConfigurationError(f"{path}: an order is a mapping of names to values")
-    return found
+    return SpecFile(path, members, lines)
+
+
+def _lines(node: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Where each member of a composed document begins, by its path."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = (*at, str(key.value))
+            yield path, key.start_mark.line + 1
+            yield from _lines(value, path)
+    elif isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            path = (*at, str(number))
+            yield path, value.start_mark.line + 1
+            yield from _lines(value, path)
+
+
+def _member(path: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """What a problem is about: the name that it begins with says it closest."""
+    name = _LEADING_NAME.match(text)
+    named = tuple(name.group().split(".")) if name is not None else ()
+    return named if len(named) > len(path) and named[: len(path)] == path else path
+
+
+# -- what is wrong -----------------------------------------------------------------------------
+
+
+def _problems(model: type[BaseModel], error: ValidationError) -> list[tuple[tuple[str, ...], str]]:
+    problems: list[tuple[tuple[str, ...], str]] = []
+    missing: list[str] = []
+    for each in error.errors():
+        path = tuple(str(part) for part in each["loc"])
+        cause = each.get("ctx", {}).get("error")
+        if isinstance(cause, InvalidSpec):
+            problems += [
+                (inner if inner[: len(path)] == path else (*path, *inner), text)
+                for inner, text in cause.problems
+            ]
+        elif each["type"] == "missing":
+            missing.append(".".join(path))
+        elif isinstance(cause, Exception):
+            problems.append((path, str(cause)))
+        else:
+            problems.append((path, _in_words(model, path, each)))
+    if missing:
+        problems.append(((), f"the order does not say {', '.join(missing)}"))
+    return problems
+
+
+def _in_words(model: type[BaseModel], path: tuple[str, ...], error: Any) -> str:
+    within: str = getattr(model, "within", "")
+    name, value = ".".join((within, *path) if within else path), error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            return _no_member(within or "order", path[-1], _names(model))
+        case "literal_error":
+            choices = _choices(model.model_fields[path[-1]])
+            return f"{name} is one of {', '.join(choices)}, not {value!r}"
+        case "model_type" | "dict_type":
+            nested = model.model_fields[path[-1]].annotation
+            return _no_mapping(name, nested, value)
+        case _:
+            return f"{name}: {error['msg']}, not {value!r}"
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [info.serialization_alias or name for name, info in model.model_fields.items()]
+
+
+def _no_mapping(name: str, model: Any, raw: Any) -> str:
+    return f"{name} is a mapping of {', '.join(_names(model))}, not {raw!r}"
+
+
+def _no_member(name: str, member: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(member, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"{name} has no member {member!r}; {hint}"
+
+
+def _idempotency(raw: Any) -> tuple[str, int | str] | None:
+    if raw is None:
+        return None
+    members = ("app_id", "version")
+    if isinstance(raw, Mapping):
+        wrong = [_no_member("idempotency", str(key), members) for key in raw if key not in members]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        raw = (raw.get("app_id"), raw.get("version"))
+    if not isinstance(raw, Sequence) or isinstance(raw, str) or len(raw) != 2:
+        raise ValueError("idempotency is an app_id and a version")
+    app_id, version = raw
+    if isinstance(version, date):  # YAML reads dates by itself
+        version = version.isoformat()
+    if not isinstance(app_id, str) or not app_id:
+        raise ValueError(f"idempotency.app_id is a text, not {app_id!r}")
+    if isinstance(version, bool) or not isinstance(version, int | str) or version == "":
+        raise ValueError(f"idempotency.version is a number or a text, not {version!r}")
+    return app_id, version
+
+
+def _texts(name: str, raw: Any) -> dict[str, str]:
+    """Names to texts. A YAML file may say `header: true` or `sep: 1` and means the text."""
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{name} is a mapping of names to texts, not {raw!r}")
+    texts: dict[str, str] = {}
+    wrong: list[str] = []
+    for key, value in raw.items():
+        if not isinstance(key, str) or not key or "=" in key:
+            wrong.append(f"{name}: {key!r} is not a name")
+        elif not isinstance(value, str | int | float):
+            wrong.append(f"{name}.{key} is a text, not {value!r}")
+        else:
+            texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return texts
+
+
+def _needed_text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} is needed: a text, not {value!r}")
+    return value
+
+
+def _optional_text(name: str, value: Any) -> Any:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ValueError(f"{name} is a text, not {value!r}")
+    return value
 
 
 def guess_format(paths: Sequence[str]) -> str:
     """What the names of files say; ConfigurationError when they say nothing, or several things."""
-    found = {_format_of(path) for path in paths}
-    if len(found) == 1 and None not in found:
-        return str(found.pop())
-    raise ConfigurationError(
+    formats = {_format_of(path) for path in paths}
+    if len(formats) == 1 and None not in formats:
+        return str(formats.pop())
+    text = (
         f"source.format is needed, one of {', '.join(FORMATS)}: the names of the files do not "
         "tell it"
     )
+    raise InvalidSpec([((), text)])
 
 
 def _format_of(path: str) -> str | None:
@@ -272,62 +698,4 @@ def _format_of(path: str) -> str | None:
     name = path.lower().rstrip("/")
     for packed in _PACKED:
         name = name.removesuffix(packed)
-    return next((known for end, known in _SUFFIXES.items() if name.endswith(end)), None)
-
-
-def _idempotency(raw: Any) -> tuple[str, int | str] | None:
-    if raw is None:
-        return None
-    if isinstance(raw, Mapping):
-        _members("idempotency", raw, ["app_id", "version"])
-        raw = (raw.get("app_id"), raw.get("version"))
-    if not isinstance(raw, Sequence) or isinstance(raw, str) or len(raw) != 2:
-        raise ConfigurationError("idempotency is an app_id and a version")
-    app_id, version = raw
-    if isinstance(version, date):  # YAML reads dates by itself
-        version = version.isoformat()
-    if not isinstance(app_id, str) or not app_id:
-        raise ConfigurationError(f"idempotency.app_id is a text, not {app_id!r}")
-    if isinstance(version, bool) or not isinstance(version, int | str) or version == "":
-        raise ConfigurationError(f"idempotency.version is a number or a text, not {version!r}")
-    return app_id, version
-
-
-def _members(name: str, raw: Any, known: Sequence[str]) -> None:
-    if not isinstance(raw, Mapping):
-        raise ConfigurationError(f"{name} is a mapping of {', '.join(known)}, not {raw!r}")
-    for key in raw:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise ConfigurationError(f"{name} has no member {key!r}; {hint}")
-
-
-def _texts(name: str, raw: Any) -> dict[str, str]:
-    """Names to texts. A YAML file may say `header: true` or `sep: 1` and means the text."""
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise ConfigurationError(f"{name} is a mapping of names to texts, not {raw!r}")
-    found: dict[str, str] = {}
-    for key, value in raw.items():
-        if not isinstance(key, str) or not key or "=" in key:
-            raise ConfigurationError(f"{name}: {key!r} is not a name")
-        if not isinstance(value, str | int | float):
-            raise ConfigurationError(f"{name}.{key} is a text, not {value!r}")
-        found[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    return found
-
-
-def _optional_text(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ConfigurationError(f"{name} is a text, not {value!r}")
-
-
-def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{name} is one of {', '.join(known)}, not {value!r}")
-
-
-def _set(target: Any, name: str, value: Any) -> None:
-    object.__setattr__(target, name, value)
+    return next((format for end, format in _SUFFIXES.items() if name.endswith(end)), None)

@@ -154,7 +154,7 @@ def check_unique(
     `repeated` finds some that are, where it is not for the driver alone to look.
     """
     files = attempt.files
-    if not files or (ascending and disjoint(attempt.spec, files)):
+    if not files or (ascending and disjoint(files)):
         return
     found = (repeated or attempt.repeated)()
     if found:

@@ -24,7 +24,6 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Head
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.open import open_store
-from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.write.staged_write import discard_staged
 from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
@@ -79,9 +78,7 @@ class Sink:
                 'write with .mode("append")'
             )
         place = given.place
-        options = WriteOptions(
-            idempotency=given.idempotency, order_by=given.order_by, **dict(given.rest)
-        )
+        options = WriteOptions(idempotency=given.idempotency, **given.writing)
         with opened(place.uri, place.settings) as repository:
             spec = find_type(repository, place.type, models=place.models)
             check_options(spec, options)
@@ -129,8 +126,8 @@ class Sink:
     def discard(self) -> None:
         """Delete what was staged, unless it is published or may yet be."""
         with opened(self.place.uri, self.place.settings) as repository:
-            if isinstance(repository, ObjectRepository):
-                discard_staged(repository.chain, self.target.attempt, since=self.base)
+            if (objects := repository.objects) is not None:
+                discard_staged(objects.chain, self.target.attempt, since=self.base)
 
 
 class BatchSink(DataSourceArrowWriter):

@@ -308,8 +308,7 @@ class _Write:
         )
 
     def _requests(self) -> dict[str, int]:
-        store = getattr(self._repository, "store", None)
-        return dict(store.meter.snapshot()) if store is not None else {}
+        return self._repository.requests()
 
     def _since(self, before: Mapping[str, int]) -> dict[str, int]:
         now = self._requests()

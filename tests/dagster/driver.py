@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from storage_engine.errors import LockContentionError, ValidationError
-from storage_engine.spark.ingest_spec import IngestOrder
+from storage_engine.spark.ingest_spec import IngestSpec
 from storage_engine.spark.jobs import ingest
 from storage_engine.spark.jobs.program import opened, spark_config
 from storage_engine.spark.results import WriteResult
@@ -35,7 +35,7 @@ def seen(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _ingest(_spark: Any, order: IngestOrder, *, dry_run: bool, **_: Any) -> WriteResult:
+def _ingest(_spark: Any, order: IngestSpec, *, dry_run: bool, **_: Any) -> WriteResult:
     with opened(order.storage_uri, None) as session:
         runtime_id = session.repository.config.runtime_id  # type: ignore[attr-defined]
     told = {"command": sys.argv, "spark": spark_config(), "runtime_id": runtime_id}

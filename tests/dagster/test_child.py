@@ -10,12 +10,12 @@ import dagster as dg
 import pytest
 from dagster_aws.s3 import S3Resource
 
-from ontologia_dagster.ingestion.asset import ingest_order, ingestion_asset
+from ontologia_dagster.ingestion.asset import ingest_spec, ingestion_asset
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.resources.secrets import hidden_options, is_secret
 from ontologia_dagster.resources.spark import SparkResource
 from storage_engine.errors import ConfigurationError
-from storage_engine.objectstore.s3_settings import S3Settings
+from storage_engine.objectstore.s3 import S3Settings
 from storage_engine.spark.jobs.program import spark_config, storage_config
 from tests.dagster import driver
 from tests.dagster.world import customers, storage
@@ -117,7 +117,7 @@ def test_secrets_of_spark_and_of_sources_are_on_no_command_line(
     declared = customers(tmp_path)
     source = {"password": "hush", "user": "ada", "token": "env:TOKEN"}
     update = {"source": declared.source.model_copy(update={"options": source})}
-    order, _ = ingest_order(declared.model_copy(update=update), URI, [])
+    order, _ = ingest_spec(declared.model_copy(update=update), URI, [])
     shown, variables = hidden_options(order)
     assert "hush" not in " ".join(shown.to_arguments())
     assert variables == {"ONTOLOGIA_JOB_OPTION_0": "hush"}
@@ -128,7 +128,7 @@ def test_secrets_of_spark_and_of_sources_are_on_no_command_line(
         "options": {"dbtable": "customer"},
     }
     update = {"source": declared.source.model_copy(update=database)}
-    order, _ = ingest_order(declared.model_copy(update=update), URI, [])
+    order, _ = ingest_spec(declared.model_copy(update=update), URI, [])
     with pytest.raises(ConfigurationError, match=r"source\.options\.PASSWORD as env:NAME"):
         hidden_options(order)
     assert not is_secret("spark.sql.shuffle.partitions")

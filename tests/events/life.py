@@ -17,10 +17,10 @@ from typing import Any
 from storage_engine import Entity, Event, Field, HandlerContext, Session, on_event
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import OntologiaError
-from storage_engine.objectstore.faults import FaultPlan, SimulatedCrash
-from storage_engine.objectstore.memory import MemoryBackend
+from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
 from storage_engine.runtime.core import SessionSettings
 from storage_engine.runtime.session import session_on
+from storage_engine.testing.faults import FaultPlan
 from tests.commitlog.support import World, Writer, new_world
 
 LEASE_MS = 30_000

@@ -11,7 +11,7 @@ import pytest
 from storage_engine import Session
 from storage_engine.repository import initialize_storage
 from storage_engine.spark.jobs import ingest
-from storage_engine.spark.jobs.ingest import IngestOrder, Source
+from storage_engine.spark.jobs.ingest import IngestSpec, Source
 
 MODELS = "tests.jobs.shop"
 
@@ -22,8 +22,8 @@ def new_storage(folder: Path, **settings: Any) -> str:
     return uri
 
 
-def order_for(uri: str, source: Source, type: str = "Customer", **members: Any) -> IngestOrder:
-    return IngestOrder(uri, type, MODELS, source, **members)
+def order_for(uri: str, source: Source, type: str = "Customer", **members: Any) -> IngestSpec:
+    return IngestSpec(storage_uri=uri, type=type, models=MODELS, source=source, **members)
 
 
 def rows(uri: str, statement: str) -> list[tuple[Any, ...]]:

@@ -31,7 +31,9 @@ def test_ingest_on_two_workers_and_a_write_with_speculation(tmp_path: Path) -> N
         lines = "".join(f"c{part}{n},name {n},{n}\n" for n in range(50))
         (tmp_path / f"in-{part}.csv").write_text(f"id,name,seats\n{lines}")
     source = Source(
-        "csv", (str(tmp_path / "in-*.csv"),), schema="id STRING, name STRING, seats BIGINT"
+        format="csv",
+        paths=(str(tmp_path / "in-*.csv"),),
+        row_schema="id STRING, name STRING, seats BIGINT",
     )
     order = order_for(uri, source, idempotency=("crm", 1))
     with spark_cluster(tmp_path / "cluster") as cluster:

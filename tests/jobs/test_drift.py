@@ -24,12 +24,12 @@ ALL = "select id, name, seats from Customer order by id"
 
 def _csv(folder: Path, text: str) -> Source:
     (folder / "a.csv").write_text(text)
-    return Source("csv", (str(folder / "a.csv"),), schema=DECLARED)
+    return Source(format="csv", paths=(str(folder / "a.csv"),), row_schema=DECLARED)
 
 
 def _parquet(folder: Path, **columns: Any) -> Source:
     pq.write_table(pa.table(columns), folder / "a.parquet")
-    return Source("parquet", (str(folder / "a.parquet"),), schema=DECLARED)
+    return Source(format="parquet", paths=(str(folder / "a.parquet"),), row_schema=DECLARED)
 
 
 def _source(kind: str, case: str, folder: Path) -> Source:
@@ -80,12 +80,12 @@ def test_drift_by_policy(kind: str, case: str, spark: SparkSession, tmp_path: Pa
     assert head(uri) == 0
 
     uri = new_storage(tmp_path / "ignore")
-    result = ingest(spark, order_for(uri, source, drift=DriftPolicy(**{case: "ignore"})))
+    result = ingest(spark, order_for(uri, source, drift=DriftPolicy.parse({case: "ignore"})))
     assert SAID[kind, case] in result.drift
     assert rows(uri, ALL) == ignored
 
     uri = new_storage(tmp_path / "quarantine")
-    policy = DriftPolicy(**{case: "quarantine"})
+    policy = DriftPolicy.parse({case: "quarantine"})
     order = order_for(uri, source, drift=policy, on_bad_rows="quarantine")
     result = ingest(spark, order)
     assert SAID[kind, case] in result.drift
@@ -121,9 +121,9 @@ def test_nested_values_and_broken_lines_of_json(spark: SparkSession, tmp_path: P
         '{"id": 4, "more": {"x": 1}}\n'
     )
     source = Source(
-        "json",
-        (str(tmp_path / "a.jsonl"),),
-        schema="id STRING, tags ARRAY<STRING>, numbers ARRAY<BIGINT>",
+        format="json",
+        paths=(str(tmp_path / "a.jsonl"),),
+        row_schema="id STRING, tags ARRAY<STRING>, numbers ARRAY<BIGINT>",
     )
     order = order_for(
         uri,

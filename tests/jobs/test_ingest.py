@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ STORED = [
 
 def _csv(folder: Path) -> Source:
     (folder / "a.csv").write_text(CSV)
-    return Source("csv", (str(folder / "a.csv"),), schema=TYPES, null_value="NA")
+    return Source(format="csv", paths=(str(folder / "a.csv"),), row_schema=TYPES, null_value="NA")
 
 
 def _gz(folder: Path) -> Source:
@@ -42,7 +41,13 @@ def _gz(folder: Path) -> Source:
     text = CSV.replace(",", ";").replace('A""; B', 'A"", B')
     (folder / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     options = {"sep": ";"}
-    return Source("csv", (str(folder / "a.csv.gz"),), options, schema=TYPES, null_value="NA")
+    return Source(
+        format="csv",
+        paths=(str(folder / "a.csv.gz"),),
+        options=options,
+        row_schema=TYPES,
+        null_value="NA",
+    )
 
 
 def _zip(folder: Path) -> Source:
@@ -50,7 +55,7 @@ def _zip(folder: Path) -> Source:
     with zipfile.ZipFile(folder / "a.zip", "w") as archive:
         archive.writestr("one.csv", header + "".join(lines[:2]))
         archive.writestr("deeper/two.csv", header + lines[2])
-    return Source("csv", (str(folder / "*.zip"),), schema=TYPES, null_value="NA")
+    return Source(format="csv", paths=(str(folder / "*.zip"),), row_schema=TYPES, null_value="NA")
 
 
 def _json(folder: Path) -> Source:
@@ -58,7 +63,7 @@ def _json(folder: Path) -> Source:
         '{"id": "1", "name": "Ann \\"A\\", B", "seats": 3, "since": "2024-01-31"}\n'
         '{"id": "2"}\n{"id": "3", "name": "Cid", "seats": 7, "since": "2024-02-29"}\n'
     )
-    return Source("json", (str(folder / "a.jsonl"),), schema=TYPES)
+    return Source(format="json", paths=(str(folder / "a.jsonl"),), row_schema=TYPES)
 
 
 def _parquet(folder: Path) -> Source:
@@ -73,7 +78,7 @@ def _parquet(folder: Path) -> Source:
     (folder / "in").mkdir()
     pq.write_table(table.slice(0, 2), folder / "in" / "a.parquet")
     pq.write_table(table.slice(2), folder / "in" / "b.parquet")
-    return Source("parquet", (str(folder / "in"),))
+    return Source(format="parquet", paths=(str(folder / "in"),))
 
 
 @pytest.mark.parametrize("make", [_csv, _gz, _zip, _json, _parquet])
@@ -100,11 +105,13 @@ def test_a_database_through_jdbc(
     driver = {"driver": "org.apache.derby.jdbc.EmbeddedDriver", "user": "env:DERBY_USER"}
     frame.write.jdbc(url, "people", properties={**driver, "user": "app"})
     uri = new_storage(tmp_path)
-    source = Source("jdbc", (url,), {**driver, "dbtable": "people"})
+    source = Source(format="jdbc", paths=(url,), options={**driver, "dbtable": "people"})
     order = order_for(uri, source, columns={"id": "ID", "name": "N", "seats": "S"})
     assert ingest(spark, order).inserted == 2
     query = Source(
-        "jdbc", (url,), {**driver, "query": 'select "id", "n" from people where "s" = 3'}
+        format="jdbc",
+        paths=(url,),
+        options={**driver, "query": 'select "id", "n" from people where "s" = 3'},
     )
     mapped = {"id": "id", "name": "concat(N, '!')", "seats": "3L"}
     assert ingest(spark, order_for(uri, query, columns=mapped)).updated == 1
@@ -112,7 +119,7 @@ def test_a_database_through_jdbc(
         ("1", "Ann!", 3),
         ("2", None, None),
     ]
-    broken = replace(query, options={**query.options, "query": "select nothing"})
+    broken = query.replace(options={**query.options, "query": "select nothing"})
     with pytest.raises(ConfigurationError, match="JDBC_EXTERNAL_ENGINE_SYNTAX_ERROR"):
         ingest(spark, order_for(uri, broken, columns=mapped))
     monkeypatch.delenv("DERBY_USER")
@@ -128,7 +135,7 @@ def visits(tmp_path: Path) -> Source:
     (tmp_path / "visits.csv").write_text(
         "who,shop,what,day,min\n1,a,x,1,5\n1,a,x,1,5\n1,a,y,1,6\n2,b,x,2,-1\n3,b,x,2,9\n"
     )
-    return Source("csv", (str(tmp_path / "visits.csv"),))
+    return Source(format="csv", paths=(str(tmp_path / "visits.csv"),))
 
 
 def test_mapping_keys_condition_and_distinct(
@@ -150,7 +157,7 @@ def test_mapping_keys_condition_and_distinct(
     with pytest.raises(ValidationError, match="appear more than once"):
         ingest(spark, order)
     assert head(uri) == 0
-    result = ingest(spark, replace(order, distinct=True, meta={"from": "test"}))
+    result = ingest(spark, order.replace(distinct=True, meta={"from": "test"}))
     assert (result.rows, result.inserted) == (2, 2)
     assert rows(uri, "select left_key, right_key, instance_key, minutes from Visit order by 2") == [
         ("1", "a-x", "01", 5),
@@ -164,7 +171,11 @@ def test_transform_sees_whole_rows_and_spoiled_ones_go_around_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "a.csv").write_text("id,name,seats\n1,ann,3\n2,bob,many\n3,cid,4,extra\n")
-    source = Source("csv", (str(tmp_path / "a.csv"),), schema="id STRING, name STRING, seats INT")
+    source = Source(
+        format="csv",
+        paths=(str(tmp_path / "a.csv"),),
+        row_schema="id STRING, name STRING, seats INT",
+    )
     uri = new_storage(tmp_path)
     order = order_for(
         uri,
@@ -191,7 +202,7 @@ def test_transform_sees_whole_rows_and_spoiled_ones_go_around_it(
         ("tests.jobs.shop:nothing", "returned None, not a DataFrame"),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            ingest(spark, replace(order, transform=name))
+            ingest(spark, order.replace(transform=name))
 
 
 # --- replays -------------------------------------------------------------------------------------
@@ -205,7 +216,7 @@ def test_an_older_extract_does_not_overwrite_newer_rows(
     def extract(name: str, text: str) -> Any:
         (tmp_path / name).write_text(f"id,name,since\n{text}")
         schema = "id STRING, name STRING, since DATE"
-        source = Source("csv", (str(tmp_path / name),), schema=schema)
+        source = Source(format="csv", paths=(str(tmp_path / name),), row_schema=schema)
         return order_for(uri, source, order_by="since", idempotency=("crm", name))
 
     monday = extract("monday.csv", "1,old,2024-01-01\n2,same,2024-01-01\n")
@@ -298,7 +309,7 @@ def test_files_with_different_headers_are_refused(
     (tmp_path / "a.csv").write_text("id,name\n1,x\n")
     (tmp_path / "b.csv").write_text("name,id\ny,2\n")
     uri = new_storage(tmp_path)
-    source = Source("csv", (str(tmp_path / "a.csv"), str(tmp_path / "b.csv")))
+    source = Source(format="csv", paths=(str(tmp_path / "a.csv"), str(tmp_path / "b.csv")))
     code, result = run(capsys, *order_for(uri, source).to_arguments())
     assert code == 3
     assert "CSV header does not conform" in result["error"]["message"]
@@ -306,6 +317,6 @@ def test_files_with_different_headers_are_refused(
     for name in ("a", "b"):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
             archive.write(tmp_path / f"{name}.csv", "x.csv")
-    zipped = Source("csv", (str(tmp_path / "*.zip"),))
+    zipped = Source(format="csv", paths=(str(tmp_path / "*.zip"),))
     with pytest.raises(ConfigurationError, match="have different headers"):
         ingest(spark, order_for(uri, zipped))

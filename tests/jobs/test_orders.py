@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.spark.ingest_spec import guess_format, parse_order
+from storage_engine.spark.ingest_spec import OnBadRows, guess_format, parse_spec
 from storage_engine.spark.jobs import compact, ingest, stream
 from storage_engine.spark.jobs.arguments import parse_ingest
-from storage_engine.spark.jobs.ingest import DriftPolicy, IngestOrder, Source, parse
+from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source, parse
 
-MINIMAL = IngestOrder("store", "Customer", "tests.jobs.shop", Source("csv", ("a.csv",)))
+MINIMAL = IngestSpec(
+    storage_uri="store",
+    type="Customer",
+    models="tests.jobs.shop",
+    source=Source(format="csv", paths=("a.csv",)),
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 names = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
@@ -35,12 +39,12 @@ expectations = st.one_of(
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> IngestOrder:
+def orders(draw: st.DrawFn) -> IngestSpec:
     schema = draw(st.none() | texts)
-    on_bad_rows = draw(st.sampled_from(["fail", "quarantine"]))
+    on_bad_rows: OnBadRows = draw(st.sampled_from(["fail", "quarantine"]))
     policies = ["fail", "ignore", *(["quarantine"] if on_bad_rows == "quarantine" else [])]
     policy = st.sampled_from(policies)
-    return IngestOrder(
+    return IngestSpec(
         storage_uri=draw(texts),
         type=draw(texts),
         models=draw(texts),
@@ -48,7 +52,7 @@ def orders(draw: st.DrawFn) -> IngestOrder:
             format=draw(st.sampled_from(["csv", "json", "parquet"])),
             paths=tuple(draw(st.lists(texts, min_size=1, max_size=3))),
             options=draw(mappings),
-            schema=schema,
+            row_schema=schema,
         ),
         columns=draw(mappings),
         where=draw(st.none() | texts),
@@ -57,7 +61,9 @@ def orders(draw: st.DrawFn) -> IngestOrder:
         order_by=draw(st.none() | names),
         on_bad_rows=on_bad_rows,
         quarantine=draw(st.none() | texts),
-        drift=draw(st.builds(DriftPolicy, policy, policy, policy)) if schema else DriftPolicy(),
+        drift=draw(st.builds(DriftPolicy, added=policy, missing=policy, retyped=policy))
+        if schema
+        else DriftPolicy(),
         expectations=tuple(draw(st.lists(expectations, max_size=2))),
         idempotency=draw(st.none() | st.tuples(texts, st.integers() | texts)),
         meta=draw(mappings),
@@ -67,18 +73,19 @@ def orders(draw: st.DrawFn) -> IngestOrder:
 
 @settings(max_examples=60, deadline=None)
 @given(orders())
-def test_arguments_and_yaml_state_the_same_order(order: IngestOrder) -> None:
+def test_arguments_and_yaml_state_the_same_order(order: IngestSpec) -> None:
     assert parse(order.to_arguments()) == order
-    assert parse_order(order.as_dict()) == order
-    assert parse_order(json.loads(json.dumps(order.as_dict()))) == order
-    assert parse_order(yaml.safe_load(yaml.safe_dump(order.as_dict()))) == order
+    assert parse_spec(order.as_dict()) == order
+    assert parse_spec(json.loads(json.dumps(order.as_dict()))) == order
+    assert parse_spec(yaml.safe_load(yaml.safe_dump(order.as_dict()))) == order
 
 
 def test_csv_and_jdbc_orders_go_the_same_way() -> None:
-    csv = replace(MINIMAL, source=Source("csv", ("-a.csv", "b=c"), null_value="NA"))
-    jdbc = replace(
-        MINIMAL,
-        source=Source("jdbc", ("jdbc:x:y",), {"dbtable": "t", "password": "env:PASSWORD"}),
+    csv = MINIMAL.replace(source=Source(format="csv", paths=("-a.csv", "b=c"), null_value="NA"))
+    jdbc = MINIMAL.replace(
+        source=Source(
+            format="jdbc", paths=("jdbc:x:y",), options={"dbtable": "t", "password": "env:PASSWORD"}
+        ),
     )
     for order in (csv, jdbc):
         assert parse(order.to_arguments()) == order
@@ -93,8 +100,14 @@ def test_arguments_come_on_top_of_a_file(tmp_path: Path) -> None:
         "expectations: [{not_null: name}]\nidempotency: {app_id: crm, version: 7}\n"
     )
     order = parse([f"--order={path}"])
-    assert order.source == Source("csv", ("a.csv",), {"header": "true"}, "id STRING", "NA")
-    assert (order.drift, order.idempotency) == (DriftPolicy(*["ignore"] * 3), ("crm", 7))
+    assert order.source == Source(
+        format="csv",
+        paths=("a.csv",),
+        options={"header": "true"},
+        row_schema="id STRING",
+        null_value="NA",
+    )
+    assert (order.drift, order.idempotency) == (DriftPolicy.parse("ignore"), ("crm", 7))
 
     changed = parse(
         [
@@ -108,13 +121,12 @@ def test_arguments_come_on_top_of_a_file(tmp_path: Path) -> None:
             '--expect={"unique": "id"}',
         ]
     )
-    assert changed == replace(
-        order,
+    assert changed == order.replace(
         type="Product",
-        source=replace(order.source, paths=("b.csv",)),
+        source=order.source.replace(paths=("b.csv",)),
         columns={"id": "a", "name": "c"},
         distinct=False,
-        drift=DriftPolicy("fail", "ignore", "ignore"),
+        drift=DriftPolicy(added="fail", missing="ignore", retyped="ignore"),
         idempotency=("crm", 8),
         expectations=({"unique": "id"},),
     )
@@ -175,7 +187,7 @@ SOURCE: dict[str, Any] = {"format": "csv", "paths": ["a.csv"]}
 )
 def test_what_is_wrong_with_an_order_is_said(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        parse_order({**MINIMAL.as_dict(), **wrong})
+        parse_spec({**MINIMAL.as_dict(), **wrong})
     assert said in str(caught.value)
 
 
@@ -221,7 +233,7 @@ def test_yaml_that_is_none_is_said(tmp_path: Path) -> None:
 
 def test_run_options_are_no_part_of_the_order() -> None:
     call = parse_ingest([*MINIMAL.to_arguments(), "--master=local[1]", "--conf=a=b", "--dry-run"])
-    assert call.order == MINIMAL
+    assert call.spec == MINIMAL
     assert (call.run.master, call.run.conf, call.run.dry_run) == ("local[1]", {"a": "b"}, True)
 
 
@@ -231,7 +243,7 @@ def test_help_is_complete_and_in_the_documentation(
 ) -> None:
     assert program.main(["--help"]) == 0
     assert "Exit codes" in capsys.readouterr().out
-    name = program.__name__.partition(".")[2]
+    name = program.__name__.rpartition(".")[2]
     parser = getattr(
         __import__(
             "storage_engine.spark.jobs.arguments" if name == "ingest" else program.__name__,

@@ -53,7 +53,7 @@ def test_a_materialisation_with_its_metadata(
     spark: SparkSession, tmp_path: Path, messages: Path
 ) -> None:
     (tmp_path / "a.csv").write_text("id,name\n1,a\n2,b\n")
-    order = order_for(new_storage(tmp_path), Source("csv", (str(tmp_path / "a.csv"),)))
+    order = order_for(new_storage(tmp_path), Source(format="csv", paths=(str(tmp_path / "a.csv"),)))
     assert ingest.main(order.to_arguments()) == 0
     said = _read(messages)
     [reported] = said["report_asset_materialization"]
@@ -67,7 +67,7 @@ def test_a_materialisation_with_its_metadata(
 
 def test_a_failure_is_reported_too(spark: SparkSession, tmp_path: Path, messages: Path) -> None:
     (tmp_path / "a.csv").write_text("id,name\n,a\n")
-    order = order_for(new_storage(tmp_path), Source("csv", (str(tmp_path / "a.csv"),)))
+    order = order_for(new_storage(tmp_path), Source(format="csv", paths=(str(tmp_path / "a.csv"),)))
     assert ingest.main(order.to_arguments()) == 3
     said = _read(messages)
     assert "report_asset_materialization" not in said

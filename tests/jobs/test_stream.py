@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.spark import publish
+from storage_engine.spark.ingest_spec import Format
 from storage_engine.spark.jobs import stream as program
 from storage_engine.spark.jobs.ingest import DriftPolicy, Source
 from storage_engine.spark.jobs.stream import stream
@@ -35,7 +35,7 @@ def test_each_batch_takes_effect_once(
     checkpoint = str(tmp_path / "checkpoint")
     order = order_for(
         uri,
-        Source("csv", (str(folder),), schema=SCHEMA, null_value="NA"),
+        Source(format="csv", paths=(str(folder),), row_schema=SCHEMA, null_value="NA"),
         columns={"name": "upper(name)"},
         where="id <> 'skip'",
         on_bad_rows="quarantine",
@@ -68,7 +68,7 @@ def test_each_batch_takes_effect_once(
 
 @pytest.mark.parametrize("format", ["csv", "json", "parquet"])
 def test_what_drifts_is_dealt_with_as_ordered(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: str
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], format: Format
 ) -> None:
     """A column that is gone never becomes nulls unasked, and one more harms nobody if ignored."""
     uri, folder = new_storage(tmp_path), tmp_path / "in"
@@ -84,7 +84,7 @@ def test_what_drifts_is_dealt_with_as_ordered(
             case _:
                 pq.write_table(pa.Table.from_pylist([row]), path)
 
-    order = order_for(uri, Source(format, (str(folder),), schema=SCHEMA))
+    order = order_for(uri, Source(format=format, paths=(str(folder),), row_schema=SCHEMA))
     arguments = [f"--checkpoint={tmp_path / 'checkpoint'}", "--max-files=1", "--json"]
     deliver("1", id="a", name="ann", seats=1)
     assert program.main([*order.to_arguments(), *arguments]) == 0
@@ -97,7 +97,7 @@ def test_what_drifts_is_dealt_with_as_ordered(
     assert rows(uri, ALL) == [("a", "ann", 1)]
 
     deliver("3", id="b", name="bob", seats=2, more="x")
-    lenient = replace(order, drift=DriftPolicy(missing="ignore", added="ignore"))
+    lenient = order.replace(drift=DriftPolicy(missing="ignore", added="ignore"))
     assert program.main([*lenient.to_arguments(), *arguments, "--app-id=shop"]) == 0
     assert json.loads(capsys.readouterr().out)["batches"] == 2
     assert rows(uri, ALL) == [("a", "ann", None), ("b", "bob", 2)]
@@ -105,15 +105,18 @@ def test_what_drifts_is_dealt_with_as_ordered(
 
 def test_what_cannot_be_followed_is_said(spark: SparkSession, tmp_path: Path) -> None:
     uri = new_storage(tmp_path)
-    source = Source("csv", ("in",), schema=SCHEMA)
+    source = Source(format="csv", paths=("in",), row_schema=SCHEMA)
     order = order_for(uri, source)
     for wrong, said in (
-        (replace(source, schema=None), "a stream infers nothing"),
-        (replace(source, paths=("a", "b")), "follows one folder"),
-        (replace(source, paths=("a.zip",)), "zipped files cannot be followed"),
-        (Source("jdbc", ("jdbc:x",), {"dbtable": "t"}), "a database cannot be followed"),
+        (source.replace(row_schema=None), "a stream infers nothing"),
+        (source.replace(paths=("a", "b")), "follows one folder"),
+        (source.replace(paths=("a.zip",)), "zipped files cannot be followed"),
+        (
+            Source(format="jdbc", paths=("jdbc:x",), options={"dbtable": "t"}),
+            "a database cannot be followed",
+        ),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            stream(spark, replace(order, source=wrong), str(tmp_path / "c"))
-    versioned = replace(order, idempotency=("shop", 1)).to_arguments()
+            stream(spark, order.replace(source=wrong), str(tmp_path / "c"))
+    versioned = order.replace(idempotency=("shop", 1)).to_arguments()
     assert program.main([*versioned, "--checkpoint=c"]) == 2

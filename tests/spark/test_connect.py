@@ -18,7 +18,7 @@ import pytest
 
 from storage_engine import Session, initialize_storage
 from storage_engine.maintenance.integrity import verify_storage
-from storage_engine.spark.jobs.ingest import DriftPolicy, IngestOrder, Source
+from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source
 from tests.servers import free_ports
 from tests.spark.read_world import Sample, expected
 from tests.spark_support import SETTINGS
@@ -83,11 +83,15 @@ def test_a_client_and_the_programs(server: str, tmp_path: Path) -> None:
     initialize_storage(storage)
     _run("tests/spark/connect_client.py", server, str(storage), str(tmp_path / "checkpoint"))
     (tmp_path / "samples.csv").write_text("id,number\njob1,7\njob2,many\n")
-    order = IngestOrder(
+    order = IngestSpec(
         storage_uri=str(storage),
         type="Sample",
         models="tests.spark.read_world",
-        source=Source("csv", (str(tmp_path / "samples.csv"),), schema="id STRING, number BIGINT"),
+        source=Source(
+            format="csv",
+            paths=(str(tmp_path / "samples.csv"),),
+            row_schema="id STRING, number BIGINT",
+        ),
         on_bad_rows="quarantine",
         drift=DriftPolicy(retyped="quarantine"),
         expectations=({"unique": "id"}, {"referential": {"column": "id", "type": "Sample"}}),
@@ -104,11 +108,13 @@ def follow(server: str, storage: Path, folder: Path) -> None:
     Connect does not tell."""
     (folder / "in").mkdir()
     (folder / "in" / "1.csv").write_text("id,number\nfollowed,7\n")
-    order = IngestOrder(
+    order = IngestSpec(
         storage_uri=str(storage),
         type="Sample",
         models="tests.spark.read_world",
-        source=Source("csv", (str(folder / "in"),), schema="id STRING, number BIGINT"),
+        source=Source(
+            format="csv", paths=(str(folder / "in"),), row_schema="id STRING, number BIGINT"
+        ),
     )
     arguments = [f"--remote={server}", "--json", *order.to_arguments()]
     nameless = [*arguments, f"--checkpoint={folder / 'nameless'}"]

@@ -1,12 +1,14 @@
-"""The command lines of the jobs: an order, from a file, from arguments, or from both.
+"""The command lines of the jobs: a spec, from a file, from arguments, or from both.
 
-Promise: `parse_ingest(order_arguments(order)).order == order`. What is given as an argument
-replaces what the file says; `--column`, `--option`, `--meta` and `--drift` replace single members.
+The options are those of `IngestSpec`, whose fields say everything about them. Promise:
+`parse_ingest(spec_arguments(spec)).spec == spec`. What is given as an argument replaces what the
+file says; `--column`, `--option`, `--meta` and `--drift` replace single members.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,39 +17,22 @@ from typing import Any, NoReturn
 from storage_engine.errors import ConfigurationError
 from storage_engine.spark.ingest_spec import (
     DRIFTS,
-    FORMATS,
     POLICIES,
     DriftPolicy,
-    IngestOrder,
-    parse_order,
+    IngestSpec,
+    InvalidSpec,
+    SpecOption,
+    parse_spec,
     read_yaml,
+    spec_options,
 )
 
-# Option -> where an order keeps it. Options with a value of their own come first, then those that
-# add one member each to a mapping.
-_PLAIN = {
-    "storage_uri": ("storage_uri",),
-    "type": ("type",),
-    "models": ("models",),
-    "format": ("source", "format"),
-    "schema": ("source", "schema"),
-    "null_value": ("source", "null_value"),
-    "where": ("where",),
-    "transform": ("transform",),
-    "distinct": ("distinct",),
-    "order_by": ("order_by",),
-    "on_bad_rows": ("on_bad_rows",),
-    "quarantine": ("quarantine",),
-    "target_part_bytes": ("target_part_bytes",),
-    "app_id": ("idempotency", "app_id"),
-    "app_version": ("idempotency", "version"),
-}
-_MAPPINGS = {"option": ("source", "options"), "column": ("columns",), "meta": ("meta",)}
+_GROUPS = ("order", "source", "mapping", "writing")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a job runs; no part of the order."""
+    """How a job runs; no part of the spec."""
 
     master: str | None = None
     remote: str | None = None
@@ -59,7 +44,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class IngestCall:
-    order: IngestOrder
+    spec: IngestSpec
     run: RunOptions
 
 
@@ -75,8 +60,25 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
+        return given
+
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"{message}; see {self.prog} --help")
+
+    def _hint(self, unknown: Sequence[str]) -> str:
+        """The nearest option of each that is not known."""
+        options = [text for action in self._actions for text in action.option_strings]
+        near = [
+            match
+            for text in unknown
+            if text.startswith("-")
+            for match in difflib.get_close_matches(text.partition("=")[0], options, n=1)
+        ]
+        return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def ingest_parser() -> Parser:
@@ -86,111 +88,42 @@ def ingest_parser() -> Parser:
         "Exit codes: 0 done, 2 the order is wrong, 3 the data or its schema was refused, 5 the\n"
         "storage failed, 1 anything else. Nothing is published unless the code is 0.",
     )
-    add_order_options(parser)
-    add_run_options(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="count what would be inserted, updated and left unchanged; publish nothing",
-    )
+    add_spec_options(parser)
+    add_run_options(parser, dry_run=True)
     return parser
 
 
-def add_order_options(parser: argparse.ArgumentParser) -> None:
-    """What an order says; everything is optional here, since a file may say it."""
-    add = parser.add_argument_group("order").add_argument
-    add("--order", metavar="FILE", help="a YAML file with the order; arguments come on top")
-    add("--storage-uri", metavar="URI", help="the storage: a directory, file:// or s3:// URI")
-    add("--type", metavar="NAME", help="the stored name of the type to write")
-    add("--models", metavar="MODULE", help="the Python module that declares the type")
-    add = parser.add_argument_group("source").add_argument
-    add(
-        "--source",
-        action="append",
-        metavar="PATH",
-        help="file, folder or pattern to read, or a jdbc: URL; may be given several times",
+def add_spec_options(parser: argparse.ArgumentParser) -> None:
+    """Those of IngestSpec; everything is optional here, since a file may say it."""
+    groups = {name: parser.add_argument_group(name) for name in _GROUPS}
+    groups["order"].add_argument(
+        "--order", metavar="FILE", help="a YAML file with the order; arguments come on top"
     )
-    add("--format", choices=FORMATS, help="of the source; told by the names of files if left out")
-    add(
-        "--option",
-        action="append",
-        metavar="NAME=VALUE",
-        help="an option of Spark's reader; the value env:NAME is taken from the environment",
-    )
-    add(
-        "--schema",
-        metavar="DDL",
-        help="the columns that the source should have: 'id STRING, seats BIGINT'",
-    )
-    add("--null-value", metavar="TEXT", help="the text that stands for null in CSV, such as NA")
-    add(
-        "--drift",
-        action="append",
-        metavar="[CASE=]POLICY",
-        help="when the source differs from --schema: fail, ignore or quarantine, for all cases "
-        "or for added=, missing= or retyped= alone",
-    )
-    add = parser.add_argument_group("mapping").add_argument
-    add(
-        "--column",
-        action="append",
-        metavar="NAME=SQL",
-        help="a column of the type as an expression over the source: \"id=concat(a, '-', b)\"",
-    )
-    add("--where", metavar="SQL", help="only rows of the source for which this holds")
-    add(
-        "--transform",
-        metavar="MODULE:FUNCTION",
-        help="a function DataFrame -> DataFrame for what expressions cannot say",
-    )
-    add(
-        "--distinct",
-        action=argparse.BooleanOptionalAction,
-        help="equal rows count once",
-    )
-    add = parser.add_argument_group("writing").add_argument
-    add(
-        "--order-by",
-        metavar="FIELD",
-        help="of rows with one identity the greatest wins, and an older row never replaces a "
-        "newer one",
-    )
-    add(
-        "--on-bad-rows",
-        choices=("fail", "quarantine"),
-        help="stop at rows that cannot be stored (fail, the default) or set them aside",
-    )
-    add(
-        "--quarantine", metavar="URI", help="where such rows go; default: beside the storage's data"
-    )
-    add(
-        "--expect",
-        action="append",
-        metavar="JSON",
-        help='what the data must satisfy: \'{"not_null": "name"}\'; replaces those of the file',
-    )
-    add("--app-id", metavar="TEXT", help="with --app-version: this work is applied at most once")
-    add(
-        "--app-version",
-        metavar="N|TEXT",
-        help="of the work; a number must grow, a text must differ from the last one",
-    )
-    add(
-        "--meta",
-        action="append",
-        metavar="NAME=TEXT",
-        help="a text kept with the commit; may be given several times",
-    )
-    add(
-        "--target-part-bytes",
-        type=size,
-        metavar="N",
-        help="about how large the written files should be",
-    )
+    for each in spec_options():
+        add_to = groups[each.flag.group].add_argument
+        shown: dict[str, Any] = {"help": each.help.replace("%", "%%"), "dest": _dest(each)}
+        match each.form:
+            case "switch":
+                add_to(each.option, action=argparse.BooleanOptionalAction, **shown)
+            case "choice":
+                add_to(each.option, choices=each.choices, **shown)
+            case "texts" | "pairs" | "json" | "policies":
+                add_to(each.option, action="append", metavar=each.flag.metavar, **shown)
+            case "size":
+                add_to(each.option, type=size, metavar=each.flag.metavar, **shown)
+            case "text" | "version":
+                add_to(each.option, metavar=each.flag.metavar, **shown)
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: argparse.ArgumentParser, *, dry_run: bool = False) -> None:
     add = parser.add_argument_group("running").add_argument
+    if dry_run:
+        add(
+            "--dry-run",
+            action="store_true",
+            help="count what would be inserted, updated and left unchanged; publish nothing. Exit "
+            "code 3 when the write would be refused, and why",
+        )
     add(
         "--master",
         metavar="URL",
@@ -204,7 +137,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def parse_ingest(argv: Sequence[str] | None) -> IngestCall:
     given = ingest_parser().parse_args(argv)
-    return IngestCall(order_of(given), run_options(given))
+    return IngestCall(spec_of(given), run_options(given))
 
 
 def run_options(given: argparse.Namespace) -> RunOptions:
@@ -220,57 +153,93 @@ def run_options(given: argparse.Namespace) -> RunOptions:
     )
 
 
-def order_of(given: argparse.Namespace) -> IngestOrder:
-    raw = read_yaml(given.order) if given.order is not None else {}
-    for name, path in _PLAIN.items():
-        value = getattr(given, name)
-        if value is not None:
-            _put(raw, path, _version(value) if name == "app_version" else value)
-    for name, path in _MAPPINGS.items():
-        for key, value in _pairs(f"--{name}", getattr(given, name)).items():
-            _put(raw, (*path, key), value)
-    if given.source is not None:
-        _put(raw, ("source", "paths"), tuple(given.source))
-    if given.drift is not None:
-        raw["drift"] = _drift(raw.get("drift"), given.drift)
-    if given.expect is not None:
-        raw["expectations"] = [_json("--expect", text) for text in given.expect]
-    return parse_order(raw)
-
-
-def order_arguments(order: IngestOrder) -> list[str]:
-    """The arguments that `parse_ingest` reads as this order. Values are joined to their option
-    by `=`, so that none is taken for an option itself."""
-    described = order.as_dict()
-    arguments: list[str] = []
-    for name, path in _PLAIN.items():
-        value = _get(described, path)
-        if value is None or value is False:
+def spec_of(given: argparse.Namespace) -> IngestSpec:
+    file = read_yaml(given.order) if given.order is not None else None
+    raw: dict[str, Any] = file.members if file is not None else {}
+    replaced: list[tuple[str, ...]] = []
+    for each in spec_options():
+        value = getattr(given, _dest(each))
+        if value is None:
             continue
-        option = f"--{name.replace('_', '-')}"
-        if name == "app_version":
-            value = _version_text(value)
-        arguments.append(option if value is True else f"{option}={value}")
-    arguments += [f"--source={path}" for path in order.source.paths]
-    for name, path in _MAPPINGS.items():
-        for key, value in (_get(described, path) or {}).items():
-            arguments.append(f"--{name}={key}={value}")
-    for case, policy in described.get("drift", {}).items():
-        arguments.append(f"--drift={case}={policy}")
-    for expectation in order.expectations:
-        arguments.append(f"--expect={json.dumps(expectation)}")
-    return arguments
+        for path, member in _given_members(each, value, raw):
+            _put(raw, path, member)
+            replaced.append(path)
+    return parse_spec(raw, file, replaced)
+
+
+def _given_members(
+    each: SpecOption, value: Any, raw: dict[str, Any]
+) -> list[tuple[tuple[str, ...], Any]]:
+    """What an option states, by the path of the member that it states it of."""
+    match each.form:
+        case "pairs":
+            return [((*each.path, name), text) for name, text in _pairs(each.option, value).items()]
+        case "json":
+            return [(each.path, [_json(each.option, text) for text in value])]
+        case "policies":
+            return [(each.path, _drift(_get(raw, each.path), value))]
+        case "version":
+            return [(each.path, _version(value))]
+        case _:
+            return [(each.path, value)]
+
+
+def spec_arguments(spec: IngestSpec) -> list[str]:
+    """The arguments that `parse_ingest` reads as this spec. Values are joined to their option
+    by `=`, so that none is taken for an option itself."""
+    described = spec.as_dict()
+    return [
+        text
+        for each in spec_options()
+        if (value := _get(described, each.path)) is not None
+        for text in _stated(each, value)
+    ]
+
+
+def _stated(each: SpecOption, value: Any) -> list[str]:
+    match each.form:
+        case "switch":
+            return [each.option if value else f"--no-{each.flag.name}"]
+        case "pairs" | "policies":
+            return [f"{each.option}={name}={text}" for name, text in value.items()]
+        case "texts":
+            return [f"{each.option}={text}" for text in value]
+        case "json":
+            return [f"{each.option}={json.dumps(item)}" for item in value]
+        case "version":
+            return [f"{each.option}={_version_text(value)}"]
+        case _:
+            return [f"{each.option}={value}"]
+
+
+def option_table(parser: argparse.ArgumentParser, *titles: str) -> str:
+    """The options of groups, or of all, as a Markdown table for the documentation."""
+    rows = ["| option | meaning |", "| --- | --- |"]
+    groups = [group for group in parser._action_groups if not titles or group.title in titles]
+    for action in (action for group in groups for action in group._group_actions):
+        if "--help" in action.option_strings:
+            continue
+        long = [text for text in action.option_strings if text.startswith("--")]
+        value = f" {action.metavar}" if action.metavar else ""
+        names = ", ".join(f"`{name}{value}`" for name in long)
+        meaning = str(action.help).replace("%%", "%").replace("|", "\\|")
+        rows.append(f"| {names.replace('|', chr(92) + '|')} | {meaning} |")
+    return "\n".join(rows)
+
+
+def _dest(each: SpecOption) -> str:
+    return each.flag.name.replace("-", "_")
 
 
 def _put(raw: dict[str, Any], path: Sequence[str], value: Any) -> None:
     *inner, last = path
     for name in inner:
-        found = raw.setdefault(name, {})
-        if found is None:
-            found = raw[name] = {}
-        if not isinstance(found, dict):
-            raise ConfigurationError(f"{name} is a mapping, not {found!r}")
-        raw = found
+        members = raw.setdefault(name, {})
+        if members is None:
+            members = raw[name] = {}
+        if not isinstance(members, dict):
+            raise ConfigurationError(f"{name} is a mapping, not {members!r}")
+        raw = members
     raw[last] = value
 
 
@@ -291,7 +260,10 @@ def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def _drift(before: Any, texts: Sequence[str]) -> dict[str, str]:
-    policy = DriftPolicy.parse(before).as_dict() if before is not None else {}
+    try:
+        policy = DriftPolicy.parse(before).as_dict() if before is not None else {}
+    except InvalidSpec as error:
+        raise ConfigurationError(str(error)) from None
     for text in texts:
         case, equals, word = text.rpartition("=")
         if word not in POLICIES or (equals and case not in DRIFTS):

@@ -13,13 +13,12 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from storage_engine.cli.output import printable
 from storage_engine.errors import ConfigurationError
-from storage_engine.model.expectations import parse_expectations
 from storage_engine.runtime.bound_types import declared_types
-from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestOrder, Source
+from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec, Source
 from storage_engine.spark.jobs.arguments import IngestCall, parse_ingest
 from storage_engine.spark.jobs.program import (
     MISMATCH,
@@ -39,19 +38,19 @@ if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.runtime.session import Session
 
-__all__ = ["DriftPolicy", "IngestOrder", "Source", "ingest", "main", "parse"]
+__all__ = ["DriftPolicy", "IngestSpec", "Source", "ingest", "main", "parse"]
 
 Progress = Callable[[WriteProgress], None]
 
 
-def parse(argv: Sequence[str]) -> IngestOrder:
+def parse(argv: Sequence[str]) -> IngestSpec:
     """The order that arguments state: `parse(order.to_arguments()) == order`."""
-    return parse_ingest(argv).order
+    return parse_ingest(argv).spec
 
 
 def ingest(
     spark: SparkSession,
-    order: IngestOrder,
+    spec: IngestSpec,
     *,
     session: Session | None = None,
     progress: Progress | None = None,
@@ -64,16 +63,16 @@ def ingest(
     from storage_engine.spark.jobs.mapping import prepare
     from storage_engine.spark.writer import write_type
 
-    spec = type_of(order)
-    prepared = prepare(spark, order, spec)
-    with opened(order.storage_uri, session) as using:
+    type_spec = type_of(spec)
+    prepared = prepare(spark, spec, type_spec)
+    with opened(spec.storage_uri, session) as using:
         result = write_type(
             prepared.frame,
-            spec,
+            type_spec,
             using,
             progress=progress,
             dry_run=dry_run,
-            **write_options(order),
+            **spec.write_options(),
         )
     return replace(result, drift=(*prepared.drift, *drifted(result)))
 
@@ -87,30 +86,16 @@ def drifted(result: WriteResult) -> list[str]:
     ]
 
 
-def write_options(order: IngestOrder) -> dict[str, Any]:
-    """What an order passes on to the writer."""
-    return {
-        "idempotency": order.idempotency,
-        "meta": order.meta or None,
-        "holder": order.meta or None,
-        "order_by": order.order_by,
-        "on_bad_rows": order.on_bad_rows,
-        "quarantine": order.quarantine,
-        "expectations": parse_expectations(order.expectations),
-        "target_part_bytes": order.target_part_bytes,
-    }
-
-
-def type_of(order: IngestOrder) -> TypeSpec:
+def type_of(spec: IngestSpec) -> TypeSpec:
     """The declared type that an order is about."""
-    declared = declared_types(order.models, option="models")
-    found = [spec for (_, name), spec in declared.items() if name == order.type]
+    declared = declared_types(spec.models, option="models")
+    found = [type_spec for (_, name), type_spec in declared.items() if name == spec.type]
     if not found:
         names = ", ".join(sorted({name for _, name in declared}))
-        raise ConfigurationError(f"type {order.type!r} is not in {order.models}, which has {names}")
+        raise ConfigurationError(f"type {spec.type!r} is not in {spec.models}, which has {names}")
     if len(found) > 1:
         raise ConfigurationError(
-            f"type {order.type!r}: {order.models} has an entity and a relation of that name"
+            f"type {spec.type!r}: {spec.models} has an entity and a relation of that name"
         )
     return found[0]
 
@@ -120,9 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(call: IngestCall) -> int:
-    order = call.order
-    type_of(order)  # before Spark is started: most mistakes are here
-    what = f"{'preview' if call.run.dry_run else 'ingest'} {order.type}"
+    spec = call.spec
+    type_of(spec)  # before Spark is started: most mistakes are here
+    what = f"{'preview' if call.run.dry_run else 'ingest'} {spec.type}"
     with reporting() as reporter, shown(what, reporter.log) as tell:
 
         def advance(now: WriteProgress) -> None:
@@ -130,20 +115,20 @@ def _run(call: IngestCall) -> int:
 
         tell("start", 0, None)
         spark = start_spark(f"ontologia {what}", call.run)
-        result = ingest(spark, order, progress=advance, dry_run=call.run.dry_run)
+        result = ingest(spark, spec, progress=advance, dry_run=call.run.dry_run)
         if not call.run.dry_run:
-            _report(reporter, order, result)
+            _report(reporter, spec, result)
     _print(result, call)
     return OK if result.problem is None else MISMATCH
 
 
-def _report(reporter: Reporter, order: IngestOrder, result: WriteResult) -> None:
+def _report(reporter: Reporter, spec: IngestSpec, result: WriteResult) -> None:
     reporter.log(summary(result))
     reporter.materialized(
         {
             **result.as_dict(),
             "dagster/table_name": result.type_name,
-            "dagster/uri": order.storage_uri,
+            "dagster/uri": spec.storage_uri,
         },
         data_version=str(result.type_commit_id),
     )

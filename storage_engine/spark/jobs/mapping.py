@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestOrder
+from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec
 from storage_engine.spark.jobs.program import spark_said
 from storage_engine.spark.jobs.sources import MALFORMED, Opened, declared_schema, open_source
 from storage_engine.spark.schema import quoted
@@ -214,32 +214,32 @@ class Prepared:
     drift: tuple[str, ...] = ()
 
 
-def prepare(spark: SparkSession, order: IngestOrder, spec: TypeSpec) -> Prepared:
+def prepare(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec) -> Prepared:
     """The rows that an order asks to write. Raises ConfigurationError when an expression or the
     transform is wrong, ValidationError when the source has drifted and that is to fail."""
-    return mapped(open_source(spark, order.source), order, spec)
+    return mapped(open_source(spark, spec.source), spec, type_spec)
 
 
-def mapped(opened: Opened, order: IngestOrder, spec: TypeSpec) -> Prepared:
-    declared = declared_schema(order.source)
+def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> Prepared:
+    declared = declared_schema(spec.source)
     if declared is None:
         settled = as_found(opened.frame)
     else:
         settled = settle(
             opened.frame,
             declared,
-            order.drift,
-            options=order.source.options,
+            spec.drift,
+            options=spec.source.options,
             textual=opened.textual,
-            carry_on=order.on_bad_rows == "quarantine",
+            carry_on=spec.on_bad_rows == "quarantine",
         )
     frame = settled.frame
-    if order.where is not None:
-        frame = _where(frame, order.where)
-    if order.transform is not None:
-        frame = _transformed(frame, order.transform)
-    frame = _projected(frame, order, spec)
-    return Prepared(frame.distinct() if order.distinct else frame, settled.found)
+    if spec.where is not None:
+        frame = _where(frame, spec.where)
+    if spec.transform is not None:
+        frame = _transformed(frame, spec.transform)
+    frame = _projected(frame, spec, type_spec)
+    return Prepared(frame.distinct() if spec.distinct else frame, settled.found)
 
 
 def _where(frame: DataFrame, condition: str) -> DataFrame:
@@ -268,20 +268,20 @@ def _transformed(frame: DataFrame, name: str) -> DataFrame:
     return whole.unionByName(frame.filter(_spoiled()).select(*around, REASONS))
 
 
-def _projected(frame: DataFrame, order: IngestOrder, spec: TypeSpec) -> DataFrame:
+def _projected(frame: DataFrame, spec: IngestSpec, type_spec: TypeSpec) -> DataFrame:
     """The type's columns. Without a mapping all columns are passed on: the writer then says which
     of them the type does not have."""
-    if not order.columns:
+    if not spec.columns:
         return frame
     present = set(frame.columns)
-    taken = {name: quoted(name) for name in columns_of(spec) if name in present}
-    unknown = [name for name in order.columns if name not in columns_of(spec)]
+    taken = {name: quoted(name) for name in columns_of(type_spec) if name in present}
+    unknown = [name for name in spec.columns if name not in columns_of(type_spec)]
     if unknown:
         raise ConfigurationError(
-            f"columns: {spec.name} has no column {', '.join(unknown)}; it has "
-            f"{', '.join(columns_of(spec))}"
+            f"columns: {type_spec.name} has no column {', '.join(unknown)}; it has "
+            f"{', '.join(columns_of(type_spec))}"
         )
-    taken |= order.columns
+    taken |= spec.columns
     selected = [
         _stated(f"columns.{name}", sql, partial(_valid, frame, sql)).alias(name)
         for name, sql in taken.items()
@@ -290,12 +290,16 @@ def _projected(frame: DataFrame, order: IngestOrder, spec: TypeSpec) -> DataFram
     return frame.select(*selected, *kept)
 
 
-def columns_of(spec: TypeSpec) -> list[str]:
+def columns_of(type_spec: TypeSpec) -> list[str]:
     """The columns by which rows of a type are written."""
     keys: list[str] = []
-    if spec.kind == "relation":
-        keys = ["left_key", "right_key", *([spec.instance_key] if spec.instance_key else [])]
-    return keys + [field.name for field in spec.fields]
+    if type_spec.kind == "relation":
+        keys = [
+            "left_key",
+            "right_key",
+            *([type_spec.instance_key] if type_spec.instance_key else []),
+        ]
+    return keys + [field.name for field in type_spec.fields]
 
 
 def _valid(frame: DataFrame, sql: str) -> Column:

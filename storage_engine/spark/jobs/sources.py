@@ -18,7 +18,7 @@ import io
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -204,7 +204,7 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
             case "json":
                 return _json(spark, source, options)
             case "parquet":
-                if source.schema is not None:
+                if source.row_schema is not None:
                     options.setdefault("mergeSchema", "true")  # a column of any file counts
                 return Opened(spark.read.options(**options).parquet(*source.paths))
             case _:
@@ -215,14 +215,14 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
 
 def declared_schema(source: Source) -> StructType | None:
     """The declared columns; ConfigurationError when the text is no schema."""
-    if source.schema is None:
+    if source.row_schema is None:
         return None
     try:
-        parsed = DataType.fromDDL(source.schema)
+        parsed = DataType.fromDDL(source.row_schema)
     except ParseException as error:
-        raise _no_schema(source.schema, " ".join(str(error).split())) from error
+        raise _no_schema(source.row_schema, " ".join(str(error).split())) from error
     if not isinstance(parsed, StructType) or not parsed.fields:
-        raise _no_schema(source.schema, "it names no columns")
+        raise _no_schema(source.row_schema, "it names no columns")
     return parsed
 
 
@@ -242,7 +242,7 @@ def arrived(source: Source, files: Sequence[str]) -> Source:
     folder = source.paths[0]
     if not _PATTERN.search(folder):
         options.setdefault("basePath", folder)  # values in the names of folders are columns
-    return replace(source, paths=tuple(files), options=options)
+    return source.replace(paths=tuple(files), options=options)
 
 
 def _as_text(kind: DataType) -> DataType:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from storage_engine.cli.output import printable
 from storage_engine.errors import ConfigurationError
-from storage_engine.spark.ingest_spec import IngestOrder
+from storage_engine.spark.ingest_spec import IngestSpec
 from storage_engine.spark.jobs.arguments import (
     Parser,
-    add_order_options,
     add_run_options,
-    order_of,
+    add_spec_options,
     run_options,
+    spec_of,
 )
-from storage_engine.spark.jobs.ingest import drifted, summary, type_of, write_options
+from storage_engine.spark.jobs.ingest import drifted, summary, type_of
 from storage_engine.spark.jobs.program import (
     OK,
     Nobody,
@@ -55,7 +55,7 @@ def stream_parser() -> Parser:
         "Each batch is a unit of work of its own: --app-id is put before the query's id.\n"
         "Exit codes: as jobs/ingest.py.",
     )
-    add_order_options(parser)
+    add_spec_options(parser)
     add = parser.add_argument_group("streaming").add_argument
     add("--checkpoint", required=True, metavar="DIR", help="where Spark keeps how far it has come")
     add(
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def stream(
     spark: SparkSession,
-    order: IngestOrder,
+    spec: IngestSpec,
     checkpoint: str,
     *,
     trigger: str = AVAILABLE,
@@ -86,12 +86,12 @@ def stream(
     """Start following the order's source. The caller awaits and stops the query."""
     from storage_engine.spark.jobs.sources import followed
 
-    spec = type_of(order)
-    _check(order)
-    files = followed(spark, order.source, max_files)
-    starting = files.writeStream.foreachBatch(batches or Batches(order))
+    type_spec = type_of(spec)
+    _check(spec)
+    files = followed(spark, spec.source, max_files)
+    starting = files.writeStream.foreachBatch(batches or Batches(spec))
     starting = starting.option("checkpointLocation", checkpoint)
-    starting = starting.queryName(f"ontologia {spec.name}")
+    starting = starting.queryName(f"ontologia {type_spec.name}")
     if trigger == AVAILABLE:
         return starting.trigger(availableNow=True).start()
     return starting.trigger(processingTime=trigger).start()
@@ -101,11 +101,11 @@ class Batches:
     """What `foreachBatch` calls: opens the files of one batch and ingests them."""
 
     def __init__(
-        self, order: IngestOrder, reporter: Reporter | None = None, *, app_id: str | None = None
+        self, spec: IngestSpec, reporter: Reporter | None = None, *, app_id: str | None = None
     ) -> None:
         """`app_id` is put before the query's id in the unit of work, if not that of the order."""
-        self._order = order
-        self._app_id = app_id or (order.idempotency[0] if order.idempotency else None)
+        self._spec = spec
+        self._app_id = app_id or (spec.idempotency[0] if spec.idempotency else None)
         self._reporter = reporter or Nobody()
         self.done = 0
         self.failure: Exception | None = None
@@ -127,11 +127,11 @@ class Batches:
         from storage_engine.spark.jobs.sources import arrived, open_source
         from storage_engine.spark.streaming import batch_writer
 
-        order = self._order
-        spec = type_of(order)
+        spec = self._spec
+        type_spec = type_of(spec)
         files = sorted(row["path"] for row in frame.collect())
-        opened = open_source(frame.sparkSession, arrived(order.source, files))
-        prepared = mapped(opened, order, spec)
+        opened = open_source(frame.sparkSession, arrived(spec.source, files))
+        prepared = mapped(opened, spec, type_spec)
 
         def tell(result: WriteResult) -> None:
             whole = replace(result, drift=(*prepared.drift, *drifted(result)))
@@ -140,11 +140,11 @@ class Batches:
             for line in lines:
                 sys.stderr.write(f"batch {batch_id}: {printable(line)}\n")
 
-        options: dict[str, Any] = write_options(order)
+        options: dict[str, Any] = spec.write_options()
         del options["idempotency"]  # each batch is a unit of work of its own
         write = batch_writer(
-            spec,
-            order.storage_uri,
+            type_spec,
+            spec.storage_uri,
             app_id=self._app_id,
             config=storage_config(),
             on_result=tell,
@@ -153,11 +153,11 @@ class Batches:
         write(prepared.frame, batch_id)
 
 
-def _check(order: IngestOrder) -> None:
-    source = order.source
+def _check(spec: IngestSpec) -> None:
+    source = spec.source
     if source.format == "jdbc":
         raise ConfigurationError("source.format: a database cannot be followed; ingest it instead")
-    if source.schema is None:
+    if source.row_schema is None:
         raise ConfigurationError("source.schema is needed: a stream infers nothing from values")
     if len(source.paths) > 1:
         raise ConfigurationError("source.paths: a stream follows one folder or pattern")
@@ -171,15 +171,15 @@ def _run(given: Namespace) -> int:
     if given.app_version is not None:
         raise ConfigurationError("--app-version: a stream counts its batches itself; leave it out")
     app_id, given.app_id = given.app_id, None
-    order, options = order_of(given), run_options(given)
-    _check(order)
-    type_of(order)
+    spec, options = spec_of(given), run_options(given)
+    _check(spec)
+    type_of(spec)
     with reporting() as reporter:
-        spark = start_spark(f"ontologia stream {order.type}", options)
-        batches = Batches(order, reporter, app_id=app_id)
+        spark = start_spark(f"ontologia stream {spec.type}", options)
+        batches = Batches(spec, reporter, app_id=app_id)
         query = stream(
             spark,
-            order,
+            spec,
             given.checkpoint,
             trigger=given.trigger,
             max_files=given.max_files,
@@ -199,5 +199,5 @@ def _run(given: Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"batches": count, "query": str(query.id)}) + "\n")
     else:
-        sys.stdout.write(f"{order.type}: {count} batches of {query.id}\n")
+        sys.stdout.write(f"{spec.type}: {count} batches of {query.id}\n")
     return OK
