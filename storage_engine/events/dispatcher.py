@@ -16,14 +16,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from storage_engine.errors import OntologiaError
-from storage_engine.events.protocol import (
-    BackgroundWork,
-    Claim,
-    Consumer,
-    EventStore,
-    Failure,
-)
-from storage_engine.events.records import Envelope
+from storage_engine.events.protocol import BackgroundWork, Consumer, EventStore
+from storage_engine.events.records import Claim, Envelope, Failure
 from storage_engine.events.schedules import Scheduler
 
 log = logging.getLogger(__name__)

@@ -7,15 +7,13 @@ handler commits, the ack is part of the commit, and the work is published exactl
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, Self, TypeVar
 
 from storage_engine.commitlog.records import parse_timestamp
-from storage_engine.events.records import ClaimRecord, Envelope, Policy, release
-from storage_engine.repository.protocol import Ack
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -28,62 +26,6 @@ class Subscription:
     handler_id: str
     event_types: frozenset[str]
     priority: int = 100
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """A claim that this worker holds, or held: look at `lost`."""
-
-    namespace: str
-    envelope: Envelope
-    record: ClaimRecord
-    suspect: bool = False  # handle it alone
-    etag: str = ""
-    lost: bool = False
-    settled: bool = False  # acked, released or given back: no more to extend
-    guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    entry: Any = None  # the store's own
-
-    @property
-    def event_id(self) -> str:
-        return self.record.event_id
-
-    @property
-    def handler_id(self) -> str:
-        return self.record.handler_id
-
-    def as_ack(self) -> Ack:
-        """For the commit that handles the event."""
-        record = self.record
-        return Ack(
-            namespace=self.namespace,
-            event_id=record.event_id,
-            handler_id=record.handler_id,
-            token=record.token,
-            since=record.head_commit,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A claim whose handler failed. Without `retry` it is dead at once."""
-
-    claim: Claim
-    error: str
-    retry: bool = True
-
-
-def released(
-    failures: Sequence[Failure], now: datetime, policy: Policy
-) -> Callable[[Claim], ClaimRecord]:
-    """What becomes of the claims of these failures, whatever is known of them by then."""
-    by_claim = {id(failure.claim): failure for failure in failures}
-
-    def change(claim: Claim) -> ClaimRecord:
-        failure = by_claim[id(claim)]
-        return release(claim.record, now, policy, failure.error, retry=failure.retry)
-
-    return change
 
 
 class Consumer(Protocol):

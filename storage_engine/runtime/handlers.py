@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from storage_engine.commitlog.layout import segment
 from storage_engine.errors import EventLoopLimitError, HandlerError
 from storage_engine.events.envelopes import MAX_NAME, check_id, derived_id
-from storage_engine.events.protocol import Claim, Subscription
-from storage_engine.events.records import Envelope
+from storage_engine.events.protocol import Subscription
+from storage_engine.events.records import Claim, Envelope
 from storage_engine.model.declarations import DEFAULT_PRIORITY, Entity, Event, Relation
 from storage_engine.repository.protocol import ClaimLost
 from storage_engine.runtime import arguments

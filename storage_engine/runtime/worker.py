@@ -30,7 +30,8 @@ from storage_engine.events.dispatcher import (
     Success,
     Totals,
 )
-from storage_engine.events.protocol import Claim, EventStore
+from storage_engine.events.protocol import EventStore
+from storage_engine.events.records import Claim
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event
 from storage_engine.repository.protocol import ClaimLost, Repository

@@ -12,7 +12,8 @@ import pytest
 
 from storage_engine.errors import LeaseExpiredError
 from storage_engine.events.dispatcher import Dispatcher, Pace, Success
-from storage_engine.events.protocol import Claim, Consumer, EventStore, Failure
+from storage_engine.events.protocol import Consumer, EventStore
+from storage_engine.events.records import Claim, Failure
 from storage_engine.events.schedules import Scheduler
 from storage_engine.repository.protocol import CommitRequest
 from tests.engines import on_servers

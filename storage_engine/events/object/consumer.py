@@ -24,8 +24,8 @@ from storage_engine.errors import StorageBackendError
 from storage_engine.events import records
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
-from storage_engine.events.protocol import Claim, Failure, Subscription, released
-from storage_engine.events.records import ClaimRecord, Envelope
+from storage_engine.events.protocol import Subscription
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure
 from storage_engine.objectstore.protocol import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -249,7 +249,7 @@ class ObjectConsumer:
     def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
         now = self._store.now()
         claims = [f.claim for f in failures]
-        done = self._settle(claims, released(failures, now, self._policy))
+        done = self._settle(claims, records.released(failures, now, self._policy))
         dead = [c for c, r in zip(claims, done, strict=True) if r and r.dead_lettered_at]
         for outcome in self._store.parallel.gather_outcomes(
             [partial(self._end_dead, c.entry, StoredClaim(c.record, c.etag)) for c in dead]

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from storage_engine.commitlog.records import timestamp
 from storage_engine.events import envelopes, records
-from storage_engine.events.protocol import Backlog, Claim, Failure, Subscription, released
-from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.events.protocol import Backlog, Subscription
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure, Policy
 from storage_engine.repository.sqlite import event_tables
 from storage_engine.repository.sqlite.control_tables import to_json
 
@@ -161,7 +161,7 @@ class SqliteConsumer:
     def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
         now = self._store.now()
         claims = [failure.claim for failure in failures]
-        return self._settle("release events", claims, released(failures, now, self._policy))
+        return self._settle("release events", claims, records.released(failures, now, self._policy))
 
     def give_back(self, claims: Sequence[Claim]) -> None:
         now = self._store.now()
