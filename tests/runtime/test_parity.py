@@ -16,16 +16,8 @@ from hypothesis import strategies as st
 from storage_engine import Field, Relation, Session
 from storage_engine.model import spec_of, table_to_objects
 from storage_engine.repository.protocol import Window
-from tests.runtime.support import (
-    ENGINES,
-    Customer,
-    Employment,
-    Everything,
-    OrderPlaced,
-    Product,
-    Subscription,
-    make_storage,
-)
+from tests.runtime.support import ENGINES, Everything, OrderPlaced, make_storage
+from tests.shop import Customer, Employment, Product, Subscription
 
 TYPES = (Customer, Product, Subscription, Employment)
 

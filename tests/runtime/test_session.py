@@ -23,17 +23,8 @@ from storage_engine import (
     ValidationError,
 )
 from storage_engine.repository.protocol import Window
-from tests.runtime.support import (
-    Customer,
-    Employment,
-    OrderPlaced,
-    Product,
-    Subscription,
-    head,
-    names,
-    read,
-    stored_events,
-)
+from tests.runtime.support import OrderPlaced, head, names, read, stored_events
+from tests.shop import Customer, Employment, Product, Subscription
 
 ANN = Customer(id="c1", name="Ann", age=30)
 BEN = Customer(id="c2", name="Ben")

@@ -20,26 +20,26 @@ from storage_engine.repository.object.outbox import create, outbox_events
 
 
 @dataclass(frozen=True, slots=True)
-class Projected:
+class Projection:
     """Up to which commit a namespace's events were all projected."""
 
     commit_id: int = 0
     etag: str | None = None
 
 
-def read_projected(store: ObjectStore, namespace: str, log_id: str) -> Projected:
+def read_projected(store: ObjectStore, namespace: str, log_id: str) -> Projection:
     key = layout.projected(namespace)
     try:
         stored = store.get(key)
     except ObjectNotFound:
-        return Projected()
+        return Projection()
     raw: Mapping[str, Any] = from_json(stored.data, key=key)
-    known = raw.get("commit_id")
-    same = raw.get("log_id") == log_id and isinstance(known, int)
-    return Projected(known if same and isinstance(known, int) else 0, stored.etag)
+    commit_id = raw.get("commit_id")
+    same = raw.get("log_id") == log_id and isinstance(commit_id, int)
+    return Projection(commit_id if same and isinstance(commit_id, int) else 0, stored.etag)
 
 
-def write_projected(store: ObjectStore, namespace: str, head: Head, before: Projected) -> None:
+def write_projected(store: ObjectStore, namespace: str, head: Head, before: Projection) -> None:
     """Say so, unless another did: it only saves work, so losing is fine."""
     if head.commit_id <= before.commit_id:
         return

@@ -25,7 +25,6 @@ from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     PRODUCT,
-    Customer,
     commit,
     customer,
     edge,
@@ -33,6 +32,7 @@ from tests.repository.sqlite.support import (
     product,
     put,
 )
+from tests.shop import Customer
 
 CONFIG = OntologiaConfig()
 
