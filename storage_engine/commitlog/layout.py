@@ -13,7 +13,10 @@ TYPES = "meta/schema/types.json"
 REGISTRY = "meta/schema/registry.json"
 LAYOUT_CATALOG = "meta/type_layout_catalog.json"
 TAGS = "meta/tags/"
+INDICES = "meta/indices/"
 FOLDERS = {"entity": "entities", "relation": "relations"}
+INDEX_FOLDERS = tuple(f"{INDICES}{folder}/" for folder in FOLDERS.values())
+_KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 
 
 def new_id() -> str:
@@ -39,7 +42,13 @@ def checkpoint(commit_id: int, attempt: str) -> str:
 
 
 def index(kind: str, name: str) -> str:
-    return f"meta/indices/{FOLDERS[kind]}/{name}.json"
+    return f"{INDICES}{FOLDERS[kind]}/{name}.json"
+
+
+def index_type(key: str) -> tuple[str, str]:
+    """The kind and the type name of an index by its key."""
+    folder, _, name = key.removeprefix(INDICES).partition("/")
+    return _KINDS[folder], name.removesuffix(".json")
 
 
 def schema_versions(kind: str, name: str) -> str:

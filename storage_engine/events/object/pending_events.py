@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import Lost, write_conditionally
+from storage_engine.commitlog.json_object import JsonVersion, rewrite
 from storage_engine.commitlog.records import Head, from_json, to_json
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events.envelopes import is_for
@@ -77,12 +77,14 @@ class Position:
     etag: str | None = None
 
     @classmethod
-    def parse(cls, stored: StoredObject, key: str, types: Sequence[str], log_id: str) -> Self:
-        raw = from_json(stored.data, key=key)
+    def parse(cls, data: bytes | None, key: str, types: Sequence[str], log_id: str) -> Self:
+        if data is None:
+            return cls()
+        raw = from_json(data, key=key)
         if raw.get("types") != list(types) or raw.get("log_id") != log_id:
-            return cls(etag=stored.etag)  # of other subscriptions, or of an erased storage
+            return cls()  # of other subscriptions, or of an erased storage
         try:
-            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]), stored.etag)
+            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]))
         except (KeyError, TypeError) as error:
             raise IntegrityError(f"{key} is not a position: {error!r}", key=key) from error
 
@@ -196,7 +198,8 @@ class Window:
             types = sorted(subscription.event_types)
             position = Position()
             if item is not None:
-                position = Position.parse(item, key, types, head.log_id)
+                position = Position.parse(item.data, key, types, head.log_id)
+                position = replace(position, etag=item.etag)
             self._positions[subscription.handler_id] = position
         commits = [p.commit_id for p in self._positions.values()]
         self._walked = None if None in commits else min(c for c in commits if c is not None)
@@ -328,7 +331,7 @@ class Window:
         if head.commit_id == self._walked:
             return
         projected = read_projected(self.store, self.namespace, head.log_id)
-        floor = projected.commit_id if self._walked is None else self._walked
+        floor = projected.value if self._walked is None else self._walked
         missing = []
         for _, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
             for key, envelope in outbox_events(manifest):
@@ -336,7 +339,7 @@ class Window:
                     continue
                 known = self.entries.get(key)
                 if known is None:
-                    if manifest.commit_id > projected.commit_id:
+                    if manifest.commit_id > projected.value:
                         missing.append((key, envelope))
                         self._add(key, manifest.commit_id, envelope)
                     else:
@@ -412,37 +415,47 @@ class Window:
         types = sorted(subscription.event_types)
         version = self.chain.known_head()
         log_id = version.head.log_id if version is not None else ""
-        for _ in range(3):
-            write_id = layout.new_write_id()
-            body = {
-                "handler_id": handler_id,
-                "types": types,
-                "watermark": position.watermark,
-                "commit_id": position.commit_id,
-                "finished": sorted(position.finished),
-                "saved_at": layout.event_time(self.store.now()),
-                "log_id": log_id,
-                "write_id": write_id,
-            }
-            outcome = write_conditionally(
-                self.store, key, to_json(body), write_id=write_id, etag=position.etag
+        ours = position
+
+        def merged(stored: Position) -> Position:
+            nonlocal ours
+            if stored is not ours:
+                ours = _merged(ours, stored)
+            return ours
+
+        def encode(moved: Position, write_id: str) -> bytes:
+            return to_json(
+                {
+                    "handler_id": handler_id,
+                    "types": types,
+                    "watermark": moved.watermark,
+                    "commit_id": moved.commit_id,
+                    "finished": sorted(moved.finished),
+                    "saved_at": layout.event_time(self.store.now()),
+                    "log_id": log_id,
+                    "write_id": write_id,
+                }
             )
-            if not isinstance(outcome, Lost):
-                self._positions[handler_id] = replace(position, etag=outcome.etag)
-                return
-            if outcome.current is None:
-                position = replace(position, etag=None)
-            else:
-                theirs = Position.parse(outcome.current, key, types, log_id)
-                position = _merged(position, theirs)
+
+        saved = rewrite(
+            self.store,
+            key,
+            JsonVersion(position, position.etag),
+            merged,
+            parse=lambda _, data: Position.parse(data, key, types, log_id),
+            encode=encode,
+            losses=3,
+        )
+        if saved is not None:
+            self._positions[handler_id] = replace(saved.value, etag=saved.etag)
 
 
 def _merged(ours: Position, theirs: Position) -> Position:
     """What two workers found out. Watermark and commit belong together: one pair or the other."""
     if theirs.commit_id is None:
-        return replace(ours, etag=theirs.etag)
+        return ours
     ahead = max(ours, theirs, key=lambda p: (p.watermark, p.commit_id or 0))
-    return replace(ahead, finished=ours.finished | theirs.finished, etag=theirs.etag)
+    return replace(ahead, finished=ours.finished | theirs.finished)
 
 
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:

@@ -20,7 +20,7 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef, from_json, parse_timestamp
 from storage_engine.errors import IntegrityError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.maintenance.gc.reach import (
     CHECKPOINTS,
     Reach,

@@ -26,7 +26,7 @@ from storage_engine.commitlog.records import (
 )
 from storage_engine.commitlog.tags import Tag, list_tags
 from storage_engine.errors import IntegrityError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.objectstore.protocol import ObjectInfo, ObjectNotFound
 
 CHECKPOINTS = "meta/checkpoints/"
@@ -101,15 +101,15 @@ def history(chain: Chain, head: Head) -> Iterator[tuple[str, Manifest]]:
 
 def _indexed(chain: Chain, indices: IndexObjects, head: Head) -> dict[str, TypeRef]:
     refs = [
-        (kind, info.key.rpartition("/")[2].removesuffix(".json"))
-        for kind, folder in layout.FOLDERS.items()
-        for info in chain.store.list(f"meta/indices/{folder}/")
+        layout.index_type(info.key)
+        for prefix in layout.INDEX_FOLDERS
+        for info in chain.store.list(prefix)
     ]
     versions = chain.parallel.map(lambda ref: indices.read(ref, log_id=head.log_id), refs)
     return {
         file.path: ref
         for ref, version in zip(refs, versions, strict=True)
-        for file in _files(version.index.entries)
+        for file in _files(version.value.entries)
     }
 
 

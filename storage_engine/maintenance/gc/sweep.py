@@ -22,7 +22,7 @@ from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.repair import write_indices
 from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, moment_in, silence
 from storage_engine.maintenance.gc.reach import CHECKPOINTS, Reach, reach
