@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_engine.commitlog import state
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.ranges import CommitRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
 from storage_engine.index.record import UNREADABLE, IndexObjects, IndexVersion, TypeIndex
-
-DATA_PREFIXES = ("commits/", "snapshots/", "staged/")
 
 CountRows = Callable[[CommitFile], int | None]
 """The rows that a file really has; None when it is missing or no Parquet file."""
@@ -147,7 +145,7 @@ class IndexVerifier:
     def _present(self, named: set[str]) -> set[str]:
         """Which of these files are there: listed, as that is one request for a thousand."""
         found: set[str] = set()
-        for prefix in DATA_PREFIXES:
+        for prefix in layout.DATA_PREFIXES:
             if any(path.startswith(prefix) for path in named):
                 found |= {i.key for i in self.chain.store.list(prefix) if i.key in named}
         return found

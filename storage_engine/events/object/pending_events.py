@@ -269,7 +269,7 @@ class Window:
         """List from where the walk has come to; whether it reached the end."""
         prefix = layout.events(self.namespace)
         for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
-            if info.key.startswith("_", len(prefix)):
+            if not layout.is_event(info.key):
                 break  # our own objects: no events after them
             walk.at = info.key
             if info.key not in self.entries:
@@ -298,7 +298,7 @@ class Window:
         self, key: str, commit_id: int | None = None, envelope: Envelope | None = None
     ) -> None:
         name = key[len(layout.events(self.namespace)) :]
-        entry = Entry(key, _event_id(name), set(), set(), envelope, commit_id)
+        entry = Entry(key, layout.event_name(name), set(), set(), envelope, commit_id)
         for handler_id, position in self._positions.items():
             if entry.event_id in position.finished:
                 continue
@@ -461,8 +461,3 @@ def _merged(ours: Position, theirs: Position) -> Position:
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:
     known = envelope["type"] in subscription.event_types
     return known and is_for(envelope, subscription.handler_id)
-
-
-def _event_id(name: str) -> str:
-    """The quoted id in an event's key: enough to tell events apart."""
-    return name.partition("_")[2].removesuffix(".json")
