@@ -111,9 +111,9 @@ def _show_index_report(output: Output, report: IndexReport) -> None:
             (
                 t.ref[1],
                 t.ref[0],
-                t.version.index.max_indexed_commit,
+                t.version.value.max_indexed_commit,
                 t.needed,
-                len(t.version.index.entries),
+                len(t.version.value.entries),
                 len(t.findings),
             )
             for t in report.types

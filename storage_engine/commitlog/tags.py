@@ -82,7 +82,7 @@ class Tag:
         try:
             ref = raw.get("checkpoint")
             return cls(
-                name=key.removeprefix(layout.TAGS).removesuffix(".json"),
+                name=layout.tag_name(key),
                 commit_id=int(raw["commit_id"]),
                 created_at=raw.get("created_at", ""),
                 runtime_id=raw.get("runtime_id", ""),

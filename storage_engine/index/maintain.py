@@ -14,8 +14,7 @@ from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.publisher import Published
 from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
-from storage_engine.index.objects import IndexObjects
-from storage_engine.index.record import TypeIndex
+from storage_engine.index.record import IndexObjects, TypeIndex
 from storage_engine.index.resolve import checked
 
 

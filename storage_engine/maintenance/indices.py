@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import CommitFile
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.repair import Repair, apply_repair, plan_repair
 from storage_engine.index.verify import IndexReport, IndexVerifier
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore

@@ -160,7 +160,7 @@ def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
     entries = state.current_checkpoint(repository.chain, head).entries
     refs = sorted(heads)
     indices = repository.store.parallel.map(
-        lambda ref: repository.indices.read(ref, log_id=head.log_id).index, refs
+        lambda ref: repository.indices.read(ref, log_id=head.log_id).value, refs
     )
     found = []
     for ref, index in zip(refs, indices, strict=True):

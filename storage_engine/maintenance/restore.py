@@ -262,7 +262,7 @@ class Restore:
         }
 
 
-class Rows(Protocol):
+class RestoreSource(Protocol):
     """The rows of a storage as of one head, as restoring needs them."""
 
     head_commit_id: int
@@ -322,7 +322,7 @@ def restore(
 
 
 def _plan(
-    repository: Repository, rows: Rows, reference: Reference, commit_id: int, examples: int
+    repository: Repository, rows: RestoreSource, reference: Reference, commit_id: int, examples: int
 ) -> Restore:
     found = []
     for spec, last in rows.types():
@@ -335,7 +335,9 @@ def _plan(
     return Restore(repository.uri, str(reference), commit_id, rows.head_commit_id, tuple(found))
 
 
-def _commit(repository: Repository, rows: Rows, plan: Restore, reference: Reference) -> int | None:
+def _commit(
+    repository: Repository, rows: RestoreSource, plan: Restore, reference: Reference
+) -> int | None:
     touched = {(one.kind, one.type_name) for one in plan.types if one.restored}
     if not touched:
         return None
@@ -356,13 +358,13 @@ def _commit(repository: Repository, rows: Rows, plan: Restore, reference: Refere
     return result.commit_id if result is not None else None
 
 
-def _stream(rows: Rows, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:
+def _stream(rows: RestoreSource, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:
     with rows.old_rows(spec, commit_id) as batches:
         yield from batches
 
 
 @contextmanager
-def _rows(repository: Repository) -> Iterator[Rows]:
+def _rows(repository: Repository) -> Iterator[RestoreSource]:
     if (objects := repository.objects) is not None:
         repository.flush()
         yield ObjectRows(objects)

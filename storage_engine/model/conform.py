@@ -66,7 +66,7 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RowFault:
     """What is wrong with one row: `what` is the same for all rows of its kind."""
 
     what: str
@@ -74,13 +74,13 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
+class SiftedBatch:
     """A batch in two: the rows that fit, in the row schema, and by row number the ones that do
     not. `fits` tells them apart; None when all do."""
 
     rows: pa.RecordBatch
     fits: pa.Array | None
-    faults: Mapping[int, Sequence[Fault]]
+    faults: Mapping[int, Sequence[RowFault]]
 
 
 class Conformer:
@@ -112,12 +112,12 @@ class Conformer:
         self._rows += batch.num_rows
         return pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
 
-    def sift(self, batch: pa.RecordBatch) -> Sifted:
+    def sift(self, batch: pa.RecordBatch) -> SiftedBatch:
         """Like `batch`, but rows that do not fit are told instead of refused."""
         made, faults = self._attempt(batch)
         if not faults:
             rows = pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
-            return Sifted(rows, None, {})
+            return SiftedBatch(rows, None, {})
         fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
         # What remains is looked at again: values that did not convert hid what they would be.
         rest = self.sift(batch.filter(fits))
@@ -125,17 +125,19 @@ class Conformer:
             numbers = pc.indices_nonzero(fits).to_pylist()
             faults = {**faults, **{numbers[row]: list(found) for row, found in rest.faults.items()}}
             fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
-        return Sifted(rest.rows, fits, faults)
+        return SiftedBatch(rest.rows, fits, faults)
 
-    def _attempt(self, batch: pa.RecordBatch) -> tuple[dict[str, pa.Array], dict[int, list[Fault]]]:
+    def _attempt(
+        self, batch: pa.RecordBatch
+    ) -> tuple[dict[str, pa.Array], dict[int, list[RowFault]]]:
         made: dict[str, pa.Array] = {}
-        faults: dict[int, list[Fault]] = {}
+        faults: dict[int, list[RowFault]] = {}
         for name, make in self._columns.items():
             made[name], problems = make(batch)
             for problem in problems:
                 what = f"column {name!r} {problem.kind}"
                 for row in problem.rows():
-                    faults.setdefault(row, []).append(Fault(what, problem.details.get(row, "")))
+                    faults.setdefault(row, []).append(RowFault(what, problem.details.get(row, "")))
         return made, faults
 
     def _in_row_order(self, made: dict[str, pa.Array], batch: pa.RecordBatch) -> list[pa.Array]:

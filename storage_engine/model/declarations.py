@@ -34,8 +34,8 @@ from storage_engine.model.canonical import decode, encode, leaf
 from storage_engine.model.field import FieldRef
 from storage_engine.model.record import (
     Declaration,
-    Plan,
     Record,
+    RecordPlan,
     declare,
     finished,
     hydrate,
@@ -133,7 +133,7 @@ class Entity(Stored):
         )
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         declaration = cls.__declaration__
         specs = declaration.type_specs()
         declaration.refuse_role("instance_key", "an entity has no instance key, relations do")
@@ -196,7 +196,7 @@ class Relation(Stored, Generic[L, R]):
         declare(declaration)
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         declaration = cls.__declaration__
         specs = declaration.type_specs()
         declaration.refuse_role(
@@ -343,7 +343,7 @@ class Event(Record):
         declare(declaration)
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         declaration = cls.__declaration__
         specs = declaration.type_specs()
         declaration.refuse_role("primary_key", "an event has no primary key, it has an id")

@@ -48,13 +48,13 @@ _PRIMITIVE_KINDS: dict[type, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class TypePlace:
     """The declared alternatives at one place, each with the TypedDicts that enclose it."""
 
     members: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
 
     @classmethod
-    def of(cls, type_spec: Mapping[str, Any]) -> Place:
+    def of(cls, type_spec: Mapping[str, Any]) -> TypePlace:
         return cls(tuple(_flatten(type_spec, {})))
 
     @property
@@ -71,7 +71,7 @@ class Place:
     def describe(self) -> str:
         return " | ".join(dict.fromkeys(describe(spec) for spec, _ in self.members))
 
-    def key(self, key: str, where: str) -> Place:
+    def key(self, key: str, where: str) -> TypePlace:
         """The place under a key; ValueError when no value here can have it."""
         found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         known: set[str] = set()
@@ -87,7 +87,7 @@ class Place:
                         inner = {**env, spec["name"]: spec}
                         found += _flatten(spec["fields"][key]["type"], inner)
         if found:
-            return Place(tuple(found))
+            return TypePlace(tuple(found))
         if known:
             raise ValueError(f"{where}: {unknown_name(key, sorted(known), what='key')}")
         if "list" in self.kinds:
@@ -97,7 +97,7 @@ class Place:
             )
         raise ValueError(f"{where} is {self.describe()}, which has no keys")
 
-    def items(self, where: str) -> Place:
+    def items(self, where: str) -> TypePlace:
         """The place of a list's elements; ValueError when no value here can be a list."""
         found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         for spec, env in self.members:
@@ -107,7 +107,7 @@ class Place:
                 found.append((spec, env))
         if not found:
             raise ValueError(f"{where} is {self.describe()}, not a list")
-        return Place(tuple(found))
+        return TypePlace(tuple(found))
 
 
 def _flatten(

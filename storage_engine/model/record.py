@@ -274,7 +274,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordPlan:
     """A finished class: how its objects are validated, dumped and named."""
 
     type_name: str
@@ -304,7 +304,7 @@ def make_plan(
     keys: Sequence[str],
     spec: TypeSpec | None = None,
     extra: Mapping[str, CoreSchema] | None = None,
-) -> Plan:
+) -> RecordPlan:
     """`keys` are the identifying arguments, in order; `extra` are arguments beside the fields."""
     builder = SchemaBuilder()
     schemas: dict[str, CoreSchema] = dict.fromkeys(keys, KEY_SCHEMA)
@@ -316,7 +316,9 @@ def make_plan(
     names = [*(k for k in keys if k not in {f.name for f in fields}), *(f.name for f in fields)]
     ordered = {name: arguments[name] for name in [*names, *(extra or {})]}
     schema = core_schema.typed_dict_schema(ordered, extra_behavior="forbid")
-    return Plan(type_name, tuple(fields), builder.finish(schema), tuple(ordered), tuple(keys), spec)
+    return RecordPlan(
+        type_name, tuple(fields), builder.finish(schema), tuple(ordered), tuple(keys), spec
+    )
 
 
 def _with_default(field: FieldSpec, schema: CoreSchema) -> CoreSchema:
@@ -338,14 +340,14 @@ class Record:
     __slots__ = ("__dict__", "__weakref__")
 
     __declaration__: ClassVar[Declaration]
-    __plan__: ClassVar[Plan | None] = None
+    __plan__: ClassVar[RecordPlan | None] = None
 
     def __init__(self, **values: Any) -> None:
         plan = self.__plan__ or finished(type(self))
         _set(self, "__dict__", plan.validate(values))
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         """Check the declaration as a whole; NameError while a forward reference is open."""
         raise TypeDeclarationError(
             f"{cls.__name__} is not a type of its own; derive from it", type=cls.__name__
@@ -424,9 +426,9 @@ def declare(declaration: Declaration) -> None:
         pass  # a forward reference: `finished` tries again when the class is first used
 
 
-def finished(cls: type[Any]) -> Plan:
+def finished(cls: type[Any]) -> RecordPlan:
     """The plan of a class, completing a declaration that waited for a forward reference."""
-    plan: Plan | None = cls.__plan__
+    plan: RecordPlan | None = cls.__plan__
     if plan is not None:
         return plan
     declaration: Declaration | None = cls.__dict__.get("__declaration__")

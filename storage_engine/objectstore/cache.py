@@ -113,7 +113,7 @@ class ImmutableCache:
         kept. `fetch` is called once at most, what it raises goes to the caller, and content other
         than the log says raises `IntegrityError`.
         """
-        wanted = _Wanted(_name(namespace, key, sha256), key, size, sha256, fetch)
+        wanted = _CacheRequest(_name(namespace, key, sha256), key, size, sha256, fetch)
         if not self._space.max_bytes or not _SHA256.fullmatch(sha256):
             return self._fetched(wanted)
         with self._lock:
@@ -155,7 +155,7 @@ class ImmutableCache:
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # then somebody deleted the directory
                 self._trouble(error)
-            return self._fetched(_Wanted(found.name, key, size, sha256, fetch))
+            return self._fetched(_CacheRequest(found.name, key, size, sha256, fetch))
 
     def stats(self) -> dict[str, int]:
         """What this object has done; `bytes_held` is what all processes keep, as last seen."""
@@ -165,7 +165,7 @@ class ImmutableCache:
         space = self._space
         return {**counts, "evictions": space.evictions, "bytes_held": space.bytes_held}
 
-    def _obtain(self, wanted: _Wanted) -> Path | bytes:
+    def _obtain(self, wanted: _CacheRequest) -> Path | bytes:
         try:
             found = self._find(wanted)
         except FileNotFoundError:
@@ -181,7 +181,7 @@ class ImmutableCache:
         self._count(not_kept=1)
         return data
 
-    def _find(self, wanted: _Wanted) -> Path | bytes | None:
+    def _find(self, wanted: _CacheRequest) -> Path | bytes | None:
         name, path = wanted.name, self._space.path(wanted.name)
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
@@ -232,7 +232,7 @@ class ImmutableCache:
             return kept is not None
         return False
 
-    def _fetched(self, wanted: _Wanted) -> bytes:
+    def _fetched(self, wanted: _CacheRequest) -> bytes:
         data = wanted.fetch()
         self._count(misses=1, bytes_missed=len(data))
         if wanted.size not in {None, len(data)}:
@@ -281,7 +281,7 @@ class ImmutableCache:
         self._space.after_fork()
 
 
-class _Wanted(NamedTuple):
+class _CacheRequest(NamedTuple):
     name: str
     key: str
     size: int | None

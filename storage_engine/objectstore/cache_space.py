@@ -184,17 +184,17 @@ class CacheSpace:
             raise failure
         return False
 
-    def _scan(self) -> tuple[list[_File], int]:
+    def _scan(self) -> tuple[list[_CachedFile], int]:
         """All files, and the bytes of them and of the unfinished ones. Sweeps what the dead left.
 
         Under the lock, in which unfinished files are created and locked.
         """
-        files: list[_File] = []
+        files: list[_CachedFile] = []
         with os.scandir(self.directory) as found:
             shards = [entry.path for entry in found if _SHARD.fullmatch(entry.name)]
         for shard in shards:
             for path, status in _regular_files(shard, _NAME):
-                files.append(_File(status.st_mtime, path, status.st_size))
+                files.append(_CachedFile(status.st_mtime, path, status.st_size))
         total = sum(file.size for file in files)
         for path, status in _regular_files(self.directory / _TEMP, _TEMP_NAME):
             if _is_abandoned(path):
@@ -247,7 +247,7 @@ class CacheSpace:
         return now, now
 
 
-class _File(NamedTuple):
+class _CachedFile(NamedTuple):
     used: float
     path: str
     size: int

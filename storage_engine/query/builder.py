@@ -39,15 +39,15 @@ def left(relation: type[Relation[E, Any]]) -> type[E]:
     Type checkers see the entity class, so that its fields are known; all that works with the
     result is to take fields from it.
     """
-    return _Endpoint(relation, "left")  # type: ignore[return-value]
+    return _EndpointFields(relation, "left")  # type: ignore[return-value]
 
 
 def right(relation: type[Relation[Any, E]]) -> type[E]:
     """The right entity of a relation in a filter."""
-    return _Endpoint(relation, "right")  # type: ignore[return-value]
+    return _EndpointFields(relation, "right")  # type: ignore[return-value]
 
 
-class _Endpoint:
+class _EndpointFields:
     def __init__(self, relation: type[Relation[Any, Any]], side: Side) -> None:
         spec = spec_of(relation)
         if spec.kind != "relation":

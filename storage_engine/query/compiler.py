@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storage_engine.model.expressions import Filter, Source
-from storage_engine.model.spec import TypeSpec
 from storage_engine.query.aggregates import (
     Aggregate,
     Having,
@@ -220,10 +219,3 @@ def result_kinds(spec: QuerySpec) -> tuple[tuple[str, str], ...]:
     """Names and kinds of the columns that `Executor.aggregate` answers with."""
     groups = [(name, value_kind(operand)) for name, operand in spec.groups]
     return (*groups, *((name, aggregate.kind) for name, aggregate in spec.aggregates))
-
-
-def endpoint_types(spec: TypeSpec) -> dict[Source, str]:
-    """The stored names of a relation type's endpoints."""
-    assert spec.left is not None
-    assert spec.right is not None
-    return {"left": spec.left, "right": spec.right}

@@ -45,7 +45,7 @@ class Binder:
 
 
 @dataclass(frozen=True)
-class Column:
+class SqlColumn:
     """A typed column, or any SQL expression of such a type."""
 
     sql: str

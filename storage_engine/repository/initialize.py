@@ -137,7 +137,7 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
         sizes = [info.size for info in store.list("")]
         erases = {**state, "objects": len(sizes), "bytes": sum(sizes)}
     if not options.dry_run:
-        probe_conditional_writes(store)
+        probe_conditional_writes(store, layout.probe())
         if stored is not None:
             _erase(store, options, stored.etag)
         else:

@@ -33,6 +33,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
+from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError, OntologiaError, StorageBackendError
@@ -169,7 +170,8 @@ class MergeTask:
         try:
             reports = []
             for number, output in enumerate(outputs):
-                key = f"{self.folder}/{output.role}/part-{label}-{number:03d}.parquet"
+                assert output.role is not None  # v1 is compacted elsewhere
+                key = layout.snapshot_part(self.folder, output.role, f"{label}-{number:03d}")
                 store.put_file(key, output.path)
                 reports.append(_report(key, output))
             return reports

@@ -104,8 +104,7 @@ def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
     uri, prefix = options.quarantine, ""
     if uri is None:
         uri = attempt.uri
-        folder = layout.FOLDERS[attempt.spec.kind]
-        prefix = f"quarantine/{folder}/{attempt.spec.name}/{attempt.attempt}/"
+        prefix = layout.quarantine(*attempt.spec.ref, attempt.attempt)
     mark = options.idempotency
     facts = {**(options.meta or {})}
     if mark is not None:

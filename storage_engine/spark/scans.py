@@ -18,6 +18,7 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from storage_engine.commitlog import layout
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 _NAMED = 8  # the largest staged commits: one expression tells their parts; the others are joined
 _TASK_BYTES = 32 * MIB
 _BATCH_ROWS = 64 * 1024
-_ATTEMPT = r"/staged/([^/]+)/[^/]+/[^/]+/[^/]+/[^/]+$"  # see layout.staged_part
 # Hadoop takes these for a pattern, or leaves the file out without a word.
 _ODD = re.compile(r"[*?\[\]{}\\]|/[._][^/]*$")
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
@@ -163,8 +163,11 @@ class NativeScan:
             path = found.metadataColumn("_metadata")["file_path"]
             told: Any = functions  # `when` begins a CASE here, and continues it there
             for commit_id, staged in named.items():
-                attempts = {item.file.path.split("/")[1] for item in staged}
-                there = [path.contains(f"/staged/{attempt}/") for attempt in sorted(attempts)]
+                attempts = {layout.staged_attempt(item.file.path) for item in staged}
+                there = [
+                    path.contains(f"/{layout.staged_prefix(attempt)}/")
+                    for attempt in sorted(attempts)
+                ]
                 told = told.when(reduce(lambda a, b: a | b, there), functions.lit(commit_id))
             known.append(told)
         commit_ids = functions.coalesce(*known).cast("long").alias(COMMIT_ID)
@@ -182,7 +185,7 @@ class NativeScan:
     def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:
         """One scan of many commits' parts: the attempt in a part's path tells its commit."""
         attempts = {
-            item.file.path.split("/")[1]: commit_id
+            layout.staged_attempt(item.file.path): commit_id
             for commit_id, staged in given.items()
             for item in staged
         }
@@ -191,7 +194,7 @@ class NativeScan:
         )
         found = self._open([item for staged in given.values() for item in staged], schema)
         path = found.metadataColumn("_metadata")["file_path"]
-        attempt = functions.regexp_extract(path, _ATTEMPT, 1)
+        attempt = functions.regexp_extract(path, layout.STAGED_PART_URL, 1)
         joined = found.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )

@@ -236,7 +236,7 @@ class PendingEvents:
         """List from where the walk has come to; whether it reached the end."""
         prefix = layout.events(self.namespace)
         for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
-            if info.key.startswith("_", len(prefix)):
+            if not layout.is_event(info.key):
                 break  # our own objects: no events after them
             walk.at = info.key
             if info.key not in self.events:
@@ -262,7 +262,7 @@ class PendingEvents:
         self, key: str, commit_id: int | None = None, envelope: Envelope | None = None
     ) -> None:
         name = key[len(layout.events(self.namespace)) :]
-        event = PendingEvent(key, _event_id(name), set(), set(), envelope, commit_id)
+        event = PendingEvent(key, layout.event_name(name), set(), set(), envelope, commit_id)
         for handler_id, position in self._positions.by_handler.items():
             if event.event_id in position.finished:
                 continue
@@ -295,7 +295,7 @@ class PendingEvents:
         if head.commit_id == self._walked:
             return
         projected = read_projected(self.store, self.namespace, head.log_id)
-        floor = projected.commit_id if self._walked is None else self._walked
+        floor = projected.value if self._walked is None else self._walked
         missing = []
         for _, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
             for key, envelope in outbox_events(manifest):
@@ -303,7 +303,7 @@ class PendingEvents:
                     continue
                 event = self.events.get(key)
                 if event is None:
-                    if manifest.commit_id > projected.commit_id:
+                    if manifest.commit_id > projected.value:
                         missing.append((key, envelope))
                         self._add(key, manifest.commit_id, envelope)
                     else:
@@ -375,8 +375,3 @@ class PendingEvents:
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:
     subscribed = envelope["type"] in subscription.event_types
     return subscribed and is_for(envelope, subscription.handler_id)
-
-
-def _event_id(name: str) -> str:
-    """The quoted id in an event's key: enough to tell events apart."""
-    return name.partition("_")[2].removesuffix(".json")

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import Lost, write_conditionally
+from storage_engine.commitlog.json_object import JsonVersion, rewrite
 from storage_engine.commitlog.records import Head, from_json, to_json
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events.protocol import Subscription
@@ -33,12 +33,14 @@ class Position:
     etag: str | None = None
 
     @classmethod
-    def parse(cls, stored: StoredObject, key: str, types: Sequence[str], log_id: str) -> Self:
-        raw = from_json(stored.data, key=key)
+    def parse(cls, data: bytes | None, key: str, types: Sequence[str], log_id: str) -> Self:
+        if data is None:
+            return cls()
+        raw = from_json(data, key=key)
         if raw.get("types") != list(types) or raw.get("log_id") != log_id:
-            return cls(etag=stored.etag)  # of other subscriptions, or of an erased storage
+            return cls()  # of other subscriptions, or of an erased storage
         try:
-            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]), stored.etag)
+            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]))
         except (KeyError, TypeError) as error:
             raise IntegrityError(f"{key} is not a position: {error!r}", key=key) from error
 
@@ -46,9 +48,9 @@ class Position:
         """What two workers found out. Watermark and commit belong together: one pair or the
         other."""
         if theirs.commit_id is None:
-            return replace(self, etag=theirs.etag)
+            return self
         ahead = max(self, theirs, key=lambda p: (p.watermark, p.commit_id or 0))
-        return replace(ahead, finished=self.finished | theirs.finished, etag=theirs.etag)
+        return replace(ahead, finished=self.finished | theirs.finished)
 
 
 @dataclass(slots=True)
@@ -88,7 +90,8 @@ class Positions:
             types = sorted(subscription.event_types)
             position = Position()
             if item is not None:
-                position = Position.parse(item, key, types, head.log_id)
+                parsed = Position.parse(item.data, key, types, head.log_id)
+                position = replace(parsed, etag=item.etag)
             self.by_handler[subscription.handler_id] = position
         return head
 
@@ -117,26 +120,36 @@ class Positions:
         types = sorted(subscription.event_types)
         version = self.chain.known_head()
         log_id = version.head.log_id if version is not None else ""
-        for _ in range(3):
-            write_id = layout.new_write_id()
-            body = {
-                "handler_id": handler_id,
-                "types": types,
-                "watermark": position.watermark,
-                "commit_id": position.commit_id,
-                "finished": sorted(position.finished),
-                "saved_at": layout.event_time(self.store.now()),
-                "log_id": log_id,
-                "write_id": write_id,
-            }
-            outcome = write_conditionally(
-                self.store, key, to_json(body), write_id=write_id, etag=position.etag
+        ours = position
+
+        def merge(stored: Position) -> Position:
+            nonlocal ours
+            if stored is not ours:
+                ours = ours.merged(stored)
+            return ours
+
+        def encode(moved: Position, write_id: str) -> bytes:
+            return to_json(
+                {
+                    "handler_id": handler_id,
+                    "types": types,
+                    "watermark": moved.watermark,
+                    "commit_id": moved.commit_id,
+                    "finished": sorted(moved.finished),
+                    "saved_at": layout.event_time(self.store.now()),
+                    "log_id": log_id,
+                    "write_id": write_id,
+                }
             )
-            if not isinstance(outcome, Lost):
-                self.by_handler[handler_id] = replace(position, etag=outcome.etag)
-                return
-            if outcome.current is None:
-                position = replace(position, etag=None)
-            else:
-                theirs = Position.parse(outcome.current, key, types, log_id)
-                position = position.merged(theirs)
+
+        saved = rewrite(
+            self.store,
+            key,
+            JsonVersion(position, position.etag),
+            merge,
+            parse=lambda _, data: Position.parse(data, key, types, log_id),
+            encode=encode,
+            losses=3,
+        )
+        if saved is not None:
+            self.by_handler[handler_id] = replace(saved.value, etag=saved.etag)

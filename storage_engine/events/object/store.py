@@ -139,7 +139,7 @@ class ObjectEventStore:
         self._store.delete_many([layout.event_session(namespace, session_id)])
 
     def list_sessions(self, namespace: str, session_ttl_ms: int) -> list[WorkerSession]:
-        keys = [info.key for info in self._store.list(f"sessions/{namespace}/")]
+        keys = [info.key for info in self._store.list(layout.event_sessions(namespace))]
         now, ttl = self._store.now(), timedelta(milliseconds=session_ttl_ms)
         workers = []
         for raw in self._documents(keys):
@@ -159,9 +159,9 @@ class ObjectEventStore:
     # -- looking ------------------------------------------------------------------------------
 
     def list_namespaces(self, session_ttl_ms: int) -> list[NamespaceInfo]:
-        events = _count(self._store.list("events/"), lambda name: not name.startswith("_"))
-        sessions = _count(self._store.list("sessions/"), lambda _: True)
-        letters = _count(self._store.list("dead_letters/"), lambda _: True)
+        events = _count(self._store.list(layout.EVENTS), layout.is_event)
+        sessions = _count(self._store.list(layout.SESSIONS), lambda _: True)
+        letters = _count(self._store.list(layout.DEAD_LETTERS), lambda _: True)
         namespaces = []
         for namespace in sorted({*events, *sessions}):
             workers = (
@@ -197,10 +197,9 @@ class ObjectEventStore:
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None
     ) -> list[DeadLetter]:
-        keys = [info.key for info in self._store.list(f"dead_letters/{namespace}/")]
+        keys = [info.key for info in self._store.list(layout.dead_letters(namespace))]
         if handler_id is not None:
-            name = f"/{layout.segment(handler_id)}.json"
-            keys = [key for key in keys if key.endswith(name)]
+            keys = [key for key in keys if layout.is_dead_letter_of(key, handler_id)]
         letters = [envelopes.letter_of(raw, namespace) for raw in self._documents(keys)]
         return sorted(letters, key=lambda letter: letter.failed_at, reverse=True)[:limit]
 
@@ -282,12 +281,12 @@ class ObjectEventStore:
         if not apply:
             return sum(key < end for key in self._event_keys(namespace))
         project_outbox(self._store, self._chain, namespace)
-        claims = [info.key for info in self._store.list(f"claims/{namespace}/")]
+        claims = [info.key for info in self._store.list(layout.claims(namespace))]
         keys = self._event_keys(namespace)
         doomed = [key for key in keys if key < end]
         self._store.delete_many(doomed)
-        kept = {_name(key) for key in keys if key >= end}
-        self._store.delete_many([key for key in claims if key.split("/")[2] not in kept])
+        kept = {layout.event_name(key) for key in keys if key >= end}
+        self._store.delete_many([key for key in claims if layout.claim_event(key) not in kept])
         return len(doomed)
 
     # -- objects ------------------------------------------------------------------------------
@@ -296,7 +295,7 @@ class ObjectEventStore:
         prefix = layout.events(namespace)
         keys = []
         for info in self._store.list(prefix):
-            if info.key.startswith("_", len(prefix)):
+            if not layout.is_event(info.key):
                 break
             keys.append(info.key)
         return keys
@@ -305,11 +304,10 @@ class ObjectEventStore:
         """Keys of an event by namespace: a copy may have been written again, later."""
         by_namespace: dict[str, list[str]] = {}
         name = layout.segment(event_id)
-        prefix = layout.events(namespace) if namespace is not None else "events/"
+        prefix = layout.events(namespace) if namespace is not None else layout.EVENTS
         for info in self._store.list(prefix):
-            _, where, rest = info.key.split("/", 2)
-            if not rest.startswith("_") and _name(info.key) == name:
-                by_namespace.setdefault(where, []).append(info.key)
+            if layout.is_event(info.key) and layout.event_name(info.key) == name:
+                by_namespace.setdefault(layout.namespace_of(info.key), []).append(info.key)
         return by_namespace
 
     def _get(self, key: str) -> StoredObject | None:
@@ -328,13 +326,9 @@ class ObjectEventStore:
         ]
 
 
-def _name(key: str) -> str:
-    return key.rpartition("/")[2].partition("_")[2].removesuffix(".json")
-
-
 def _count(listed: Iterable[ObjectInfo], counts: Callable[[str], bool]) -> dict[str, int]:
     counts_by_namespace: dict[str, int] = {}
     for info in listed:
-        _, namespace, name = info.key.split("/", 2)
-        counts_by_namespace[namespace] = counts_by_namespace.get(namespace, 0) + counts(name)
+        namespace = layout.namespace_of(info.key)
+        counts_by_namespace[namespace] = counts_by_namespace.get(namespace, 0) + counts(info.key)
     return counts_by_namespace

@@ -149,21 +149,20 @@ class LocalBuild:
             )
             if isinstance(won, Won):
                 return file
-        own = replace(file, path=f"{file.path.removesuffix('.parquet')}-{attempt.id}.parquet")
+        own = replace(file, path=layout.with_attempt(file.path, attempt.id))
         self._store.put_file(own.path, output.path)
         return own
 
 
 def _key(run: RunPlan, attempt: Attempt, output: Output, number: int | None) -> str:
     if output.role is None:
-        return f"{layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)}.parquet"
-    stem = f"{folder_of(run, attempt.id)}/{output.role}"
-    return f"{stem}.parquet" if number is None else f"{stem}/part-{number:05d}.parquet"
+        return layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)
+    return layout.snapshot_part(folder_of(run, attempt.id), output.role, number)
 
 
 def folder_of(run: RunPlan, attempt: str) -> str:
     """Where an attempt puts the files of its snapshot (v2)."""
-    return f"{layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)}-{attempt}"
+    return layout.snapshot_folder(*run.ref, run.min_commit_id, run.max_commit_id, attempt)
 
 
 def described(

@@ -246,7 +246,7 @@ def plan_type(
 ) -> TypePlan:
     entries = truth.get(ref, ())
     verdict = _verdict(entries, policy)
-    index = repository.indices.read(ref, log_id=head.log_id).index
+    index = repository.indices.read(ref, log_id=head.log_id).value
     behind = not follows(index, entries)
     reason = verdict.reason
     if behind and not verdict.worth:

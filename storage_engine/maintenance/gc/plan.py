@@ -8,7 +8,6 @@ fenced off before it is deleted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +19,8 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef, from_json, parse_timestamp
 from storage_engine.errors import IntegrityError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.maintenance.gc.reach import (
-    CHECKPOINTS,
     Reach,
     Retained,
     files_of_checkpoint,
@@ -34,12 +32,6 @@ from storage_engine.objectstore.protocol import ObjectInfo, ObjectNotFound
 from storage_engine.repository.object.engine import ObjectRepository
 
 DEFAULT_GRACE = timedelta(days=7)
-ATTEMPTS = "meta/attempts/"
-LEASES = "meta/compaction/"
-_PREFIXES = ("commits/", "snapshots/", "staged/", CHECKPOINTS)
-_COMMIT = re.compile(r"commits/(\d+)-[^/]+")
-_SNAPSHOT = re.compile(r"snapshots/(entities|relations)/(.+?)-(\d+)-(\d+)(?:-([0-9a-f]{8}))?[./]")
-_KINDS = {folder: kind for kind, folder in layout.FOLDERS.items()}
 
 ORPHAN_COMMIT = "orphan of a failed commit"
 ORPHAN_STAGED = "staged by a writer that is silent"
@@ -171,7 +163,7 @@ class _Planner:
         candidates = [info for info in self._listed() if not self._obviously_needed(info, first)]
         # Look again: what was published while we listed is in the log now.
         now = reach(self._chain, self._indices, self._chain.read_head().head)
-        checkpoints = [c for c in candidates if c.key.startswith(CHECKPOINTS)]
+        checkpoints = [c for c in candidates if c.key.startswith(layout.CHECKPOINTS)]
         floor = retained(self._chain, now.head, checkpoints, self._cutoff)
         uploaded = {info.key: info.modified for info in checkpoints}
         dead = {
@@ -206,7 +198,7 @@ class _Planner:
 
     def _listed(self) -> Iterator[ObjectInfo]:
         seen = 0
-        for prefix in _PREFIXES:
+        for prefix in layout.REACHED_PREFIXES:
             for info in self._chain.store.list(prefix):
                 seen += 1
                 if self._progress is not None and seen % 1000 == 0:
@@ -217,17 +209,17 @@ class _Planner:
 
     def _obviously_needed(self, info: ObjectInfo, first: Reach) -> bool:
         """Spares memory: most objects of a healthy storage end here."""
-        if info.key.startswith(CHECKPOINTS):
+        if info.key.startswith(layout.CHECKPOINTS):
             return False  # needed or not, they are looked at together
         if first.needs(info.key):
             return True
-        return info.key.endswith("/manifest.json") and info.key[:-14] in first.attempts
+        return layout.is_manifest(info.key) and layout.manifest_prefix(info.key) in first.attempts
 
     def _heartbeats(self) -> dict[str, Doomed | None]:
         """By attempt: the heartbeat if it is silent for the grace, None while its writer lives."""
         found: dict[str, Doomed | None] = {}
-        for info in self._chain.store.list(ATTEMPTS):
-            attempt = info.key.removeprefix(ATTEMPTS).removesuffix(".json")
+        for info in self._chain.store.list(layout.ATTEMPTS):
+            attempt = layout.heartbeat_attempt(info.key)
             silent = info.modified <= self._silence and self._said(info, "heartbeat_at")
             found[attempt] = (
                 Doomed(info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt)
@@ -255,14 +247,14 @@ class _Planner:
         self, candidates: Iterable[ObjectInfo], now: Reach, floor: Retained | None
     ) -> Iterator[Doomed]:
         for info in candidates:
-            if not info.key.startswith("commits/") or now.needs(info.key):
+            if not info.key.startswith(layout.COMMITS) or now.needs(info.key):
                 continue
-            found = _COMMIT.match(info.key)
-            if found is None:
+            attempt = layout.commit_attempt(info.key)
+            if attempt is None:
                 self._kept["not ours"] += 1
                 continue
-            commit_id = int(found[1])
-            if found[0] in now.attempts:
+            commit_id = attempt.commit_id
+            if attempt.prefix in now.attempts:
                 yield from self._replaced(info, commit_id, floor)
             elif commit_id > now.head.commit_id + 1:
                 self._kept["of a commit beyond head"] += 1
@@ -274,15 +266,14 @@ class _Planner:
         self, info: ObjectInfo, commit_id: int, floor: Retained | None
     ) -> Iterator[Doomed]:
         """A file of the chain that the state as of head does not have: compaction replaced it."""
-        if info.key.endswith("/manifest.json"):
+        if layout.is_manifest(info.key):
             return  # manifests are the history: they stay
         if not self._purge:
             self._kept["replaced by a snapshot (--purge-compacted)"] += 1
         elif floor is None or commit_id > floor.commit_id or info.key in floor.files:
             self._kept["replaced by a snapshot within the grace"] += 1
         else:
-            kind, name = _type_in(info.key)
-            ref = (kind, name) if kind is not None else None
+            ref = layout.data_file_type(info.key)
             yield Doomed(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
 
     def _staged(
@@ -294,8 +285,8 @@ class _Planner:
     ) -> Iterator[Doomed]:
         by_attempt: dict[str, list[ObjectInfo]] = {}
         for info in candidates:
-            if info.key.startswith("staged/") and not now.needs(info.key):
-                by_attempt.setdefault(info.key.split("/")[1], []).append(info)
+            if info.key.startswith(layout.STAGED) and not now.needs(info.key):
+                by_attempt.setdefault(layout.staged_attempt(info.key), []).append(info)
         if not by_attempt:
             return
         published = now.staged_in_chain(self._chain)
@@ -326,7 +317,7 @@ class _Planner:
         loose = [
             info
             for info in candidates
-            if info.key.startswith("snapshots/") and not now.needs(info.key)
+            if info.key.startswith(layout.SNAPSHOTS) and not now.needs(info.key)
         ]
         loose = [info for info in loose if not self._young(info)]
         if not loose:
@@ -337,24 +328,25 @@ class _Planner:
                 in_use |= files_of_checkpoint(self._chain, info.key)
         anyone_lives = None in heartbeats.values()
         for info in loose:
-            found = _SNAPSHOT.match(info.key)
-            if found is None:
+            snapshot = layout.snapshot_of(info.key)
+            if snapshot is None:
                 self._kept["not ours"] += 1
             elif info.key in in_use:
                 self._kept["in a checkpoint within the grace"] += 1
-            elif (found[5] is None and anyone_lives) or heartbeats.get(found[5] or "", 0) is None:
+            elif (snapshot.attempt is None and anyone_lives) or heartbeats.get(
+                snapshot.attempt or "", 0
+            ) is None:
                 # A key without an attempt (v1) may be anybody's who lives.
                 self._kept["of a writer that lives"] += 1
             else:
-                ref = (_KINDS[found[1]], found[2])
                 yield Doomed(
                     info.key,
                     info.size,
                     info.modified,
                     ORPHAN_SNAPSHOT,
                     Fence.INDEX,
-                    attempt=found[5],
-                    ref=ref,
+                    attempt=snapshot.attempt,
+                    ref=(snapshot.kind, snapshot.type_name),
                 )
 
     def _checkpoints(
@@ -383,7 +375,7 @@ class _Planner:
 
     def _leases(self) -> Iterator[Doomed]:
         """A compactor that died left its lease; one that lives has renewed it."""
-        for info in self._chain.store.list(LEASES):
+        for info in self._chain.store.list(layout.LEASES):
             if info.modified <= self._silence and self._said(info, "expires_at"):
                 yield Doomed(info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED)
 
@@ -394,12 +386,3 @@ def moment_in(data: bytes, name: str, modified: datetime) -> datetime:
         return parse_timestamp(from_json(data, key="")[name])
     except (IntegrityError, KeyError, TypeError, ValueError):
         return modified
-
-
-def _type_in(key: str) -> tuple[str, str] | tuple[None, str]:
-    """The type of a data file, from `.../entities/Customer...`."""
-    for folder, kind in _KINDS.items():
-        _, found, rest = key.partition(f"/{folder}/")
-        if found:
-            return kind, rest.split("/")[0].removesuffix(".parquet")
-    return None, ""

@@ -22,10 +22,10 @@ from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.repair import write_indices
-from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, moment_in, silence
-from storage_engine.maintenance.gc.reach import CHECKPOINTS, Reach, reach
+from storage_engine.maintenance.gc.plan import Doomed, Fence, GcPlan, moment_in, silence
+from storage_engine.maintenance.gc.reach import Reach, reach
 from storage_engine.maintenance.indices import index_verifier
 from storage_engine.objectstore.protocol import (
     ConditionalConflict,
@@ -133,7 +133,7 @@ class _Sweeper:
         alive: set[str] = set()
         announced: set[str] = set()
         for one in doomed:
-            if one.key.startswith(ATTEMPTS):
+            if one.key.startswith(layout.ATTEMPTS):
                 assert one.attempt is not None
                 announced.add(one.attempt)
                 lease.guard()
@@ -149,7 +149,9 @@ class _Sweeper:
         spared = [one for one in doomed if one.attempt in alive]
         self._report.spared += len(spared)
         return [
-            one for one in doomed if one.attempt not in alive and not one.key.startswith(ATTEMPTS)
+            one
+            for one in doomed
+            if one.attempt not in alive and not one.key.startswith(layout.ATTEMPTS)
         ]
 
     def _take_name(self, attempt: str) -> bool:
@@ -225,12 +227,12 @@ class _Sweeper:
     def _needed(self, one: Doomed, now: Reach) -> bool:
         if now.needs(one.key):
             return True
-        if one.key.startswith(CHECKPOINTS):
+        if one.key.startswith(layout.CHECKPOINTS):
             named = now.head.checkpoint
             return named is not None and named.path == one.key
         if one.fence is Fence.HEAD:
-            prefix = "/".join(one.key.split("/")[:2])
-            return prefix in now.attempts
+            attempt = layout.commit_attempt(one.key)
+            return attempt is not None and attempt.prefix in now.attempts
         if one.fence is Fence.ATTEMPT:
             return one.key in now.staged_in_chain(self._chain)
         return False
@@ -250,7 +252,7 @@ class _Sweeper:
         """v1 snapshots without an attempt in their key: another compactor may take the key once
         it is free, so it is freed while we hold the lock."""
         reusable = [
-            one for one in doomed if one.key.startswith("snapshots/") and one.attempt is None
+            one for one in doomed if one.key.startswith(layout.SNAPSHOTS) and one.attempt is None
         ]
         if reusable:
             lease.guard()

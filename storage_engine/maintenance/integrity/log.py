@@ -178,11 +178,10 @@ class LogCheck:
     def _listed(self) -> dict[int, list[str]]:
         """Manifests by commit, to fetch many at once: the chain decides which of them count."""
         found: dict[int, list[str]] = {}
-        for info in self._store.list("commits/"):
-            if info.key.endswith("/manifest.json"):
-                number = info.key.removeprefix("commits/").partition("-")[0]
-                if number.isdecimal():
-                    found.setdefault(int(number), []).append(info.key)
+        for info in self._store.list(layout.COMMITS):
+            attempt = layout.commit_attempt(info.key) if layout.is_manifest(info.key) else None
+            if attempt is not None:
+                found.setdefault(attempt.commit_id, []).append(info.key)
         return found
 
     def _load(self, path: str, at: int, by_commit: Mapping[int, Sequence[str]]) -> bytes | None:

@@ -30,7 +30,7 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.index.maintain import index_writes
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec

@@ -12,7 +12,7 @@ import pyarrow as pa
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, Scanner

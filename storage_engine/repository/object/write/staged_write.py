@@ -116,7 +116,10 @@ class Staging:
                 )
 
     def _present(self) -> dict[str, int]:
-        return {info.key: info.size for info in self._store.list(f"staged/{self.attempt}/")}
+        return {
+            info.key: info.size
+            for info in self._store.list(f"{layout.staged_prefix(self.attempt)}/")
+        }
 
     def end(self, published: Iterable[CommitFile], *, listed: bool = False) -> None:
         """Withdraw the announcement and whatever was staged but not published.
