@@ -1,6 +1,4 @@
-"""Spans of time as an option's value.
-
-The global options: accepted before and after a command's name, shown in every help text.
+"""The global options: accepted before and after a command's name, shown in every help text.
 
 `with_settings` gives a command these options on top of its own. What stands nearer to the end of
 the line wins; an option beats the environment.

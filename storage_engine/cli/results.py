@@ -1,14 +1,12 @@
-"""Values of rows as JSON, as text in CSV, and as people read them.
-
-Declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds, bytes in
-base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and NaN and
-infinity, which JSON lacks, are null there.
-
-Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
+"""Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
 
 A result that is cut short does not look whole: JSON stays without its end or ends in `error`, an
 Arrow stream breaks off in the middle of a message. CSV has no end to miss; there the exit code
 tells.
+
+Values of declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds,
+bytes in base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and
+NaN and infinity, which JSON lacks, are null there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`onto init`: make a storage, or erase one with the token of a preview.
-
-`onto info`: what a storage is, where it stands, and whether anything is wrong with it.
-"""
+"""`onto init` and `onto info`: make or erase a storage, and say what one is and how it stands."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Where restore finds its rows: in files by DuckDB, or in SQLite by the repository's own reads.
-
-Going back, forwards: a new commit that makes the state of an older one the latest.
+"""Going back, forwards: a new commit that makes the state of an older one the latest.
 
 Each identity whose latest row differs from its row back then gets the old row as a new version.
 History stays, and identities that came later stay too, because nothing is ever deleted; a plan
-names them. Rows stream through the ordinary commit, so memory is bounded and a crash leaves a
-whole commit or none; done again, nothing is left to do.
+names them. Rows are found in files by DuckDB, or in SQLite by the repository's own reads, and
+stream through the ordinary commit, so memory is bounded and a crash leaves a whole commit or none;
+done again, nothing is left to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a storage URI or path means: a SQLite file or an object store.
-
-From a storage URI to the engine that wrote it. Opening never writes.
-"""
+"""From a storage URI or path to the engine that wrote the storage. Opening never writes."""
 
 from __future__ import annotations
 

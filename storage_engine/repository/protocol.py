@@ -6,6 +6,7 @@ columns, then one column per field. Python objects stay on the other side.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +22,7 @@ from storage_engine.query.reference import Reference
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
     from storage_engine.repository.object.engine import ObjectRepository
-    from storage_engine.repository.object.write.staged_write import StagedAttempt
+    from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
 
 Operation = Literal["insert", "update"]
@@ -39,7 +40,7 @@ class TypeInput:
     spec: TypeSpec
     table: pa.Table | None = None
     stream: Iterator[pa.RecordBatch] | None = None
-    staged: StagedAttempt | None = None
+    staged: StagedWrite | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,12 @@ def checked_commit(reference: Reference, commit_id: int, head: int) -> int:
     return commit_id
 
 
+def labels(types: Sequence[tuple[str, str]]) -> list[str]:
+    """Types as keys of `storage_info()`: the name, with the kind where two types share it."""
+    shared = Counter(name for _, name in types)
+    return [f"{kind}:{name}" if shared[name] > 1 else name for kind, name in types]
+
+
 def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEngineError:
     """What engines say that cannot publish parts which others have staged."""
     what = "SQLite" if backend == "sqlite" else f"engine {engine_version}"
@@ -222,7 +229,7 @@ class Repository(Protocol):
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
         announce: bool = True,
-    ) -> StagedAttempt:
+    ) -> StagedWrite:
         """Begin a write whose parts others put into the store before they are published.
 
         Only engine v2 on an object store can; others raise UnsupportedEngineError. `attempt`:

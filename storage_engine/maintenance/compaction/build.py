@@ -1,13 +1,12 @@
-"""An announced compaction: while its heartbeat stands, garbage collection leaves its outputs alone.
+"""Makes the snapshot of a run, as one announced attempt to publish it.
 
-Whoever wants to collect the outputs of a silent attempt deletes the heartbeat first, then fences
-head; the attempt checks its heartbeat under the lock right before it publishes. So either the
-collector sees the outputs published, or the attempt sees that it was given up.
+`LocalBuild` does it on this machine: DuckDB merges, the proof follows, then the upload. It needs
+scratch space for the run; `storage_engine.spark.compaction` is for runs that have outgrown it.
 
-Makes the snapshot of a run on this machine: DuckDB merges, the proof follows, then the upload.
-
-It needs scratch space for the run; `storage_engine.spark.compaction` is for runs that have outgrown
-one machine.
+While the attempt's heartbeat stands, garbage collection leaves its outputs alone. Whoever wants to
+collect those of a silent attempt deletes the heartbeat first, then fences head; the attempt checks
+its heartbeat under the lock right before it publishes. So either the collector sees the outputs
+published, or the attempt sees that it was given up.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
-"""Where a merge happens: a scratch folder and a DuckDB of its own, in bounded memory.
-
-Not the repository's DuckDB: a merge must not take the memory of queries, and with a thread for
-each core of a large machine it would not fit into the limit.
-
-The proof that a merge lost, changed and invented nothing, without which none is published.
-
-It looks at the inputs and at the encoded outputs, not at how one became the other: as many rows,
-the same multiset of rows (a sum of row hashes does not depend on order), and in the `current`
-files exactly the newest row of each identity, because latest reads open nothing else.
-
-Many files to few: sorted by DuckDB, which spills, and written as a stream.
+"""Many files to few: sorted by DuckDB, which spills, written as a stream, and proven.
 
 v2 rows go in identity order to two kinds of files: `current` (the newest row of each identity in
 the run) and `superseded` (the others), each in parts of about the target size whose identities do
 not overlap. v1 has one file in the order that the specification gives it.
+
+A merge has a scratch folder and a DuckDB of its own, in bounded memory: it must not take the memory
+of queries, and with a thread for each core of a large machine it would not fit into the limit.
+
+Nothing is published without the proof that the merge lost, changed and invented nothing. It looks
+at the inputs and at the encoded outputs, not at how one became the other: as many rows, the same
+multiset of rows (a sum of row hashes does not depend on order), and in the `current` files exactly
+the newest row of each identity, because latest reads open nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""When is a type worth compacting, and which of its entries belong together?
+"""What a compaction would do: by type and run, with what goes in and what is expected to come out.
+
+Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
+indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
+stands.
 
 Entries are merged in size tiers. Going back from the newest, an entry joins the run of those after
 it while it is not much larger than they are together. So what stays unmerged is always more than
@@ -6,12 +10,6 @@ it while it is not much larger than they are together. So what stays unmerged is
 compaction, and a row is rewritten only when its entry grows by a constant factor, which is
 logarithmically often. Runs are always adjacent entries, so no snapshot is ever swallowed by a
 range that it is not part of.
-
-What a compaction would do: by type and run, with what goes in and what is expected to come out.
-
-Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
-indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
-stands.
 """
 
 from __future__ import annotations

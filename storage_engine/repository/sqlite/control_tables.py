@@ -1,6 +1,4 @@
-"""Rows of the control tables: commits and their idempotency keys, lock holder, schemas.
-
-The control tables of a SQLite storage, and the stamp that says what wrote it.
+"""The control tables of a SQLite storage: commits, lock holder, schemas, and the engine's stamp.
 
 Both engines share them. `inspect` tells what a file is before anything touches it; creating
 tables and migrating an older format step by step happen inside the caller's transaction, so that

@@ -1,17 +1,13 @@
-"""Arrow columns to SQLite values and back, without loss.
-
-Datetimes and dates become fixed-width ISO 8601 text in UTC, so that text order is time order.
-SQLite has no negative zero; like every comparison does, it takes -0.0 for 0.0.
-
-The SQL that both engines share: reconcile, read and list rows of one data table.
+"""Rows in a SQLite data table: how values are bound, and the SQL that both engines share.
 
 A data table holds the versions of rows, clustered by identity and commit. The engines differ only
-in which table a type has and what its payload columns are (`DataTable`).
+in which table a type has and what its payload columns are (`DataTable`). Values go to SQLite and
+back without loss: datetimes and dates as fixed-width ISO 8601 text in UTC, so that text order is
+time order. SQLite has no negative zero; like every comparison does, it takes -0.0 for 0.0.
 
-Intents on their way into a commit: loaded into temporary tables before the lock is taken.
-
-A slow stream therefore keeps no other writer waiting, and memory holds one batch at a time (the
-tables live in a temporary file). Rows keep the order of intent, so that the last one can win.
+Intents are loaded into temporary tables before the lock is taken. A slow stream therefore keeps no
+other writer waiting, and memory holds one batch at a time (the tables live in a temporary file).
+Rows keep the order of intent, so that the last one can win.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from storage_engine.query.conditions import Shape
 from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.labels import labels
 from storage_engine.repository.protocol import (
     CommitRecord,
     CommitRequest,
@@ -39,6 +38,7 @@ from storage_engine.repository.protocol import (
     TypeChange,
     Window,
     checked_commit,
+    labels,
     no_staging,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage_engine.model.arrow import SQLITE_TYPES, row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.labels import labels
+from storage_engine.repository.protocol import labels
 from storage_engine.repository.sqlite.data_table import (
     Column,
     DataTable,

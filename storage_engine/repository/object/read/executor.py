@@ -1,6 +1,7 @@
-"""How a query is answered, for people and for programs.
+"""Answers queries on an object store with DuckDB, one statement per question.
 
-Answers queries on an object store with DuckDB, one statement per question.
+Rows stream from the statement in bounded memory. `explain` tells how a question would be answered,
+in words for people and in facts for programs, and asks nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from storage_engine.commitlog.records import Head
 from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
-from storage_engine.query.executor import Diagnostic, Parameters, Plan, Rows, Traversal
+from storage_engine.query.executor import (
+    Diagnostic,
+    Parameters,
+    Plan,
+    Rows,
+    Traversal,
+    endpoint_spec,
+)
 from storage_engine.query.reference import Reference
 from storage_engine.query.spec import QuerySpec, When, after_pin
 from storage_engine.repository.duck import Duck, Stream, quoted
-from storage_engine.repository.endpoints import endpoint_spec
 from storage_engine.repository.object.read.files import (
     Brought,
     MissingFileError,
@@ -33,7 +40,7 @@ from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.read.plan import CommitWindow, TypePlan, plan_type
 from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
 from storage_engine.repository.object.read.visible import Wanted, visible
-from storage_engine.repository.object.write.evaluation import check_schema
+from storage_engine.repository.object.schema_check import check_schema
 from storage_engine.repository.protocol import Window
 from storage_engine.repository.user_sql import Tables, run_sql, tables_of
 

@@ -16,9 +16,8 @@ import typer
 
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.errors import prompt_interrupts
-from storage_engine.cli.query import FORMATS, TABLE_ROWS
+from storage_engine.cli.query import FORMATS, TABLE_ROWS, Line
 from storage_engine.cli.query_terms import (
-    MAX_INT,
     Types,
     chosen,
     condition,
@@ -29,7 +28,7 @@ from storage_engine.cli.query_terms import (
 from storage_engine.cli.results import Answer, Column, Format, describe, refuse_terminal, write
 from storage_engine.errors import OntologiaError
 from storage_engine.model.spec import Kind, TypeSpec
-from storage_engine.model.validation import unknown_name
+from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query.aggregates import count
 from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Traversal
 from storage_engine.query.reference import Reference, parse_reference
@@ -40,24 +39,7 @@ _COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) E
 
 
 @dataclass(frozen=True)
-class Line:
-    """What a command was given, whichever it is."""
-
-    filters: Sequence[str] = ()
-    order_by: Sequence[str] = ()
-    as_of: str | None = None
-    with_history: bool = False
-    history_since: int | None = None
-    limit: int | None = None
-    offset: int | None = None
-    count: bool = False
-    columns: Sequence[str] = ()
-    explain: bool = False
-    format: str | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
+class Question:
     """A line that makes sense so far, and the storage to ask, at one commit."""
 
     invocation: Invocation
@@ -75,15 +57,15 @@ class Asked:
             found,
             where=condition(self.types, found, line.filters),
             order=order_keys(found, line.order_by),
-            limit=None if limit is None else min(limit, MAX_INT),
-            offset=min(line.offset or 0, MAX_INT),
+            limit=None if limit is None else min(limit, INT64_MAX),
+            offset=min(line.offset or 0, INT64_MAX),
             when=self.when(),
         )
 
     def when(self) -> When:
         line = self.line
         if line.history_since is not None:
-            return When(history=True, since=min(line.history_since, MAX_INT))
+            return When(history=True, since=min(line.history_since, INT64_MAX))
         if line.with_history:
             return When(history=True)
         return When() if line.as_of is None else When(as_of=self.commit_id)
@@ -188,7 +170,7 @@ def answer_sql(
 
 
 @contextmanager
-def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Asked]:
+def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Question]:
     form = _format(invocation, ctx, line)
     refuse_terminal(form, ctx)
     _check_time(ctx, line)
@@ -203,7 +185,7 @@ def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[A
         # Everything is read as of one commit, and the JSON names it: the storage may move on.
         executor = repository.executor(commit_id)
         types = Types(declared, repository.known_types)
-        yield Asked(invocation, ctx, line, form, types, executor, commit_id)
+        yield Question(invocation, ctx, line, form, types, executor, commit_id)
 
 
 def _format(invocation: Invocation, ctx: typer.Context, line: Line) -> Format:
@@ -287,7 +269,7 @@ def _counted(spec: QuerySpec, line: Line) -> QuerySpec:
 
 
 def _show_count(
-    asked: Asked, spec: QuerySpec, counted: QuerySpec, members: Mapping[str, Any]
+    asked: Question, spec: QuerySpec, counted: QuerySpec, members: Mapping[str, Any]
 ) -> None:
     table = asked.executor.aggregate(counted)
     number = int(table.column("count")[0].as_py())
@@ -352,7 +334,7 @@ def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[C
     return [columns[name] for name in chosen(given, list(columns))]
 
 
-def _flattened(found: Traversal, asked: Asked) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _flattened(found: Traversal, asked: Question) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Paths as rows: the source's columns, then those of each step."""
     tables = [found.sources, *found.relations]
     schema = pa.schema(
@@ -366,7 +348,7 @@ def _flattened(found: Traversal, asked: Asked) -> tuple[pa.Schema, Iterator[pa.R
 
 
 def _path_batches(
-    found: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Asked
+    found: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Question
 ) -> Iterator[pa.RecordBatch]:
     paths = found.paths
     if asked.line.limit is not None:  # tables ask for one source more than they show
