@@ -25,7 +25,14 @@ from storage_engine.cli.query_terms import (
     parameters,
     row_columns,
 )
-from storage_engine.cli.results import Answer, Column, Format, describe, refuse_terminal, write
+from storage_engine.cli.results import (
+    Answer,
+    Format,
+    OutputColumn,
+    describe,
+    refuse_terminal,
+    write,
+)
 from storage_engine.errors import OntologiaError
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import INT64_MAX, unknown_name
@@ -113,7 +120,7 @@ def answer_rows(
         rows = asked.executor.rows(spec)
         nested = _nested(spec.type)
         places = {column: rows.schema.get_field_index(column) for column in named.values()}
-        columns = [Column(n, places[named[n]], named[n] in nested) for n in names]
+        columns = [OutputColumn(n, places[named[n]], named[n] in nested) for n in names]
         asked.write(Answer(rows.schema, rows.batches, columns, members, rows.diagnostics))
 
 
@@ -160,7 +167,7 @@ def answer_sql(
             asked.show_plan(Plan("\n".join(told), facts))
             return
         limit = asked.rows_asked()
-        columns = [Column(name, n) for n, name in enumerate(_distinct(rows.schema.names))]
+        columns = [OutputColumn(name, n) for n, name in enumerate(_distinct(rows.schema.names))]
         members = {"kind": "sql", "commit_id": asked.commit_id}
         cut = batches if limit is None else _first(batches, limit)
         asked.write(Answer(rows.schema, cut, columns, members, rows.diagnostics))
@@ -279,7 +286,7 @@ def _show_count(
     output = asked.invocation.output
     if asked.form in (Format.csv, Format.arrow):
         batches = iter(table.to_batches())
-        asked.write(Answer(table.schema, batches, [Column("count", 0)], {}, remarks))
+        asked.write(Answer(table.schema, batches, [OutputColumn("count", 0)], {}, remarks))
         return
     for note in remarks:
         output.note(describe(note))
@@ -307,11 +314,11 @@ def _with_steps(spec: QuerySpec, types: Types, via: Sequence[str]) -> QuerySpec:
     return replace(spec, via=tuple(steps))
 
 
-def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[Column]:
+def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[OutputColumn]:
     """All columns of the source and of each step, by where they are in a path's JSON. Tables show
     keys only, unless told."""
-    columns: dict[str, Column] = {}
-    keys: list[Column] = []
+    columns: dict[str, OutputColumn] = {}
+    keys: list[OutputColumn] = []
     width = 0
     for number, hop in enumerate([spec.type, *spec.via]):
         part: tuple[str | int, ...] = ("relations", number - 1) if number else ("source",)
@@ -320,14 +327,14 @@ def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[C
         for name, stored in row_columns(hop):
             label = ".".join(map(str, (*part, name)))
             place = (*part, name)
-            columns[label] = Column(label, places[stored], stored in nested, place)
+            columns[label] = OutputColumn(label, places[stored], stored in nested, place)
         if number:
             label = f"{number}. {hop.name}"
             if hop.instance_key is not None:
-                keys.append(Column(f"{label}.{hop.instance_key}", places["instance_key"]))
-            keys.append(Column(f"{label} -> {hop.right}", places["right_key"]))
+                keys.append(OutputColumn(f"{label}.{hop.instance_key}", places["instance_key"]))
+            keys.append(OutputColumn(f"{label} -> {hop.right}", places["right_key"]))
         else:
-            keys.append(Column(hop.name, places["entity_key"]))
+            keys.append(OutputColumn(hop.name, places["entity_key"]))
         width += len(places)
     if form is Format.table and not given:
         return keys

@@ -128,7 +128,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
+class OutputColumn:
     """One column of the result, and the column of the batches that it is taken from."""
 
     name: str
@@ -148,7 +148,7 @@ class Answer:
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
-    columns: Sequence[Column]
+    columns: Sequence[OutputColumn]
     members: Mapping[str, Any] = field(default_factory=dict)
     diagnostics: Sequence[Diagnostic] = ()
     limit: int | None = None
@@ -221,7 +221,7 @@ def _documents(answer: Answer, batch: pa.RecordBatch) -> list[Any]:
     return [_placed(answer.columns, row) for row in rows]
 
 
-def _placed(columns: Sequence[Column], row: Iterable[Any]) -> dict[str, Any]:
+def _placed(columns: Sequence[OutputColumn], row: Iterable[Any]) -> dict[str, Any]:
     """Values where their columns say: a text is a key, a number is a place in a list."""
     made: dict[str, Any] = {}
     for column, value in zip(columns, row, strict=True):

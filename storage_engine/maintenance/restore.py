@@ -30,7 +30,13 @@ from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.protocol import LATEST, CommitRequest, Repository, TypeInput, Window
+from storage_engine.repository.protocol import (
+    LATEST,
+    CommitRequest,
+    ReadWindow,
+    Repository,
+    TypeInput,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -143,7 +149,9 @@ class SqliteRows:
         total = 0
         shown: list[tuple[str, ...]] = []
         for keys in self._changed(spec, commit_id):
-            old = _identities(spec, self._repository.read(spec, Window(as_of=commit_id), keys=keys))
+            old = _identities(
+                spec, self._repository.read(spec, ReadWindow(as_of=commit_id), keys=keys)
+            )
             later = sorted(_identities(spec, keys) - old)
             total += len(later)
             shown += later[: max(0, limit - len(shown))]
@@ -165,7 +173,7 @@ class SqliteRows:
     def _differing(self, spec: TypeSpec, commit_id: int) -> Iterator[pa.Table]:
         names = row_schema(spec).names
         for keys in self._changed(spec, commit_id):
-            old = self._repository.read(spec, Window(as_of=commit_id), keys=keys).select(names)
+            old = self._repository.read(spec, ReadWindow(as_of=commit_id), keys=keys).select(names)
             if not old.num_rows:
                 continue
             # Both come ordered by identity; every identity of then is still there.
@@ -182,7 +190,7 @@ class SqliteRows:
         columns = list(spec.identity)
         seen: set[tuple[str, ...]] = set()
         for since in range(commit_id, self.head_commit_id, _COMMITS_AT_ONCE):
-            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
             seen |= _identities(spec, self._repository.read(spec, window))
         ordered = sorted(seen)
         for start in range(0, len(ordered), _KEYS_AT_ONCE):
@@ -261,7 +269,7 @@ class Restore:
         }
 
 
-class Rows(Protocol):
+class RestoreSource(Protocol):
     """The rows of a storage as of one head, as restoring needs them."""
 
     head_commit_id: int
@@ -321,7 +329,7 @@ def restore(
 
 
 def _plan(
-    repository: Repository, rows: Rows, reference: Reference, commit_id: int, examples: int
+    repository: Repository, rows: RestoreSource, reference: Reference, commit_id: int, examples: int
 ) -> Restore:
     found = []
     for spec, last in rows.types():
@@ -334,7 +342,9 @@ def _plan(
     return Restore(repository.uri, str(reference), commit_id, rows.head_commit_id, tuple(found))
 
 
-def _commit(repository: Repository, rows: Rows, plan: Restore, reference: Reference) -> int | None:
+def _commit(
+    repository: Repository, rows: RestoreSource, plan: Restore, reference: Reference
+) -> int | None:
     touched = {(one.kind, one.type_name) for one in plan.types if one.restored}
     if not touched:
         return None
@@ -355,13 +365,13 @@ def _commit(repository: Repository, rows: Rows, plan: Restore, reference: Refere
     return result.commit_id if result is not None else None
 
 
-def _stream(rows: Rows, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:
+def _stream(rows: RestoreSource, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:
     with rows.old_rows(spec, commit_id) as batches:
         yield from batches
 
 
 @contextmanager
-def _rows(repository: Repository) -> Iterator[Rows]:
+def _rows(repository: Repository) -> Iterator[RestoreSource]:
     if (objects := repository.objects) is not None:
         repository.flush()
         yield ObjectRows(objects)

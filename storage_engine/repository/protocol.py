@@ -116,11 +116,11 @@ class CommitResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReadWindow:
     """Which versions a read sees.
 
-    latest: Window(); as_of(c): Window(as_of=c); with_history: Window(history=True);
-    history_since(c): Window(history=True, since=c).
+    latest: ReadWindow(); as_of(c): ReadWindow(as_of=c); with_history: ReadWindow(history=True);
+    history_since(c): ReadWindow(history=True, since=c).
     """
 
     as_of: int | None = None
@@ -128,7 +128,7 @@ class Window:
     history: bool = False
 
 
-LATEST = Window()
+LATEST = ReadWindow()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class Repository(Protocol):
         """
 
     def read(
-        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+        self, spec: TypeSpec, window: ReadWindow = LATEST, *, keys: pa.Table | None = None
     ) -> pa.Table:
         """Rows of a type: row schema plus a leading int64 `commit_id`.
 

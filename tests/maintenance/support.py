@@ -18,7 +18,7 @@ from storage_engine.objectstore.faults import (
     SimulatedCrash,
 )
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 from tests.commitlog.support import HISTORY, LEASE_TTL_MS, World, Writer
 from tests.engines import CUSTOMER, PRODUCT
 
@@ -49,7 +49,7 @@ def everything(reader: Writer) -> dict[str, Any]:
     for spec in (CUSTOMER, PRODUCT):
         said[f"{spec.name} history"] = reader.rows(spec, HISTORY)
         for commit_id in range(head + 1):
-            said[f"{spec.name} as of {commit_id}"] = reader.rows(spec, Window(as_of=commit_id))
+            said[f"{spec.name} as of {commit_id}"] = reader.rows(spec, ReadWindow(as_of=commit_id))
     return said
 
 

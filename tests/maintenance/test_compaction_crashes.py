@@ -37,7 +37,7 @@ from storage_engine.objectstore.faults import (
     SimulatedCrash,
 )
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 from tests.commitlog.support import World, Writer, at, new_world
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of
 
@@ -53,7 +53,7 @@ def reads(world: World) -> Reads:
     try:
         found: Reads = {}
         for spec in (CUSTOMER, PRODUCT):
-            for window in (Window(), Window(as_of=2), Window(history=True)):
+            for window in (ReadWindow(), ReadWindow(as_of=2), ReadWindow(history=True)):
                 found[f"{spec.name} {window}"] = reader.rows(spec, window)
         return found
     finally:
@@ -236,7 +236,7 @@ def test_rfc0004_17_a_commit_during_the_merge_survives(stage: Stage) -> None:
         found = entries(writer)
         assert [(e.min_commit_id, e.max_commit_id) for e in found] == [(1, 4), (6, 6)]
         assert writer.ages()["r"] == 1
-        assert len(reads(world)["Customer " + str(Window(history=True))]) == 9
+        assert len(reads(world)["Customer " + str(ReadWindow(history=True))]) == 9
 
 
 def test_rfc0004_17_head_that_moves_before_the_cas_is_read_again(stage: Stage) -> None:

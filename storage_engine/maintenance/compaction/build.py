@@ -23,8 +23,8 @@ from storage_engine.config import MIB
 from storage_engine.errors import LeaseExpiredError
 from storage_engine.maintenance.compaction.inputs import open_inputs
 from storage_engine.maintenance.compaction.merge import (
+    MergedFile,
     MergeOrder,
-    Output,
     Workspace,
     merge,
     open_workspace,
@@ -102,7 +102,7 @@ class LocalBuild:
 
     def _merge(
         self, run: RunPlan, attempt: Attempt, workspace: Workspace, tell: Tell
-    ) -> list[Output]:
+    ) -> list[MergedFile]:
         tell("read", 0)
         inputs = open_inputs(self._store, run.entries, workspace.folder)
         merged = 0
@@ -125,10 +125,10 @@ class LocalBuild:
         prove(workspace, run.kind, inputs, outputs)
         return outputs
 
-    def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[Output]) -> Entry:
+    def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[MergedFile]) -> Entry:
         counts = {role: sum(o.role == role for o in outputs) for role in {o.role for o in outputs}}
         numbers = dict.fromkeys(counts, 0)
-        named: list[tuple[CommitFile, Output]] = []
+        named: list[tuple[CommitFile, MergedFile]] = []
         for output in outputs:
             number = numbers[output.role] if counts[output.role] > 1 else None
             numbers[output.role] += 1
@@ -137,7 +137,7 @@ class LocalBuild:
         files = self._store.parallel.map(lambda item: self._put(attempt, *item), named)
         return Entry(run.min_commit_id, run.max_commit_id, tuple(files))
 
-    def _put(self, attempt: Attempt, file: CommitFile, output: Output) -> CommitFile:
+    def _put(self, attempt: Attempt, file: CommitFile, output: MergedFile) -> CommitFile:
         if output.role is not None:
             self._store.put_file(file.path, output.path)
             return file
@@ -153,7 +153,7 @@ class LocalBuild:
         return own
 
 
-def _key(run: RunPlan, attempt: Attempt, output: Output, number: int | None) -> str:
+def _key(run: RunPlan, attempt: Attempt, output: MergedFile, number: int | None) -> str:
     if output.role is None:
         return f"{layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)}.parquet"
     stem = f"{folder_of(run, attempt.id)}/{output.role}"

@@ -105,7 +105,7 @@ class Digest:
         return f"{self.rows} rows (content {self.content:x})"
 
 
-def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Output]) -> Digest:
+def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[MergedFile]) -> Digest:
     """The digest that inputs and outputs share. Raises IntegrityError when they do not."""
     columns = inputs.names
     keys = [*IDENTITY[kind], "commit_id"]
@@ -124,7 +124,7 @@ def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Out
     return before
 
 
-def _files(outputs: Sequence[Output]) -> str:
+def _files(outputs: Sequence[MergedFile]) -> str:
     return f"FROM {parquet([str(output.path) for output in outputs])}"
 
 
@@ -158,7 +158,7 @@ Advance = Callable[[int], None]  # told how many more rows are merged
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class MergedFile:
     """A local file of a snapshot."""
 
     role: str | None
@@ -184,7 +184,7 @@ class MergeOrder:
 
 def merge(
     workspace: Workspace, inputs: Inputs, order: MergeOrder, advance: Advance
-) -> list[Output]:
+) -> list[MergedFile]:
     """Write all rows of the inputs to new files in the workspace."""
     folder = workspace.folder
     identity = IDENTITY[order.kind]
@@ -272,7 +272,7 @@ class RoleWriter:
         self._rolling = rolling
         self._open: SnapshotPart | None = None
         self._last: pa.Table | None = None  # the last row written
-        self._done: list[Output] = []
+        self._done: list[MergedFile] = []
 
     def add(self, rows: pa.Table) -> None:
         """A row group at a time: after each one a part may be full."""
@@ -293,7 +293,7 @@ class RoleWriter:
         self._open.write(rows)
         self._last = rows.slice(rows.num_rows - 1).combine_chunks()
 
-    def close(self) -> list[Output]:
+    def close(self) -> list[MergedFile]:
         if self._open is not None:
             self._finish()
         return self._done
@@ -323,5 +323,5 @@ class RoleWriter:
 
     def _finish(self) -> None:
         assert self._open is not None
-        self._done.append(Output(self._role, self._open.close()))
+        self._done.append(MergedFile(self._role, self._open.close()))
         self._open = None

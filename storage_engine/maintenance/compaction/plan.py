@@ -148,7 +148,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TypePlan:
+class TypeCompaction:
     """What is to be done with one type, and why."""
 
     kind: str
@@ -189,7 +189,7 @@ class CompactionPlan:
     uri: str
     head_commit_id: int
     log_id: str
-    types: tuple[TypePlan, ...]
+    types: tuple[TypeCompaction, ...]
     note: str | None = None
 
     @property
@@ -242,7 +242,7 @@ def plan_type(
     ref: TypeRef,
     truth: Mapping[TypeRef, Sequence[Entry]],
     policy: CompactionPolicy,
-) -> TypePlan:
+) -> TypeCompaction:
     entries = truth.get(ref, ())
     verdict = _verdict(entries, policy)
     index = repository.indices.read(ref, log_id=head.log_id).index
@@ -250,7 +250,7 @@ def plan_type(
     reason = verdict.reason
     if behind and not verdict.worth:
         reason = "its index does not have the snapshots of an earlier compaction"
-    return TypePlan(
+    return TypeCompaction(
         *ref,
         entries=len(entries),
         reason=reason,

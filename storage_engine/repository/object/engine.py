@@ -52,7 +52,7 @@ from storage_engine.repository.protocol import (
     CommitRequest,
     CommitResult,
     Idempotency,
-    Window,
+    ReadWindow,
     checked_commit,
     labels,
     no_staging,
@@ -154,7 +154,7 @@ class ObjectRepository(ABC):
         return top.commit_id if top is not None else 0
 
     def read(
-        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+        self, spec: TypeSpec, window: ReadWindow = LATEST, *, keys: pa.Table | None = None
     ) -> pa.Table:
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)

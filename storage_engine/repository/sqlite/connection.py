@@ -235,7 +235,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
         rollback(connection)
 
 
-class _File(NamedTuple):
+class _FileIdentity(NamedTuple):
     process: int
     device: int
     inode: int
@@ -243,7 +243,7 @@ class _File(NamedTuple):
 
 class _Lent(NamedTuple):
     connection: sqlite3.Connection
-    file: _File | None  # which file it was opened on
+    file: _FileIdentity | None  # which file it was opened on
 
 
 class Connections:
@@ -328,12 +328,12 @@ class Connections:
         else:
             lent.connection.close()
 
-    def _current_file(self) -> _File | None:
+    def _current_file(self) -> _FileIdentity | None:
         try:
             status = os.stat(self.path)
         except OSError:
             return None
-        return _File(os.getpid(), status.st_dev, status.st_ino)
+        return _FileIdentity(os.getpid(), status.st_dev, status.st_ino)
 
     def _check_open(self, operation: str) -> None:
         if self._closed:

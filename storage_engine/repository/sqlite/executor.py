@@ -31,7 +31,7 @@ from storage_engine.query.executor import (
 )
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import ask, batches, plan_of
 from storage_engine.repository.sqlite.data_table import DataTable, from_values, read_schema
@@ -270,7 +270,7 @@ class SqliteExecutor:
         with self._repository.reading("load endpoints") as connection:
             seen = self._seen(connection, When(as_of=spec.when.as_of))
             wanted = pa.table({"entity_key": keys})
-            return self._repository.read_on(connection, entity, Window(as_of=seen.upto), wanted)
+            return self._repository.read_on(connection, entity, ReadWindow(as_of=seen.upto), wanted)
 
     # --- explain --------------------------------------------------------------------------------
 
