@@ -203,10 +203,10 @@ class _Tail:
             keys = partitions.read(asset.partition_by, said)
             if keys is not None:
                 return keys
-        from storage_engine.repository.protocol import Window
+        from storage_engine.repository.protocol import ReadWindow
 
         spec = self._specs[asset.type_name]
-        rows = self._repository.read(spec, Window(as_of=commit.id, since=commit.id - 1))
+        rows = self._repository.read(spec, ReadWindow(as_of=commit.id, since=commit.id - 1))
         values = rows.column(asset.partition_by.field).unique().to_pylist()
         found = {partitions.key_of(asset.partition_by, value) for value in values}
         return sorted(key for key in found if key is not None)

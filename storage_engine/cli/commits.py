@@ -1,9 +1,4 @@
-"""`onto commits`: the history, and what one commit changed.
-
-`onto tag`: names for commits.
-
-`onto restore`: a new commit with the state of an older one.
-"""
+"""`onto commits`, `onto tag` and `onto restore`: the history, names in it, and the way back."""
 
 from __future__ import annotations
 
@@ -23,7 +18,6 @@ if TYPE_CHECKING:
 
 LIST_LIMIT = 10
 EXAMINE_LIMIT = 50
-_MAX_INT = 2**63 - 1  # what every storage can compare with; there are no commits beyond
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -63,9 +57,11 @@ def commits(
                 "write the command's own options after its name"
             )
         return
+    from storage_engine.model.validation import INT64_MAX
+
     with invocation.repository() as repository:
         found = repository.list_commits(
-            min(limit or LIST_LIMIT, _MAX_INT), min(since or 0, _MAX_INT)
+            min(limit or LIST_LIMIT, INT64_MAX), min(since or 0, INT64_MAX)
         )
     older = found[-1].id - 1 - (since or 0) if found else 0  # ids have no gaps
     if invocation.output.json:
@@ -86,8 +82,10 @@ def examine(
     ] = EXAMINE_LIMIT,
 ) -> None:
     """Show one commit: its metadata, and what it inserted and updated."""
+    from storage_engine.model.validation import INT64_MAX
+
     with invocation.repository() as repository:
-        record = repository.get_commit(min(commit_id, _MAX_INT))
+        record = repository.get_commit(min(commit_id, INT64_MAX))
         if record is None:
             raise CommitNotFoundError(repository.uri, commit_id, repository.head_commit_id())
         changes = repository.list_commit_changes(commit_id)

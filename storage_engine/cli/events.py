@@ -1,7 +1,4 @@
-"""How events, claims and dead letters are shown, to people and to programs.
-
-`onto events`: what is on the event bus, what went wrong there, and a worker for it.
-"""
+"""`onto events`: what is on the event bus, what went wrong there, and a worker for it."""
 
 from __future__ import annotations
 
@@ -104,6 +101,10 @@ app = typer.Typer(no_args_is_help=True)
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many at most.")]
 Apply = Annotated[
     bool, typer.Option("--apply", help="Do it; without, only say what would be done.")
+]
+EventId = Annotated[str, typer.Argument(metavar="ID", help="The event's id.")]
+OfHandler = Annotated[
+    str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
 ]
 
 
@@ -213,9 +214,7 @@ def show(
 def dead_letters(
     invocation: Invocation,
     namespace: Namespace = "default",
-    handler: Annotated[
-        str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
-    ] = None,
+    handler: OfHandler = None,
     limit: Limit = LIST_LIMIT,
 ) -> None:
     """List events that handlers gave up on, newest first."""
@@ -233,7 +232,7 @@ def dead_letters(
 @with_settings
 def inspect(
     invocation: Invocation,
-    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    event_id: EventId,
     namespace: Annotated[
         str | None,
         typer.Option(
@@ -260,7 +259,7 @@ def inspect(
 @with_settings
 def replay(
     invocation: Invocation,
-    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    event_id: EventId,
     namespace: Namespace = "default",
     apply: Apply = False,
 ) -> None:
@@ -290,9 +289,7 @@ def replay(
 def redrive(
     invocation: Invocation,
     namespace: Namespace = "default",
-    handler: Annotated[
-        str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
-    ] = None,
+    handler: OfHandler = None,
     event: Annotated[
         str | None, typer.Option("--event", metavar="ID", help="Only of this event.")
     ] = None,

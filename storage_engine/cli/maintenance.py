@@ -1,12 +1,7 @@
-"""Commands that look after objects: they open a storage only when it is made of objects.
+"""`onto index`, `verify`, `gc` and `compact`: looking after the objects of a storage.
 
-`onto index`: are the type indices what the log says, and make them so.
-
-`onto verify`: does the storage contradict itself anywhere?
-
-`onto gc`: delete what nothing needs any more.
-
-`onto compact`: merge the many small files of types into few large ones.
+All but `verify` open a storage only when it is made of objects. What changes anything does so with
+`--apply` only, and says before what it would do.
 """
 
 from __future__ import annotations

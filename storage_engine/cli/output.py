@@ -1,9 +1,8 @@
-"""Progress of long work, on stderr and only where someone watches.
+"""What `onto` prints: tables for people or one JSON document for programs, both on stdout.
 
-What `onto` prints: tables for people or one JSON document for programs, both on stdout.
-
-Warnings and errors for people go to stderr. Text that comes out of a storage is shown with its
-control characters escaped, so that it cannot steer the terminal.
+Warnings, errors and the progress of long work go to stderr, progress only where someone watches.
+Text that comes out of a storage is shown with its control characters escaped, so that it cannot
+steer the terminal.
 """
 
 from __future__ import annotations

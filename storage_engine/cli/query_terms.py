@@ -1,16 +1,11 @@
-"""What a command line asks for, as a `QuerySpec`: types by name, filters, order and time as text.
-
-Nothing that is typed becomes a part of a statement: names are looked up among the declared ones,
-values are parsed and travel as parameters. Everything wrong is a ValueError or TypeError that says
-what would be right.
-
-Filters written as text, for command lines: a path, an operator and a JSON value.
+"""What a command line asks for, as parts of a `QuerySpec`: types, filters and order as text.
 
     filter_from_text(spec, "profile.address.city", "==", '"Bern"')
 
 A path begins with a field; `left.` and `right.` begin paths of a relation's endpoints (given as
-`endpoints`), and `field[].key` asks for some element of a list. Everything wrong is a ValueError
-that says what would be right.
+`endpoints`), and `field[].key` asks for some element of a list. Nothing that is typed becomes a
+part of a statement: names are looked up among the declared ones, values are parsed and travel as
+parameters. Everything wrong is a ValueError or TypeError that says what would be right.
 """
 
 from __future__ import annotations
@@ -32,10 +27,9 @@ from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.aggregates import own_place
 from storage_engine.query.conditions import value_kind
+from storage_engine.query.executor import endpoint_spec
 from storage_engine.query.spec import Order, all_of
-from storage_engine.repository.endpoints import endpoint_spec
 
-MAX_INT = 2**63 - 1  # what every storage can compare with; there are no commits beyond
 _WORDS = {
     "eq": "==",
     "ne": "!=",

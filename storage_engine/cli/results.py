@@ -1,14 +1,12 @@
-"""Values of rows as JSON, as text in CSV, and as people read them.
-
-Declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds, bytes in
-base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and NaN and
-infinity, which JSON lacks, are null there.
-
-Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
+"""Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
 
 A result that is cut short does not look whole: JSON stays without its end or ends in `error`, an
 Arrow stream breaks off in the middle of a message. CSV has no end to miss; there the exit code
 tells.
+
+Values of declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds,
+bytes in base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and
+NaN and infinity, which JSON lacks, are null there.
 """
 
 from __future__ import annotations
@@ -130,7 +128,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
+class OutputColumn:
     """One column of the result, and the column of the batches that it is taken from."""
 
     name: str
@@ -150,7 +148,7 @@ class Answer:
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
-    columns: Sequence[Column]
+    columns: Sequence[OutputColumn]
     members: Mapping[str, Any] = field(default_factory=dict)
     diagnostics: Sequence[Diagnostic] = ()
     limit: int | None = None
@@ -223,7 +221,7 @@ def _documents(answer: Answer, batch: pa.RecordBatch) -> list[Any]:
     return [_placed(answer.columns, row) for row in rows]
 
 
-def _placed(columns: Sequence[Column], row: Iterable[Any]) -> dict[str, Any]:
+def _placed(columns: Sequence[OutputColumn], row: Iterable[Any]) -> dict[str, Any]:
     """Values where their columns say: a text is a key, a number is a place in a list."""
     made: dict[str, Any] = {}
     for column, value in zip(columns, row, strict=True):

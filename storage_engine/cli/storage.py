@@ -1,7 +1,4 @@
-"""`onto init`: make a storage, or erase one with the token of a preview.
-
-`onto info`: what a storage is, where it stands, and whether anything is wrong with it.
-"""
+"""`onto init` and `onto info`: make or erase a storage, and say what one is and how it stands."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from storage_engine.cli.output import Output, moment, size
 
 if TYPE_CHECKING:
     from storage_engine.repository import InitPlan, Repository
-    from storage_engine.repository.open import Target
+    from storage_engine.repository.open import Location
 
 
 def init(
@@ -65,7 +62,7 @@ def _as_dict(plan: InitPlan) -> dict[str, Any]:
     }
 
 
-def _show_init(output: Output, plan: InitPlan, target: Target, db: str | None) -> None:
+def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None) -> None:
     if plan.erases is not None:
         output.line(f"{'Erased' if plan.applied else 'Would erase'} {_erased(plan)}")
     verb = "Created" if plan.applied else "Would create"

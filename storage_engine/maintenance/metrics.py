@@ -1,6 +1,4 @@
-"""What the commits of one session came to: light, as every session has one.
-
-Figures of an opened storage: what this process did to it, and what shape it is in.
+"""Figures of an opened storage: what this process did to it, and what shape it is in.
 
 Counters belong to the process (commits of the session, requests of the opened storage); gauges
 are the storage's, read from the log at the moment of asking. `prometheus` gives the text format

@@ -1,11 +1,10 @@
-"""Where restore finds its rows: in files by DuckDB, or in SQLite by the repository's own reads.
-
-Going back, forwards: a new commit that makes the state of an older one the latest.
+"""Going back, forwards: a new commit that makes the state of an older one the latest.
 
 Each identity whose latest row differs from its row back then gets the old row as a new version.
 History stays, and identities that came later stay too, because nothing is ever deleted; a plan
-names them. Rows stream through the ordinary commit, so memory is bounded and a crash leaves a
-whole commit or none; done again, nothing is left to do.
+names them. Rows are found in files by DuckDB, or in SQLite by the repository's own reads, and
+stream through the ordinary commit, so memory is bounded and a crash leaves a whole commit or none;
+done again, nothing is left to do.
 """
 
 from __future__ import annotations
@@ -31,7 +30,13 @@ from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.protocol import LATEST, CommitRequest, Repository, TypeInput, Window
+from storage_engine.repository.protocol import (
+    LATEST,
+    CommitRequest,
+    ReadWindow,
+    Repository,
+    TypeInput,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -144,7 +149,9 @@ class SqliteRows:
         total = 0
         shown: list[tuple[str, ...]] = []
         for keys in self._changed(spec, commit_id):
-            old = _identities(spec, self._repository.read(spec, Window(as_of=commit_id), keys=keys))
+            old = _identities(
+                spec, self._repository.read(spec, ReadWindow(as_of=commit_id), keys=keys)
+            )
             later = sorted(_identities(spec, keys) - old)
             total += len(later)
             shown += later[: max(0, limit - len(shown))]
@@ -166,7 +173,7 @@ class SqliteRows:
     def _differing(self, spec: TypeSpec, commit_id: int) -> Iterator[pa.Table]:
         names = row_schema(spec).names
         for keys in self._changed(spec, commit_id):
-            old = self._repository.read(spec, Window(as_of=commit_id), keys=keys).select(names)
+            old = self._repository.read(spec, ReadWindow(as_of=commit_id), keys=keys).select(names)
             if not old.num_rows:
                 continue
             # Both come ordered by identity; every identity of then is still there.
@@ -183,7 +190,7 @@ class SqliteRows:
         columns = list(spec.identity)
         seen: set[tuple[str, ...]] = set()
         for since in range(commit_id, self.head_commit_id, _COMMITS_AT_ONCE):
-            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
             seen |= _identities(spec, self._repository.read(spec, window))
         ordered = sorted(seen)
         for start in range(0, len(ordered), _KEYS_AT_ONCE):

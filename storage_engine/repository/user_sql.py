@@ -17,7 +17,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.executor import Parameters, Rows
 from storage_engine.repository.duck import Duck, Stream
-from storage_engine.repository.labels import labels
+from storage_engine.repository.protocol import labels
 
 if TYPE_CHECKING:
     import duckdb

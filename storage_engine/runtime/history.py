@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.spec import QuerySpec, When
-from storage_engine.repository.protocol import Repository, Window
+from storage_engine.repository.protocol import ReadWindow, Repository
 
 Change = dict[str, Any]
 
@@ -140,7 +140,7 @@ def _stored(
         [pa.array(column, pa.string()) for column in zip(*identities, strict=True)],
         names=list(spec.identity),
     )
-    rows = repository.read(spec, Window(as_of=commit_id), keys=keys)
+    rows = repository.read(spec, ReadWindow(as_of=commit_id), keys=keys)
     columns = [rows.column(name).to_pylist() for name in spec.identity]
     return set(zip(*columns, strict=True))
 
@@ -159,11 +159,11 @@ def diff(repository: Repository, before: int, after: int) -> list[Change]:
 
 
 def _differences(repository: Repository, spec: TypeSpec, before: int, after: int) -> list[Change]:
-    changed = repository.read(spec, Window(as_of=after, since=before))
+    changed = repository.read(spec, ReadWindow(as_of=after, since=before))
     if not changed.num_rows:
         return []
     keys = changed.select(list(spec.identity))
-    rows = repository.read(spec, Window(as_of=before), keys=keys).to_pylist()
+    rows = repository.read(spec, ReadWindow(as_of=before), keys=keys).to_pylist()
     earlier = {
         _identity(spec, change): (row, change["fields"])
         for row, change in zip(rows, _described(spec, rows), strict=True)

@@ -58,8 +58,8 @@ from storage_engine.maintenance.compaction.merge import (
     IDENTITY,
     SUPERSEDED,
     Digest,
+    MergedFile,
     MergeOrder,
-    Output,
     RoleWriter,
     demand,
     split,
@@ -149,7 +149,7 @@ class MergeTask:
         if reports:
             yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], schema=REPORT)
 
-    def _merge(self, rows: Iterator[pa.Table], schema: pa.Schema, folder: str) -> list[Output]:
+    def _merge(self, rows: Iterator[pa.Table], schema: pa.Schema, folder: str) -> list[MergedFile]:
         identity = IDENTITY[self.order.kind]
         writers = [
             RoleWriter(Path(folder), role, schema, identity, self.order)
@@ -164,7 +164,7 @@ class MergeTask:
             for writer in writers:
                 writer.abort()
 
-    def _upload(self, outputs: Iterable[Output]) -> list[str]:
+    def _upload(self, outputs: Iterable[MergedFile]) -> list[str]:
         _, label = task_label()
         store = open_store(self.uri, self.config)
         try:
@@ -193,7 +193,7 @@ class Written:
         return cls(raw["key"], raw["role"], EncodedPart(content=b"", **raw["part"]))
 
 
-def _report(key: str, output: Output) -> str:
+def _report(key: str, output: MergedFile) -> str:
     part = {
         field.name: getattr(output.part, field.name)
         for field in dataclasses.fields(output.part)

@@ -11,7 +11,7 @@ from typing import Any, NotRequired, TypedDict
 
 from storage_engine import Entity, Event, Field, initialize_storage, open_repository
 from storage_engine.model import spec_of, table_to_objects
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from tests.shop import Customer
 
 ENGINES = ("sqlite-v1", "sqlite-v2", "object-v1", "object-v2")
@@ -59,7 +59,7 @@ def make_storage(folder: Path, engine: str) -> str:
     return uri
 
 
-def read(uri: str, cls: type[Any], window: Window = Window()) -> list[Any]:
+def read(uri: str, cls: type[Any], window: ReadWindow = ReadWindow()) -> list[Any]:
     """Objects of a class, through a repository of its own."""
     repository = open_repository(uri)
     try:

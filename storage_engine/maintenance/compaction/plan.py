@@ -1,4 +1,8 @@
-"""When is a type worth compacting, and which of its entries belong together?
+"""What a compaction would do: by type and run, with what goes in and what is expected to come out.
+
+Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
+indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
+stands.
 
 Entries are merged in size tiers. Going back from the newest, an entry joins the run of those after
 it while it is not much larger than they are together. So what stays unmerged is always more than
@@ -6,12 +10,6 @@ it while it is not much larger than they are together. So what stays unmerged is
 compaction, and a row is rewritten only when its entry grows by a constant factor, which is
 logarithmically often. Runs are always adjacent entries, so no snapshot is ever swallowed by a
 range that it is not part of.
-
-What a compaction would do: by type and run, with what goes in and what is expected to come out.
-
-Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
-indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
-stands.
 """
 
 from __future__ import annotations
@@ -149,7 +147,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TypePlan:
+class TypeCompaction:
     """What is to be done with one type, and why."""
 
     kind: str
@@ -190,7 +188,7 @@ class CompactionPlan:
     uri: str
     head_commit_id: int
     log_id: str
-    types: tuple[TypePlan, ...]
+    types: tuple[TypeCompaction, ...]
     note: str | None = None
 
     @property
@@ -243,7 +241,7 @@ def plan_type(
     ref: TypeRef,
     truth: Mapping[TypeRef, Sequence[Entry]],
     policy: CompactionPolicy,
-) -> TypePlan:
+) -> TypeCompaction:
     entries = truth.get(ref, ())
     verdict = _verdict(entries, policy)
     index = repository.indices.read(ref, log_id=head.log_id).value
@@ -251,7 +249,7 @@ def plan_type(
     reason = verdict.reason
     if behind and not verdict.worth:
         reason = "its index does not have the snapshots of an earlier compaction"
-    return TypePlan(
+    return TypeCompaction(
         *ref,
         entries=len(entries),
         reason=reason,

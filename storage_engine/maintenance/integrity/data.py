@@ -1,6 +1,6 @@
 """The data files: there, whole, of the content, rows and columns that the log says.
 
-The rows (`--deep`): as many per commit as the log says, fitting the schema, with both ends.
+With `--deep` every row too: as many per commit as the log says, fitting the schema, with both ends.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from storage_engine.errors import OntologiaError
 from storage_engine.maintenance.integrity.data import missing_ends
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import tags as sqlite_tags
 from storage_engine.repository.sqlite.data_table import quoted
 from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -104,7 +104,7 @@ def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress:
         ends: dict[str, set[str]] = {"left": set(), "right": set()}
         mine = keys.setdefault(spec.name, set()) if spec.kind == "entity" else set()
         for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
-            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
             try:
                 rows = repository.read(spec, window)
             except (OntologiaError, ValueError, TypeError) as error:
@@ -140,7 +140,7 @@ def _concerned(
     found: set[tuple[str, ...]] = set()
     wanted = pa.array(keys, pa.string())
     for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
-        window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+        window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
         rows = repository.read(spec, window)
         rows = rows.filter(pc.is_in(rows.column(column), value_set=wanted))
         found.update(zip(*(rows.column(c).to_pylist() for c in spec.identity), strict=True))

@@ -38,24 +38,23 @@ from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.labels import labels
 from storage_engine.repository.object import commit_history
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
-from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.object.read.resident import Resident
+from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
 from storage_engine.repository.object.write.commit import CommitRun, Parts
-from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
     CommitRecord,
     CommitRequest,
     CommitResult,
     Idempotency,
-    Window,
+    ReadWindow,
     checked_commit,
+    labels,
     no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types
@@ -155,7 +154,7 @@ class ObjectRepository(ABC):
         return top.commit_id if top is not None else 0
 
     def read(
-        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+        self, spec: TypeSpec, window: ReadWindow = LATEST, *, keys: pa.Table | None = None
     ) -> pa.Table:
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)
@@ -243,10 +242,10 @@ class ObjectRepository(ABC):
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
         announce: bool = True,
-    ) -> StagedAttempt:
+    ) -> StagedWrite:
         if self.engine_version != "v2":
             raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
-        begun = StagedAttempt(
+        begun = StagedWrite(
             self.chain,
             self._versions,
             self._config,

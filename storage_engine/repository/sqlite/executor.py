@@ -1,12 +1,9 @@
-"""A query's plan in words and in facts.
-
-SQL of users on a SQLite storage: in DuckDB, on Arrow tables of the types that are named.
-
-Answers queries on a SQLite storage, for both engines.
+"""Answers queries on a SQLite storage, for both engines.
 
 Every answer comes from one snapshot. Rows stream: the statement, its transaction and the
 connection live as long as the iterator, and end with it however it ends. An in-memory storage has
-one connection for everything, so there an answer is complete before it is handed out.
+one connection for everything, so there an answer is complete before it is handed out. SQL of users
+runs in DuckDB, on Arrow tables of the types that it names.
 """
 
 from __future__ import annotations
@@ -23,16 +20,23 @@ from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.expressions import Source, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
-from storage_engine.query.executor import Diagnostic, Executor, Parameters, Plan, Rows, Traversal
+from storage_engine.query.executor import (
+    Diagnostic,
+    Executor,
+    Parameters,
+    Plan,
+    Rows,
+    Traversal,
+    endpoint_spec,
+)
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.endpoints import endpoint_spec
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import ask, batches, plan_of
 from storage_engine.repository.sqlite.data_table import DataTable, from_values, read_schema
+from storage_engine.repository.sqlite.traversal import Hops
 from storage_engine.repository.sqlite.visible import (
-    Hops,
     Seen,
     Visible,
     nothing,
@@ -266,7 +270,7 @@ class SqliteExecutor:
         with self._repository.reading("load endpoints") as connection:
             seen = self._seen(connection, When(as_of=spec.when.as_of))
             wanted = pa.table({"entity_key": keys})
-            return self._repository.read_on(connection, entity, Window(as_of=seen.upto), wanted)
+            return self._repository.read_on(connection, entity, ReadWindow(as_of=seen.upto), wanted)
 
     # --- explain --------------------------------------------------------------------------------
 

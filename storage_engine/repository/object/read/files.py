@@ -1,13 +1,12 @@
-"""Rows of small data files, decoded once and kept in memory while there is room.
-
-A type that is written in many small commits has many small files until it is compacted. Opening
-each of them again for every query costs more than all the rest; they never change.
-
-Turns the files of a type into one DuckDB relation, wherever the files are.
+"""Turns the files of a type into one DuckDB relation, wherever the files are.
 
 Files that DuckDB can open (a directory store's paths, large S3 objects through httpfs) are scanned
-in place; small remote ones are fetched whole and in parallel, which is one request each instead
-of several in a row, and kept in the immutable cache.
+in place; small remote ones are fetched whole and in parallel, which is one request each instead of
+several in a row, and kept in the immutable cache.
+
+Rows of small files are decoded once and kept in memory while there is room: a type that is written
+in many small commits has many small files until it is compacted, and opening each of them again
+for every query costs more than all the rest. Files never change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Which files cannot hold a row that a condition is true for, by what the log knows of each.
+"""Which files a query opens, and why it leaves the others out.
 
-Promise: a file is left out only when no row in it can pass. Missing or cut statistics keep it.
-
-Which files a query opens, and why it leaves the others out.
+Promise: a file is left out only when, by what the log knows of it, no row in it can pass. Missing
+or cut statistics keep it.
 """
 
 from __future__ import annotations

@@ -29,21 +29,18 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.files import versioned_schema
-from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.object.read.resident import Resident, ResidentType
+from storage_engine.repository.object.read.latest import Resident, ResidentType, Versions
+from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, layout_sha256
 from storage_engine.repository.object.write.bulk import BulkInput, BulkParts, PartsSource
-from storage_engine.repository.object.write.evaluation import (
-    FIRST_VERSION,
-    Evaluation,
-    Evaluator,
-    aligned,
-    layout_sha256,
-)
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
     encode_bytes,
     encode_file,
     stored_table,
+)
+from storage_engine.repository.object.write.reconcile import (
+    Evaluation,
+    Evaluator,
 )
 from storage_engine.repository.object.write.staged_write import Staging
 from storage_engine.repository.protocol import ClaimLost, CommitRequest, CommitResult, TypeChange

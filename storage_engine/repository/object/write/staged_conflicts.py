@@ -1,14 +1,12 @@
-"""Parts that were staged as their rows came, compared with what is stored only before the publish.
-
-For writers that see one partition of their input at a time, such as Spark's data sources. The
-rules are those of all bulk writes: rows that differ are written, and nothing else; what a commit
-after the writer's start has made of an identity stays; with an order column its values decide.
-
-Rows that were staged on one head, looked at from a later one.
+"""Rows that were staged on one head, compared with what is stored before they are published.
 
 Another commit may have written identities that are in our parts. What we knew of them is stale, so
 they are left as that commit made them; with an order column its value decides instead. Only parts
 whose key range meets what was written are read, and of those only identity (and order) columns.
+
+Writers that see one partition of their input at a time, such as Spark's data sources, stage rows
+as they come and have all of them compared here. The rules are those of all bulk writes: rows that
+differ are written, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,14 +26,13 @@ from storage_engine.commitlog.records import CommitFile, Entry, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.read.latest import Versions, prune_by_keys
 from storage_engine.repository.object.write.bulk import BulkPart, chunks, key_bounds
 from storage_engine.repository.object.write.parquet import encode_file, stored_table
 from storage_engine.repository.object.write.reconcile import (
     CONFLICTS_SHOWN,
     INSERT_FLAG,
     delta_sql,
-    prune_by_keys,
 )
 
 _BATCH_ROWS = 64 * 1024

@@ -1,14 +1,12 @@
-"""Parts uploaded before the lock, under `staged/{attempt}/`, kept alive by a heartbeat.
+"""Parts that are uploaded before the lock, under `staged/{attempt}/`, and published after it.
 
 A long load holds the lock for the publish only. Until a manifest names them the parts are
-invisible; the heartbeat tells garbage collection that their writer lives, and keeps the writer
-from publishing parts that were given up.
+invisible; a heartbeat tells garbage collection that their writer lives, and keeps the writer from
+publishing parts that were given up. `Staging` is the parts of one attempt to publish.
 
-A write whose parts others stage (Spark's executors): begun before the job, published after it.
-
-From `begin` to `close` a heartbeat says that the writer lives. Whoever stages writes objects under
-the attempt's prefix; only those whose descriptions are handed to `add` can be published. Promise:
-`close` deletes what was certainly not published and, after an unknown outcome, nothing.
+A `StagedWrite` is one whose parts others stage (Spark's executors): begun before the job, published
+after it. Only parts whose descriptions are handed to `add` can be published. Promise: `close`
+deletes what was certainly not published and, after an unknown outcome, nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +33,10 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.latest import Versions, newest
+from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts
-from storage_engine.repository.object.write.evaluation import (
-    FIRST_VERSION,
-    aligned,
-    check_schema,
-    raise_on_conflict,
-)
 from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
@@ -141,7 +135,7 @@ class Staging:
             self._heartbeat.stop()
 
 
-class StagedAttempt:
+class StagedWrite:
     """One type's staged write. Use as a context manager, once."""
 
     def __init__(
