@@ -22,7 +22,7 @@ from storage_engine.errors import (
     ExpectedVersionMismatchError,
     SchemaOutdatedError,
 )
-from storage_engine.model import Entity, Field, row_schema, spec_of
+from storage_engine.model import Entity, Field, TypeSpec, row_schema, spec_of
 from storage_engine.repository import Idempotency, ReadWindow, Repository, TypeChange, TypeInput
 from tests.engines import (
     CUSTOMER,
@@ -645,6 +645,35 @@ def test_the_order_of_fields_is_no_difference(repository: Repository) -> None:
     assert commit(repository, rows_of(moved, row)) is None
     found = repository.read(CUSTOMER).to_pylist()
     assert [(r["id"], r["name"], r["age"]) for r in found] == [("a", "Ann", 30), ("b", "Ben", 40)]
+
+
+def test_the_order_of_a_union_is_no_difference(repository: Repository) -> None:
+    """Python gives one object for `Field[int | str]` and `Field[str | int]`, that which came
+    first: what is stored would depend on what else was imported."""
+
+    class Parcel(Entity):
+        id: Field[str] = Field(primary_key=True)
+        code: Field[int | str]
+        codes: Field[list[bool | str]]
+
+    first = spec_of(Parcel)
+    turned = TypeSpec.from_schema_dict(_turned(first.schema_dict()))
+    assert turned.schema_sha256 != first.schema_sha256
+    row = {"entity_key": "a", "id": "a", "code": "1", "codes": "[true]"}
+    commit(repository, rows_of(first, row))
+    assert commit(repository, rows_of(turned, row)) is None
+    assert commit(repository, rows_of(turned, {**row, "code": '"x"'})) is not None
+    assert commit(repository, rows_of(first, {**row, "code": '"x"'})) is None
+    assert [r["code"] for r in repository.read(turned).to_pylist()] == ['"x"']
+
+
+def _turned(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        members = schema.get("members", [])
+        return {name: _turned(value) for name, value in schema.items()} | (
+            {"members": members[::-1]} if members else {}
+        )
+    return [_turned(item) for item in schema] if isinstance(schema, list) else schema
 
 
 # --- information, lifetime, threads -------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A class against the schema that is stored of its type.
 
-Readers and writers refuse a class that differs. One whose fields only stand in another order is
-read with the order and ids that the files have.
+Readers and writers refuse a class that differs. One whose fields or members of unions only stand
+in another order is read with the order and ids that the files have.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None)
     if top.schema_sha256 == spec.schema_sha256:
         return False
     record = state.schema_record(chain, head, spec.ref, top)
+    if record and spec.aligned(record["schema"]).schema_sha256 == top.schema_sha256:
+        return False
     raise _schema_outdated(spec, top.schema_version_id, record["schema"] if record else {})
 
 
