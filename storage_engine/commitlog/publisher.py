@@ -179,10 +179,10 @@ class Publisher:
 
     def _begin(self) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
-        known = self._chain.known_head()
+        head = self._chain.known_head()
         lease = self._leases.take_over()
-        if lease is not None and known is not None:
-            return lease, known, 0.0  # we published it and have held the lock since
+        if lease is not None and head is not None:
+            return lease, head, 0.0  # we published it and have held the lock since
         started = self._store.now()
         acquired, read = self._parallel.gather_outcomes(
             [self._lock.try_acquire, self._chain.read_head]
