@@ -91,9 +91,9 @@ def with_snapshots(
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:
     """Whether the index has no entry that the log has replaced by a snapshot."""
     snapshots = [entry for entry in truth if entry.is_snapshot]
-    known = set(_paths(snapshots))
+    snapshot_paths = set(_paths(snapshots))
     return not any(
-        snapshot.covers(entry) and not known.issuperset(_paths([entry]))
+        snapshot.covers(entry) and not snapshot_paths.issuperset(_paths([entry]))
         for entry in index.entries
         for snapshot in snapshots
     )

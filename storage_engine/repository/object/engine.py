@@ -262,7 +262,7 @@ class ObjectRepository(ABC):
         catalogs = catalog_writes(
             self._documents,
             registered,
-            known=published.manifest.type_heads or {},
+            types=published.manifest.type_heads or {},
             commit_id=published.manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
