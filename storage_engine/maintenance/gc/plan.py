@@ -89,15 +89,15 @@ class GcPlan:
 
     @property
     def bytes(self) -> int:
-        return sum(one.size for one in self.doomed)
+        return sum(doomed.size for doomed in self.doomed)
 
     def by_reason(self) -> dict[str, tuple[int, int]]:
         """Objects and bytes."""
         objects: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
-        for one in self.doomed:
-            objects[one.reason] += 1
-            sizes[one.reason] += one.size
+        for doomed in self.doomed:
+            objects[doomed.reason] += 1
+            sizes[doomed.reason] += doomed.size
         return {reason: (objects[reason], sizes[reason]) for reason in sorted(objects)}
 
     def as_dict(self, limit: int | None = None) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class GcPlan:
             },
             "kept": dict(self.kept),
             "notes": list(self.notes),
-            "doomed": [one.as_dict() for one in self.doomed[:limit]],
+            "doomed": [doomed.as_dict() for doomed in self.doomed[:limit]],
         }
 
 
@@ -189,7 +189,7 @@ class _Planner:
             now.head,
             self._grace,
             self._purge,
-            tuple(sorted(doomed, key=lambda one: one.key)),
+            tuple(sorted(doomed, key=lambda item: item.key)),
             dict(self._kept),
             tuple(self._notes),
         )
@@ -217,16 +217,16 @@ class _Planner:
 
     def _heartbeats(self) -> dict[str, Doomed | None]:
         """By attempt: the heartbeat if it is silent for the grace, None while its writer lives."""
-        found: dict[str, Doomed | None] = {}
+        heartbeats: dict[str, Doomed | None] = {}
         for info in self._chain.store.list(layout.ATTEMPTS):
             attempt = layout.heartbeat_attempt(info.key)
             silent = info.modified <= self._silence and self._said(info, "heartbeat_at")
-            found[attempt] = (
+            heartbeats[attempt] = (
                 Doomed(info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt)
                 if silent
                 else None
             )
-        return found
+        return heartbeats
 
     def _said(self, info: ObjectInfo, name: str) -> bool:
         """Whether the time that the object tells is past the silence, as its age is."""
@@ -368,9 +368,9 @@ class _Planner:
                 yield Doomed(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
 
     def _attempts(self, heartbeats: Mapping[str, Doomed | None]) -> Iterator[Doomed]:
-        yield from (one for one in heartbeats.values() if one is not None)
+        yield from (heartbeat for heartbeat in heartbeats.values() if heartbeat is not None)
         self._kept["heartbeat of a writer that lives"] += sum(
-            one is None for one in heartbeats.values()
+            heartbeat is None for heartbeat in heartbeats.values()
         )
 
     def _leases(self) -> Iterator[Doomed]:

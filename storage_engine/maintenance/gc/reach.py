@@ -113,11 +113,11 @@ def _indexed(chain: Chain, indices: IndexObjects, head: Head) -> dict[str, TypeR
 
 
 def _pinned(chain: Chain, head: Head) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pinned: dict[str, str] = {}
     for tag in list_tags(chain, head):
         for key in pinned_by(chain, tag):
-            found.setdefault(key, tag.name)
-    return found
+            pinned.setdefault(key, tag.name)
+    return pinned
 
 
 def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
@@ -127,14 +127,14 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
         yield tag.checkpoint.path
         floor = tag.checkpoint.commit_id
         try:
-            known = chain.checkpoint(tag.checkpoint)
+            content = chain.checkpoint(tag.checkpoint)
         except IntegrityError as error:
             raise IntegrityError(
                 f"tag {tag.name!r} cannot be followed, so nothing is collected: {error}; delete "
                 "the tag and create it again",
                 key=tag.checkpoint.path,
             ) from error
-        for entries in known.entries.values():
+        for entries in content.entries.values():
             yield from (
                 f.path for e in entries if e.min_commit_id <= tag.commit_id for f in e.files
             )
