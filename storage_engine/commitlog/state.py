@@ -27,7 +27,7 @@ from storage_engine.commitlog.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class IdempotencyRecord:
     """The last unit of work that an application recorded."""
 
     version: int | str
@@ -88,17 +88,17 @@ def entries(
     return collected
 
 
-def last_applied(chain: Chain, head: Head, app_id: str) -> Applied | None:
+def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | None:
     """The newest idempotency record of an application."""
     floor = head.checkpoint.commit_id if head.checkpoint else 0
     for _, manifest in chain.stretch(head.manifest_path, above=floor):
         mark = manifest.idempotency
         if mark is not None and mark["app_id"] == app_id:
-            return Applied(mark["version"], manifest.commit_id)
+            return IdempotencyRecord(mark["version"], manifest.commit_id)
     if head.checkpoint is None:
         return None
     mark = chain.checkpoint(head.checkpoint).idempotency.get(app_id)
-    return Applied(mark["version"], mark["commit_id"]) if mark else None
+    return IdempotencyRecord(mark["version"], mark["commit_id"]) if mark else None
 
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:

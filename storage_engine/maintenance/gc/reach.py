@@ -33,7 +33,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetainedCheckpoint:
     """The oldest checkpoint that readers may still rely on: published at least a grace ago, the
     newest such. What it does not list, no reader has been given since."""
 
@@ -148,7 +148,7 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
 
 def retained(
     chain: Chain, head: Head, checkpoints: Iterable[ObjectInfo], cutoff: datetime
-) -> Retained | None:
+) -> RetainedCheckpoint | None:
     """Looked for from the newest on. A checkpoint was published if the next commit (or head)
     names it, and then not after that commit was drafted (or head was written)."""
     for info in sorted(
@@ -159,7 +159,7 @@ def retained(
             continue
         content = chain.checkpoint(ref)
         files = {f.path for entries in content.entries.values() for f in _files(entries)}
-        return Retained(info.key, info.modified, content.commit_id, frozenset(files))
+        return RetainedCheckpoint(info.key, info.modified, content.commit_id, frozenset(files))
     return None
 
 

@@ -24,7 +24,7 @@ from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
 from storage_engine.index.record import IndexObjects
 from storage_engine.index.repair import write_indices
-from storage_engine.maintenance.gc.plan import Doomed, Fence, GcPlan, moment_in, silence
+from storage_engine.maintenance.gc.plan import Fence, GarbageObject, GcPlan, moment_in, silence
 from storage_engine.maintenance.gc.reach import Reach, reach
 from storage_engine.maintenance.indices import index_verifier
 from storage_engine.objectstore.protocol import (
@@ -110,7 +110,7 @@ class _Sweeper:
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def _fence(self, doomed: Sequence[Doomed]) -> list[Doomed]:
+    def _fence(self, doomed: Sequence[GarbageObject]) -> list[GarbageObject]:
         """What may be deleted without the lock from now on."""
         lease = self._repository.lock.acquire()
         try:
@@ -128,7 +128,7 @@ class _Sweeper:
         finally:
             lease.release()
 
-    def _give_up(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
+    def _give_up(self, doomed: Sequence[GarbageObject], lease: Lease) -> list[GarbageObject]:
         """Delete the heartbeats of silent writers; whoever beats meanwhile keeps its objects."""
         alive: set[str] = set()
         announced: set[str] = set()
@@ -180,7 +180,7 @@ class _Sweeper:
             except (ObjectStoreError, StorageBackendError) as error:
                 log.info("%s stays for the next run: %s", key, error)
 
-    def _silenced(self, item: Doomed, name: str) -> bool:
+    def _silenced(self, item: GarbageObject, name: str) -> bool:
         """Delete what is still past its time, in the version that says so."""
         try:
             stored = self._store.get(item.key)
@@ -215,7 +215,9 @@ class _Sweeper:
         self._chain.note_head(fenced)
         return fenced
 
-    def _still_doomed(self, doomed: Iterable[Doomed], version: HeadVersion) -> list[Doomed]:
+    def _still_doomed(
+        self, doomed: Iterable[GarbageObject], version: HeadVersion
+    ) -> list[GarbageObject]:
         """The second look: whatever was published, indexed or tagged since the plan stays."""
         indices = IndexObjects(self._store, engine_version=self._repository.engine_version)
         now = reach(self._chain, indices, version.head)
@@ -224,7 +226,7 @@ class _Sweeper:
         self._report.spared += len(doomed) - len(left)
         return left
 
-    def _needed(self, item: Doomed, now: Reach) -> bool:
+    def _needed(self, item: GarbageObject, now: Reach) -> bool:
         if now.needs(item.key):
             return True
         if item.key.startswith(layout.CHECKPOINTS):
@@ -238,7 +240,7 @@ class _Sweeper:
         return False
 
     def _rewrite_indices(
-        self, doomed: Iterable[Doomed], version: HeadVersion, lease: Lease
+        self, doomed: Iterable[GarbageObject], version: HeadVersion, lease: Lease
     ) -> bool:
         refs = {item.ref for item in doomed if item.fence is Fence.INDEX and item.ref is not None}
         if not refs:
@@ -248,7 +250,9 @@ class _Sweeper:
         examined = [examination for examination in report.types if examination.ref in refs]
         return write_indices(verifier, lease, version, examined, fence=refs)
 
-    def _delete_reusable(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
+    def _delete_reusable(
+        self, doomed: Sequence[GarbageObject], lease: Lease
+    ) -> list[GarbageObject]:
         """v1 snapshots without an attempt in their key: another compactor may take the key once
         it is free, so it is freed while we hold the lock."""
         reusable = [
@@ -264,7 +268,7 @@ class _Sweeper:
 
     # -- deleting -----------------------------------------------------------------------------
 
-    def _delete(self, doomed: Sequence[Doomed]) -> None:
+    def _delete(self, doomed: Sequence[GarbageObject]) -> None:
         batches = [doomed[start : start + _BATCH] for start in range(0, len(doomed), _BATCH)]
         failure: BaseException | None = None
         for start in range(0, len(batches), _WAVE):
@@ -290,7 +294,7 @@ class _Sweeper:
         if failure is not None:
             raise failure
 
-    def _delete_batch(self, batch: Sequence[Doomed]) -> None:
+    def _delete_batch(self, batch: Sequence[GarbageObject]) -> None:
         for tried in range(1, _DELETE_TRIES + 1):
             try:
                 self._store.delete_many([item.key for item in batch])
@@ -300,7 +304,7 @@ class _Sweeper:
                     raise
                 self._store.sleep(0.1 * 2**tried)  # deleting again what is gone is safe
 
-    def _count(self, batch: Sequence[Doomed]) -> None:
+    def _count(self, batch: Sequence[GarbageObject]) -> None:
         self._report.objects += len(batch)
         self._report.bytes += sum(item.size for item in batch)
         self._report.reasons.update(item.reason for item in batch)

@@ -34,7 +34,7 @@ _CHUNK = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _FileFacts:
     size: int
     sha256: str
     rows: int | None  # None: no Parquet file
@@ -85,16 +85,16 @@ def _batches(files: Iterable[CommitFile]) -> Iterator[list[CommitFile]]:
         yield held
 
 
-def _look(store: ObjectStore, file: CommitFile) -> _Looked | None:
+def _look(store: ObjectStore, file: CommitFile) -> _FileFacts | None:
     local = store.local_path(file.path)
     try:
         if local is not None:
             size, digest = _hash_file(local)
-            return _Looked(size, digest, *_footer(local))
+            return _FileFacts(size, digest, *_footer(local))
         data = store.get(file.path).data
     except (ObjectNotFound, FileNotFoundError, NotADirectoryError):
         return None
-    return _Looked(len(data), hashlib.sha256(data).hexdigest(), *_footer(io.BytesIO(data)))
+    return _FileFacts(len(data), hashlib.sha256(data).hexdigest(), *_footer(io.BytesIO(data)))
 
 
 def _hash_file(path: Path) -> tuple[int, str]:
@@ -114,7 +114,7 @@ def _footer(source: Path | io.BytesIO) -> tuple[int | None, pa.Schema | None]:
         return None, None
 
 
-def _compare(file: CommitFile, looked: _Looked, report: IntegrityReport) -> None:
+def _compare(file: CommitFile, looked: _FileFacts, report: IntegrityReport) -> None:
     if file.bytes and looked.size != file.bytes:
         _note(report, file, "size_mismatch", f"has {looked.size} bytes, the log {file.bytes}")
     if file.content_sha256 and looked.sha256 != file.content_sha256:
