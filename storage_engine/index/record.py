@@ -47,9 +47,9 @@ class TypeIndex:
         after = bisect_right(self.entries, commit_id, key=lambda e: e.min_commit_id)
         return after > 0 and commit_id <= self.entries[after - 1].max_commit_id
 
-    def with_missing(self, found: Iterable[Entry]) -> Self:
+    def with_missing(self, entries: Iterable[Entry]) -> Self:
         """Add the entries that reach beyond what is covered, in the place of those they span."""
-        missing = [entry for entry in found if not self.covers(entry.max_commit_id)]
+        missing = [entry for entry in entries if not self.covers(entry.max_commit_id)]
         spans = [e for e in missing if e.is_snapshot]
         kept = [e for e in self.entries if not any(s.contains(e.min_commit_id) for s in spans)]
         merged = sorted([*kept, *missing], key=lambda e: e.min_commit_id)

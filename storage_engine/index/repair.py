@@ -99,18 +99,18 @@ def write_indices(
     if verifier.chain.read_head().etag != version.etag:
         return False
 
-    def write(one: Examination) -> None:
+    def write(examined_type: Examination) -> None:
         def change(index: TypeIndex) -> TypeIndex | None:
             lease.guard()
             if index.max_indexed_commit > version.head.commit_id:
                 return None  # a later writer has been here, and filled its gap from the log
-            if index == one.version.value:
-                return one.correct
+            if index == examined_type.version.value:
+                return examined_type.correct
             # Another writer was faster: look again at what it left.
-            again = verifier.examine_type(version.head, one.ref, JsonVersion(index))
-            return again.correct if again.findings or one.ref in fence else None
+            again = verifier.examine_type(version.head, examined_type.ref, JsonVersion(index))
+            return again.correct if again.findings or examined_type.ref in fence else None
 
-        verifier.indices.update(one.ref, log_id=version.head.log_id, change=change)
+        verifier.indices.update(examined_type.ref, log_id=version.head.log_id, change=change)
 
     verifier.chain.parallel.map(write, examined)
     return True

@@ -40,8 +40,8 @@ def resolve(
     fetches: list[Callable[[], Manifest | IndexVersion | None]]
     fetches = [partial(chain.head_manifest, head)]
     fetches += [partial(indices.read, ref, log_id=head.log_id) for ref in refs]
-    found = chain.parallel.gather(fetches)
-    versions = [version for version in found if isinstance(version, JsonVersion)]
+    fetched = chain.parallel.gather(fetches)
+    versions = [version for version in fetched if isinstance(version, JsonVersion)]
     heads = state.type_heads(chain, head)
     return chain.parallel.map(
         lambda item: _resolved(

@@ -96,8 +96,8 @@ class IndexReport:
 class IndexVerifier:
     """Examines the indices of one storage.
 
-    `known` lists the types of types.json and raises SchemaMetadataError when it cannot be read:
-    without it nobody can say which indices there should be. `watermark_is_head`: v1.
+    `known_types` lists the types of types.json and raises SchemaMetadataError when it cannot be
+    read: without it nobody can say which indices there should be. `watermark_is_head`: v1.
     """
 
     def __init__(
@@ -105,26 +105,26 @@ class IndexVerifier:
         chain: Chain,
         indices: IndexObjects,
         *,
-        known: Callable[[], Sequence[TypeRef]],
+        known_types: Callable[[], Sequence[TypeRef]],
         watermark_is_head: bool,
         count_rows: CountRows,
     ) -> None:
         self.chain = chain
         self.indices = indices
-        self._known = known
+        self._known = known_types
         self._watermark_is_head = watermark_is_head
         self._count_rows = count_rows
 
     def verify(self) -> IndexReport:
-        known = self._known()  # first: fails fast
+        refs = self._known()  # first: fails fast
         head = self.chain.read_head().head
-        return self.examine(head, known)
+        return self.examine(head, refs)
 
-    def examine(self, head: Head, known: Iterable[TypeRef] | None = None) -> IndexReport:
+    def examine(self, head: Head, known_types: Iterable[TypeRef] | None = None) -> IndexReport:
         """All indices against the log as of `head`."""
-        known = self._known() if known is None else known
+        known_types = self._known() if known_types is None else known_types
         heads = state.type_heads(self.chain, head)
-        refs = sorted({*known, *heads})
+        refs = sorted({*known_types, *heads})
         versions = self.chain.parallel.map(
             lambda ref: self.indices.read(ref, log_id=head.log_id), refs
         )
@@ -144,11 +144,11 @@ class IndexVerifier:
 
     def _present(self, named: set[str]) -> set[str]:
         """Which of these files are there: listed, as that is one request for a thousand."""
-        found: set[str] = set()
+        present: set[str] = set()
         for prefix in layout.DATA_PREFIXES:
             if any(path.startswith(prefix) for path in named):
-                found |= {i.key for i in self.chain.store.list(prefix) if i.key in named}
-        return found
+                present |= {i.key for i in self.chain.store.list(prefix) if i.key in named}
+        return present
 
     # -- one type -----------------------------------------------------------------------------
 
@@ -281,8 +281,8 @@ class IndexVerifier:
 
     def _rows(self, entry: Entry) -> int | None:
         counted = [self._count_rows(file) for file in entry.files]
-        known = [count for count in counted if count is not None]
-        return sum(known) if len(known) == len(counted) else None
+        counts = [count for count in counted if count is not None]
+        return sum(counts) if len(counts) == len(counted) else None
 
     def _rows_of(self, entries: Sequence[Entry]) -> int | None:
         total = 0

@@ -24,7 +24,7 @@ def index_verifier(repository: ObjectRepository) -> IndexVerifier:
     return IndexVerifier(
         repository.chain,
         IndexObjects(store, engine_version=repository.engine_version),
-        known=lambda: known_types(documents),
+        known_types=lambda: known_types(documents),
         watermark_is_head=repository.engine_version == "v1",
         count_rows=lambda file: count_rows(store, file),
     )

@@ -101,10 +101,10 @@ class FieldRef(Generic[T]):
         Where the declaration leaves the type open (`Any`, unions), `type` may say it: `str`,
         `int`, `float` or `bool`. Values of other kinds then count as missing.
         """
-        found: FieldRef[Any] = self
+        ref: FieldRef[Any] = self
         for key in split_path(path):
-            found = found[key]
-        return found if type is None else found._cast(type)
+            ref = ref[key]
+        return ref if type is None else ref._cast(type)
 
     def __getitem__(self, key: str) -> FieldRef[Any]:
         operand = self._not_existential()
@@ -263,10 +263,10 @@ def _resolve(
         identity = "instance_key"
     spec = None
     if identity is None:
-        known = [f.name for f in owner.fields]
-        if name not in known:
+        names = [f.name for f in owner.fields]
+        if name not in names:
             keys = [key for key in (owner.primary_key, owner.instance_key) if key is not None]
-            raise ValueError(f"{owner.name}: {unknown_name(name, [*known, *keys])}")
+            raise ValueError(f"{owner.name}: {unknown_name(name, [*names, *keys])}")
         spec = owner.field(name)
     place = TypePlace.of(_STR if spec is None else spec.type_spec)
     operand = Operand(

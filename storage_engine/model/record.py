@@ -1,10 +1,9 @@
-"""Reads a class body into field specs, and refuses every mistake in it by name.
+"""What entities, relations and events have in common: classes read into fields, values validated.
 
-Promise: a class that gets through can be stored; one that cannot raises `TypeDeclarationError`
-where it is declared, naming class and field. Only a forward reference to something that does not
-exist yet postpones the checks of its field, until the class is first used.
-
-What entities, relations and events have in common: validated, immutable values.
+A class body becomes field specs, and every mistake in it is refused by name. Promise: a class that
+gets through can be stored; one that cannot raises `TypeDeclarationError` where it is declared,
+naming class and field. Only a forward reference to something that does not exist yet postpones the
+checks of its field, until the class is first used.
 
 Objects do not change after construction: the session tells objects apart by identity and
 `.meta()` says what is stored, and neither may drift under them. `replace()` makes a changed copy.
@@ -96,8 +95,10 @@ class Declaration:
 
     def bases(self) -> list[Declaration]:
         """The declarations of the base classes, most basic first."""
-        found = (base.__dict__.get("__declaration__") for base in reversed(self.cls.__mro__[1:]))
-        return [declaration for declaration in found if declaration is not None]
+        declarations = (
+            base.__dict__.get("__declaration__") for base in reversed(self.cls.__mro__[1:])
+        )
+        return [declaration for declaration in declarations if declaration is not None]
 
     def fail(self, field: str, message: str) -> NoReturn:
         where = f"{self.cls.__name__}.{field}" if field else self.cls.__name__
@@ -158,8 +159,8 @@ class Declaration:
 
     def _check_options(self, name: str, field: Field[Any]) -> None:
         if field.unknown:
-            known = "default, default_factory, primary_key, instance_key, index"
-            self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {known}")
+            options = "default, default_factory, primary_key, instance_key, index"
+            self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {options}")
         if field.default is not MISSING and field.default_factory is not None:
             self.fail(name, "has both default and default_factory; keep one")
         if field.default_factory is not None and not callable(field.default_factory):
@@ -245,15 +246,17 @@ class Declaration:
         field = self.fields()[name]
         storage, nullable = classify(type_spec)
         # The result of `list` and `dict` is known, so a storage can keep it as a default.
-        known = field.default_factory in (list, dict)
-        default = field.default_factory() if known and field.default_factory else field.default
+        makes_empty = field.default_factory in (list, dict)
+        default = (
+            field.default_factory() if makes_empty and field.default_factory else field.default
+        )
         if default is not MISSING:
             try:
                 value = validator(type_spec).validate_python(default)
             except PydanticError as error:
-                said = say(error.errors(include_url=False)[0])
-                self.fail(name, f"the default does not fit its type: {said}")
-            if isinstance(value, list | dict) and not known:
+                problem = say(error.errors(include_url=False)[0])
+                self.fail(name, f"the default does not fit its type: {problem}")
+            if isinstance(value, list | dict) and not makes_empty:
                 self.fail(
                     name,
                     f"the default {default!r} would be shared by all objects; use "
@@ -292,7 +295,7 @@ class RecordPlan:
             readable = given and all(isinstance(key, str) and key for key in given)
             identity: Any = (given[0] if len(given) == 1 else given) if readable else None
             raise explain(
-                error, type_name=self.type_name, identity=identity, known=self.arguments
+                error, type_name=self.type_name, identity=identity, arguments=self.arguments
             ) from None
         return validated
 

@@ -221,20 +221,22 @@ class TypeSpec:
 def schema_differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
     """What changed from one `schema_dict` to another, in sentences; empty when nothing that
     matters did (field order and ids do not)."""
-    said = [
+    sentences = [
         f"{label} was {stored[key]}, is {declared[key]}"
         for key, label in _TYPE_FACTS.items()
         if stored[key] != declared[key]
     ]
     before = {f["name"]: f for f in stored["fields"]}
     after = {f["name"]: f for f in declared["fields"]}
-    said += [f"field {name!r} removed" for name in before if name not in after]
+    sentences += [f"field {name!r} removed" for name in before if name not in after]
     for name, now in after.items():
         if name not in before:
-            said.append(f"field {name!r} added ({describe(now['type_spec'])})")
+            sentences.append(f"field {name!r} added ({describe(now['type_spec'])})")
         else:
-            said += [f"field {name!r} {change}" for change in _field_changes(before[name], now)]
-    return said
+            sentences += [
+                f"field {name!r} {change}" for change in _field_changes(before[name], now)
+            ]
+    return sentences
 
 
 _TYPE_FACTS = {

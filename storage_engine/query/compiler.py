@@ -1,9 +1,9 @@
 """Whole SQL statements for query specs, on a table of rows that the engine has prepared.
 
 The prepared table (a view, a CTE, a table) holds the versions that the query sees: `commit_id`,
-the identity columns, and the fields in one of the shapes of `query.sql`. Which versions those are
-is the engine's business; so is what it may filter earlier, for which each condition says what it
-reaches for (`Conjunct.reach`).
+the identity columns, and the fields in one of the shapes of `query.conditions`. Which versions
+those are is the engine's business; so is what it may filter earlier, for which each condition says
+what it reaches for (`Conjunct.reach`).
 """
 
 from __future__ import annotations

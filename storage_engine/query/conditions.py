@@ -1,20 +1,17 @@
-"""Comparing integers with floats exactly, in engines that would round one to the other.
-
-DuckDB turns a BIGINT into a DOUBLE to compare the two, so 2**53 + 1 equals 2.0**53 there. Both
-functions restate a comparison with a number as one within a single SQL type, without rounding.
-
-Brings filters with endpoint conditions into the form in which they are asked.
-
-An endpoint condition is asked of the endpoint's visible versions: it holds when some version makes
-it true (one version in latest and as-of reads, possibly several in history reads). So negations
-are pushed down to single conditions first, and conditions on one endpoint that are joined by `&`
-are asked together, of the same version. Filters without endpoints stay as they are.
-
-The walk from an expression tree to an SQL condition, the same for every dialect.
+"""The walk from an expression tree to an SQL condition, the same for every dialect.
 
 Promise: on rows of the declared type the condition is true, false or NULL where
-`query.evaluator` says True, False or None. Rows come in one of two shapes: `columns`, a column per
-field (JSON text for nested and mixed ones), or `payload`, all fields in one JSON document.
+`testing.evaluator` says True, False or None. Rows come in one of two shapes: `columns`, a column
+per field (JSON text for nested and mixed ones), or `payload`, all fields in one JSON document.
+
+Integers are compared with floats exactly: DuckDB turns a BIGINT into a DOUBLE to compare the two,
+so 2**53 + 1 equals 2.0**53 there. Such a comparison is restated within a single SQL type, without
+rounding.
+
+An endpoint condition is asked of the endpoint's visible versions: it holds when some version makes
+it true (one version in latest and as-of reads, possibly several in history reads). So `normalise`
+pushes negations down to single conditions, and conditions on one endpoint that are joined by `&`
+are asked together, of the same version. Filters without endpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -144,13 +141,13 @@ def _group(node: Filter) -> Filter:
         own = {operand.source for operand in part.operands()}
         grouped.setdefault(own.pop() if len(own) == 1 else None, []).append(part)
     parts: list[Filter] = []
-    for source_, found in grouped.items():
+    for source_, members in grouped.items():
         if source_ in ("left", "right"):
             parts.append(
-                Endpoint(source_, found[0] if len(found) == 1 else type(node)(tuple(found)))
+                Endpoint(source_, members[0] if len(members) == 1 else type(node)(tuple(members)))
             )
         else:
-            parts += found if source_ == "self" else map(_group, found)
+            parts += members if source_ == "self" else map(_group, members)
     return parts[0] if len(parts) == 1 else type(node)(tuple(parts))
 
 

@@ -1,7 +1,7 @@
 """What a storage does for queries: the border between the language and the engines.
 
 The builder makes a `QuerySpec`, an `Executor` answers it in Arrow, and `query.results` turns the
-answer into objects. `query.statements` compiles specs to SQL for engines that speak it.
+answer into objects. `query.compiler` compiles specs to SQL for engines that speak it.
 """
 
 from __future__ import annotations

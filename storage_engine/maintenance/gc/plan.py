@@ -22,7 +22,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.index.record import IndexObjects
 from storage_engine.maintenance.gc.reach import (
     Reach,
-    Retained,
+    RetainedCheckpoint,
     files_of_checkpoint,
     never_published,
     reach,
@@ -55,7 +55,7 @@ class Fence(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class GarbageObject:
     """One object to delete."""
 
     key: str
@@ -83,21 +83,21 @@ class GcPlan:
     head: Head
     grace: timedelta
     purge_compacted: bool
-    doomed: tuple[Doomed, ...]
+    doomed: tuple[GarbageObject, ...]
     kept: Mapping[str, int] = field(default_factory=dict)  # why -> objects
     notes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
-        return sum(one.size for one in self.doomed)
+        return sum(doomed.size for doomed in self.doomed)
 
     def by_reason(self) -> dict[str, tuple[int, int]]:
         """Objects and bytes."""
         objects: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
-        for one in self.doomed:
-            objects[one.reason] += 1
-            sizes[one.reason] += one.size
+        for doomed in self.doomed:
+            objects[doomed.reason] += 1
+            sizes[doomed.reason] += doomed.size
         return {reason: (objects[reason], sizes[reason]) for reason in sorted(objects)}
 
     def as_dict(self, limit: int | None = None) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class GcPlan:
             },
             "kept": dict(self.kept),
             "notes": list(self.notes),
-            "doomed": [one.as_dict() for one in self.doomed[:limit]],
+            "doomed": [doomed.as_dict() for doomed in self.doomed[:limit]],
         }
 
 
@@ -189,7 +189,7 @@ class _Planner:
             now.head,
             self._grace,
             self._purge,
-            tuple(sorted(doomed, key=lambda one: one.key)),
+            tuple(sorted(doomed, key=lambda item: item.key)),
             dict(self._kept),
             tuple(self._notes),
         )
@@ -215,18 +215,20 @@ class _Planner:
             return True
         return layout.is_manifest(info.key) and layout.manifest_prefix(info.key) in first.attempts
 
-    def _heartbeats(self) -> dict[str, Doomed | None]:
+    def _heartbeats(self) -> dict[str, GarbageObject | None]:
         """By attempt: the heartbeat if it is silent for the grace, None while its writer lives."""
-        found: dict[str, Doomed | None] = {}
+        heartbeats: dict[str, GarbageObject | None] = {}
         for info in self._chain.store.list(layout.ATTEMPTS):
             attempt = layout.heartbeat_attempt(info.key)
             silent = info.modified <= self._silence and self._said(info, "heartbeat_at")
-            found[attempt] = (
-                Doomed(info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt)
+            heartbeats[attempt] = (
+                GarbageObject(
+                    info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt
+                )
                 if silent
                 else None
             )
-        return found
+        return heartbeats
 
     def _said(self, info: ObjectInfo, name: str) -> bool:
         """Whether the time that the object tells is past the silence, as its age is."""
@@ -244,8 +246,8 @@ class _Planner:
     # -- by prefix ----------------------------------------------------------------------------
 
     def _commits(
-        self, candidates: Iterable[ObjectInfo], now: Reach, floor: Retained | None
-    ) -> Iterator[Doomed]:
+        self, candidates: Iterable[ObjectInfo], now: Reach, floor: RetainedCheckpoint | None
+    ) -> Iterator[GarbageObject]:
         for info in candidates:
             if not info.key.startswith(layout.COMMITS) or now.needs(info.key):
                 continue
@@ -260,11 +262,11 @@ class _Planner:
                 self._kept["of a commit beyond head"] += 1
             elif not self._young(info):
                 fence = Fence.HEAD if commit_id > now.head.commit_id else Fence.NONE
-                yield Doomed(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
+                yield GarbageObject(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
 
     def _replaced(
-        self, info: ObjectInfo, commit_id: int, floor: Retained | None
-    ) -> Iterator[Doomed]:
+        self, info: ObjectInfo, commit_id: int, floor: RetainedCheckpoint | None
+    ) -> Iterator[GarbageObject]:
         """A file of the chain that the state as of head does not have: compaction replaced it."""
         if layout.is_manifest(info.key):
             return  # manifests are the history: they stay
@@ -274,15 +276,15 @@ class _Planner:
             self._kept["replaced by a snapshot within the grace"] += 1
         else:
             ref = layout.data_file_type(info.key)
-            yield Doomed(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
+            yield GarbageObject(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
 
     def _staged(
         self,
         candidates: Iterable[ObjectInfo],
         now: Reach,
-        floor: Retained | None,
-        heartbeats: Mapping[str, Doomed | None],
-    ) -> Iterator[Doomed]:
+        floor: RetainedCheckpoint | None,
+        heartbeats: Mapping[str, GarbageObject | None],
+    ) -> Iterator[GarbageObject]:
         by_attempt: dict[str, list[ObjectInfo]] = {}
         for info in candidates:
             if info.key.startswith(layout.STAGED) and not now.needs(info.key):
@@ -299,7 +301,7 @@ class _Planner:
                 self._kept["of a writer that lives"] += len(unnamed)
             elif sum(self._young(info) for info in unnamed) == 0:  # a sum: each one is counted
                 yield from (
-                    Doomed(
+                    GarbageObject(
                         info.key, info.size, info.modified, ORPHAN_STAGED, Fence.ATTEMPT, attempt
                     )
                     for info in unnamed
@@ -309,11 +311,11 @@ class _Planner:
         self,
         candidates: Iterable[ObjectInfo],
         now: Reach,
-        floor: Retained | None,
-        heartbeats: Mapping[str, Doomed | None],
+        floor: RetainedCheckpoint | None,
+        heartbeats: Mapping[str, GarbageObject | None],
         checkpoints: Iterable[ObjectInfo],
         dead: Collection[str],
-    ) -> Iterator[Doomed]:
+    ) -> Iterator[GarbageObject]:
         loose = [
             info
             for info in candidates
@@ -339,7 +341,7 @@ class _Planner:
                 # A key without an attempt (v1) may be anybody's who lives.
                 self._kept["of a writer that lives"] += 1
             else:
-                yield Doomed(
+                yield GarbageObject(
                     info.key,
                     info.size,
                     info.modified,
@@ -353,9 +355,9 @@ class _Planner:
         self,
         checkpoints: Iterable[ObjectInfo],
         now: Reach,
-        floor: Retained | None,
+        floor: RetainedCheckpoint | None,
         dead: Collection[str],
-    ) -> Iterator[Doomed]:
+    ) -> Iterator[GarbageObject]:
         """Those written before the retained one (published before it, or never), and those that
         never were."""
         for info in checkpoints:
@@ -365,19 +367,21 @@ class _Planner:
             older = floor is not None and info.modified < floor.uploaded
             if (older or info.key in dead) and not self._young(info):
                 fence = Fence.HEAD if info.key in dead else Fence.NONE
-                yield Doomed(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
+                yield GarbageObject(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
 
-    def _attempts(self, heartbeats: Mapping[str, Doomed | None]) -> Iterator[Doomed]:
-        yield from (one for one in heartbeats.values() if one is not None)
+    def _attempts(self, heartbeats: Mapping[str, GarbageObject | None]) -> Iterator[GarbageObject]:
+        yield from (heartbeat for heartbeat in heartbeats.values() if heartbeat is not None)
         self._kept["heartbeat of a writer that lives"] += sum(
-            one is None for one in heartbeats.values()
+            heartbeat is None for heartbeat in heartbeats.values()
         )
 
-    def _leases(self) -> Iterator[Doomed]:
+    def _leases(self) -> Iterator[GarbageObject]:
         """A compactor that died left its lease; one that lives has renewed it."""
         for info in self._chain.store.list(layout.LEASES):
             if info.modified <= self._silence and self._said(info, "expires_at"):
-                yield Doomed(info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED)
+                yield GarbageObject(
+                    info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED
+                )
 
 
 def moment_in(data: bytes, name: str, modified: datetime) -> datetime:

@@ -33,7 +33,7 @@ _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetainedCheckpoint:
     """The oldest checkpoint that readers may still rely on: published at least a grace ago, the
     newest such. What it does not list, no reader has been given since."""
 
@@ -113,11 +113,11 @@ def _indexed(chain: Chain, indices: IndexObjects, head: Head) -> dict[str, TypeR
 
 
 def _pinned(chain: Chain, head: Head) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pinned: dict[str, str] = {}
     for tag in list_tags(chain, head):
         for key in pinned_by(chain, tag):
-            found.setdefault(key, tag.name)
-    return found
+            pinned.setdefault(key, tag.name)
+    return pinned
 
 
 def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
@@ -127,14 +127,14 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
         yield tag.checkpoint.path
         floor = tag.checkpoint.commit_id
         try:
-            known = chain.checkpoint(tag.checkpoint)
+            content = chain.checkpoint(tag.checkpoint)
         except IntegrityError as error:
             raise IntegrityError(
                 f"tag {tag.name!r} cannot be followed, so nothing is collected: {error}; delete "
                 "the tag and create it again",
                 key=tag.checkpoint.path,
             ) from error
-        for entries in known.entries.values():
+        for entries in content.entries.values():
             yield from (
                 f.path for e in entries if e.min_commit_id <= tag.commit_id for f in e.files
             )
@@ -148,7 +148,7 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
 
 def retained(
     chain: Chain, head: Head, checkpoints: Iterable[ObjectInfo], cutoff: datetime
-) -> Retained | None:
+) -> RetainedCheckpoint | None:
     """Looked for from the newest on. A checkpoint was published if the next commit (or head)
     names it, and then not after that commit was drafted (or head was written)."""
     for info in sorted(
@@ -159,7 +159,7 @@ def retained(
             continue
         content = chain.checkpoint(ref)
         files = {f.path for entries in content.entries.values() for f in _files(entries)}
-        return Retained(info.key, info.modified, content.commit_id, frozenset(files))
+        return RetainedCheckpoint(info.key, info.modified, content.commit_id, frozenset(files))
     return None
 
 

@@ -20,7 +20,7 @@ from storage_engine.commitlog import state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
-from storage_engine.commitlog.publisher import Published, Publisher
+from storage_engine.commitlog.publisher import PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
@@ -282,13 +282,13 @@ class ObjectRepository(ABC):
 
     # -- after a commit -----------------------------------------------------------------------
 
-    def _project(self, published: Published) -> Sequence[Callable[[], object]]:
+    def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
         outbox = projections(self.store.bulk, published.manifest)
         catalogs = catalog_writes(
             self._documents,
             registered,
-            known=published.manifest.type_heads or {},
+            types=published.manifest.type_heads or {},
             commit_id=published.manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
@@ -305,7 +305,7 @@ class ObjectRepository(ABC):
         return [*outbox, *catalogs, *indices]
 
     @abstractmethod
-    def _types_to_index(self, published: Published) -> list[TypeRef]:
+    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Whose index objects this commit writes."""
 
     def _warn_of_lag(self, message: str) -> None:
@@ -388,7 +388,7 @@ class S3RepositoryV1(ObjectRepository):
 
     engine_version = "v1"
 
-    def _types_to_index(self, published: Published) -> list[TypeRef]:
+    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Every known type; none of them when types.json, which lists them, cannot be read.
 
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
@@ -406,6 +406,6 @@ class S3RepositoryV2(ObjectRepository):
 
     engine_version = "v2"
 
-    def _types_to_index(self, published: Published) -> list[TypeRef]:
+    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """The touched types: `type_heads` in the manifest tell readers that others are complete."""
         return published.manifest.touched()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion
-from storage_engine.commitlog.publisher import Base, Draft, Published, Publisher, Upload
+from storage_engine.commitlog.publisher import Base, Draft, PublishedCommit, Publisher, Upload
 from storage_engine.commitlog.records import (
     CommitFile,
     Head,
@@ -90,7 +90,7 @@ class CommitRun:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self) -> CommitResult | None:
-        published: Published | None = None
+        published: PublishedCommit | None = None
         settled = True  # False while what is staged may have been published
         try:
             self._spool_streams()
@@ -308,7 +308,7 @@ class CommitRun:
 
     # -- after the CAS ------------------------------------------------------------------------
 
-    def _remember(self, published: Published) -> None:
+    def _remember(self, published: PublishedCommit) -> None:
         """Keep what was just written, so that the next commit reads none of it."""
         try:
             self._extend_residents(published)
@@ -317,7 +317,7 @@ class CommitRun:
             for file in published.manifest.files:
                 self._resident.drop(file.ref)
 
-    def _extend_residents(self, published: Published) -> None:
+    def _extend_residents(self, published: PublishedCommit) -> None:
         assert self._last is not None
         commit_id = published.manifest.commit_id
         before = state.type_heads(self._chain, published.base.head)
@@ -334,7 +334,7 @@ class CommitRun:
             if known is not None and known.upto >= before[ref].commit_id:
                 known.add(rows, upto=commit_id)
 
-    def _result(self, published: Published) -> CommitResult:
+    def _result(self, published: PublishedCommit) -> CommitResult:
         changes: dict[TypeRef, TypeChange] = {}
         for file in published.manifest.files:
             known = changes.get(file.ref, TypeChange(file.kind, file.type_name, 0, 0))
@@ -350,7 +350,7 @@ class CommitRun:
             lock_wait_ms=published.lock_wait_ms,
         )
 
-    def _clean_up(self, published: Published | None, *, outcome_known: bool) -> None:
+    def _clean_up(self, published: PublishedCommit | None, *, outcome_known: bool) -> None:
         for bulk in self._spooled:
             bulk.close()
         files: Sequence[CommitFile] = published.manifest.files if published else ()
