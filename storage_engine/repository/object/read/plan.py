@@ -107,10 +107,10 @@ def may_hold(file: CommitFile, ranges: Mapping[str, tuple[str, str]]) -> bool:
     return all(_overlap(file.key_range.get(name), bounds) for name, bounds in ranges.items())
 
 
-def _overlap(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
-    if not one or not other:
+def _overlap(bounds: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
+    if not bounds or not other:
         return True
-    return _at_most(one[0], other[1]) and _at_most(other[0], one[1])
+    return _at_most(bounds[0], other[1]) and _at_most(other[0], bounds[1])
 
 
 def _at_most(low: Any, high: Any) -> bool:
@@ -245,7 +245,7 @@ class TypePlan:
 def plan_type(
     spec: TypeSpec,
     top: TypeHead | None,
-    found: Resolution,
+    resolution: Resolution,
     window: CommitWindow,
     *,
     conjuncts: Sequence[Conjunct] = (),
@@ -253,9 +253,9 @@ def plan_type(
     v1: bool = False,
 ) -> TypePlan:
     """`conjuncts` are those that may leave files out; `keys` limits the read to identities."""
-    within = found.within(since=window.since, upto=window.upto)
+    within = resolution.within(since=window.since, upto=window.upto)
     pruned: Counter[str] = Counter()
-    pruned["commit window"] = _count(found.entries) - _count(within)
+    pruned["commit window"] = _count(resolution.entries) - _count(within)
     files = []
     for entry in within:
         kept = entry.files if window.history else entry.newest_files(window.upto)
@@ -277,10 +277,10 @@ def plan_type(
         window,
         tuple(rows),
         () if window.history else tuple(may_supersede(reachable, rows, window.upto)),
-        entries=len(found.entries),
+        entries=len(resolution.entries),
         pruned={reason: count for reason, count in pruned.items() if count},
-        fallback=found.fallback,
-        warning=found.warning,
+        fallback=resolution.fallback,
+        warning=resolution.warning,
         diagnostics=() if v1 else _before_activation(top, window),
     )
 
@@ -291,17 +291,17 @@ def may_supersede(
     """The files with a newer version of some row in `rows`, as far as key ranges tell."""
     wanted = {item.file.path for item in rows}
     older = KeyRanges()
-    found: list[DataFile] = []
+    newer: list[DataFile] = []
     for entry, items in groupby(reachable, key=lambda item: item.entry):
         together = list(items)
         own = [item.file for item in together if item.file.path in wanted]
         repeats = not entry.unique(upto)
         if repeats:
             older.add(own)
-        found += [item for item in together if older.overlap(item.file)]
+        newer += [item for item in together if older.overlap(item.file)]
         if not repeats:
             older.add(own)
-    return found
+    return newer
 
 
 def _count(entries: Iterable[Entry]) -> int:

@@ -119,8 +119,8 @@ class Overtaken:
         keys = ", ".join(quoted(name) for name in self.spec.identity)
         if upto == 0:
             return self.rows.append_column("known", pa.repeat(False, self.rows.num_rows))
-        found = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
-        with versions.scan(self.spec, found, overtaken=self.rows) as cursor:
+        entries = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
+        with versions.scan(self.spec, entries, overtaken=self.rows) as cursor:
             return cursor.execute(
                 f"WITH before AS (SELECT DISTINCT {keys} FROM versions WHERE commit_id <= ?) "
                 f"SELECT o.{_PART}, o.{_WINS}, b.{quoted(self.spec.identity[0])} IS NOT NULL "
@@ -128,10 +128,10 @@ class Overtaken:
                 [upto],
             ).to_arrow_table()
 
-    def counts(self, part: int, known: pa.Table) -> tuple[int, int, int]:
+    def counts(self, part: int, earlier: pa.Table) -> tuple[int, int, int]:
         """Of one part: rows that go, those of them that had counted as inserts, and rows that
         stay but are no inserts any more."""
-        mine = known.filter(pc.equal(known.column(_PART), part))
+        mine = earlier.filter(pc.equal(earlier.column(_PART), part))
         new = pc.invert(mine.column("known"))
         wins = mine.column(_WINS)
         loses = pc.invert(wins)
@@ -172,11 +172,11 @@ def overtaken(
     )
     listed = ", ".join(f"v.{quoted(name)}" for name in spec.identity)
     with versions.scan(spec, numbered, written=written) as cursor:
-        found = cursor.execute(
+        rows = cursor.execute(
             f"SELECT v.commit_id AS {_PART}, {listed}, {wins} AS {_WINS} "
             f"FROM versions v JOIN written w USING ({keys}) ORDER BY ALL"
         ).to_arrow_table()
-    return Overtaken(spec, found)
+    return Overtaken(spec, rows)
 
 
 @contextmanager
@@ -211,28 +211,28 @@ def repeated(versions: Versions, spec: TypeSpec, files: Sequence[CommitFile]) ->
         distinct = f"SELECT count(*) FROM (SELECT DISTINCT hash({keys}) FROM versions)"
         if _single(cursor.execute(distinct).fetchone()) == rows:
             return []  # and if fewer: hashes may collide, so the identities themselves decide
-        found = cursor.execute(
+        twice = cursor.execute(
             f"SELECT {keys} FROM versions GROUP BY {keys} HAVING count(*) > 1 "
             f"ORDER BY {keys} LIMIT 3"
         ).fetchall()
-    return [row[0] if len(row) == 1 else row for row in found]
+    return [row[0] if len(row) == 1 else row for row in twice]
 
 
 def disjoint(spec: TypeSpec, files: Iterable[CommitFile]) -> bool:
     """Whether no two files can hold the same identity, by their ranges of the first key."""
     name = spec.identity[0]
     ranges = [file.key_range.get(name) for file in files]
-    known = sorted(tuple(r) for r in ranges if r is not None and None not in r)
-    return len(known) == len(ranges) and all(a[1] < b[0] for a, b in pairwise(known))
+    complete = sorted(tuple(r) for r in ranges if r is not None and None not in r)
+    return len(complete) == len(ranges) and all(a[1] < b[0] for a, b in pairwise(complete))
 
 
 def _meet(spec: TypeSpec, file: CommitFile, entry: Entry) -> bool:
     return any(_overlap(spec, file, other) for other in entry.files)
 
 
-def _overlap(spec: TypeSpec, one: CommitFile, other: CommitFile) -> bool:
+def _overlap(spec: TypeSpec, file: CommitFile, other: CommitFile) -> bool:
     name = spec.identity[0]
-    a, b = one.key_range.get(name), other.key_range.get(name)
+    a, b = file.key_range.get(name), other.key_range.get(name)
     if not a or not b:
         return True
     below = a[1] is not None and b[0] is not None and a[1] < b[0]
