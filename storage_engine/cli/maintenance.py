@@ -259,7 +259,10 @@ def _show_garbage(output: Output, plan: GcPlan, report: GcReport | None, limit: 
             output.line()
             output.table(
                 ["object", "bytes", "written", "reason"],
-                [(one.key, size(one.size), one.modified, one.reason) for one in shown],
+                [
+                    (garbage.key, size(garbage.size), garbage.modified, garbage.reason)
+                    for garbage in shown
+                ],
             )
         if len(shown) < len(plan.doomed):
             output.line(f"{len(plan.doomed) - len(shown)} more not shown: raise --limit.")

@@ -130,8 +130,8 @@ def _line_options(
 def with_line(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a `Line`, but for those that mean nothing to it; its parameter
     `line` is filled from them."""
-    known = inspect.signature(_line_options, eval_str=True).parameters
-    options = [option for name, option in known.items() if name not in without]
+    every = inspect.signature(_line_options, eval_str=True).parameters
+    options = [option for name, option in every.items() if name not in without]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)

@@ -59,11 +59,11 @@ class Question:
 
     def spec(self, kind: Kind, name: str, limit: int | None) -> QuerySpec:
         line = self.line
-        found = self.types.find(kind, name)
+        type_spec = self.types.find(kind, name)
         return QuerySpec(
-            found,
-            where=condition(self.types, found, line.filters),
-            order=order_keys(found, line.order_by),
+            type_spec,
+            where=condition(self.types, type_spec, line.filters),
+            order=order_keys(type_spec, line.order_by),
             limit=None if limit is None else min(limit, INT64_MAX),
             offset=min(line.offset or 0, INT64_MAX),
             when=self.when(),
@@ -136,17 +136,17 @@ def answer_paths(
         if line.explain:
             asked.show_plan(asked.executor.explain(spec))
             return
-        found = asked.executor.traverse(spec)
+        traversal = asked.executor.traverse(spec)
         members = {
             "kind": "path",
             "type": spec.type.name,
             "via": [step.name for step in spec.via],
             "commit_id": asked.commit_id,
         }
-        schema, batches = _flattened(found, asked)
-        answer = Answer(schema, batches, columns, members, found.diagnostics)
+        schema, batches = _flattened(traversal, asked)
+        answer = Answer(schema, batches, columns, members, traversal.diagnostics)
         if asked.form is Format.table and line.limit is not None:
-            more = found.sources.num_rows > line.limit
+            more = traversal.sources.num_rows > line.limit
             write(invocation.output, asked.form, replace(answer, more=more))
         else:
             asked.write(answer)
@@ -214,9 +214,9 @@ def _check_time(ctx: typer.Context, line: Line) -> None:
         "--with-history": line.with_history,
         "--history-since": line.history_since is not None,
     }
-    said = [option for option, there in given.items() if there]
-    if len(said) > 1:
-        ctx.fail(f"{' and '.join(said)} contradict each other: use one of them")
+    stated = [option for option, there in given.items() if there]
+    if len(stated) > 1:
+        ctx.fail(f"{' and '.join(stated)} contradict each other: use one of them")
 
 
 def _note_reference(
@@ -341,9 +341,9 @@ def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[O
     return [columns[name] for name in chosen(given, list(columns))]
 
 
-def _flattened(found: Traversal, asked: Question) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _flattened(traversal: Traversal, asked: Question) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Paths as rows: the source's columns, then those of each step."""
-    tables = [found.sources, *found.relations]
+    tables = [traversal.sources, *traversal.relations]
     schema = pa.schema(
         [
             column.with_name(f"{number}.{column.name}")
@@ -351,13 +351,13 @@ def _flattened(found: Traversal, asked: Question) -> tuple[pa.Schema, Iterator[p
             for column in table.schema
         ]
     )
-    return schema, _path_batches(found, tables, schema, asked)
+    return schema, _path_batches(traversal, tables, schema, asked)
 
 
 def _path_batches(
-    found: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Question
+    traversal: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Question
 ) -> Iterator[pa.RecordBatch]:
-    paths = found.paths
+    paths = traversal.paths
     if asked.line.limit is not None:  # tables ask for one source more than they show
         paths = paths.filter(pc.less(paths.column("source"), asked.line.limit))
     for start in range(0, paths.num_rows, _PATHS_AT_ONCE):

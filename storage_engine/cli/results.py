@@ -52,10 +52,10 @@ def json_values(column: pa.Array, *, nested: bool = False) -> list[Any]:
 def plain_values(column: pa.Array) -> list[Any]:
     """A column as Python values; as text where Python has none, such as nanoseconds."""
     try:
-        found: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
-        found = column.cast(pa.string()).to_pylist()
-    return found
+        values = column.cast(pa.string()).to_pylist()
+    return values
 
 
 def json_value(value: Any) -> Any:
@@ -191,12 +191,12 @@ def refuse_terminal(form: Format, ctx: typer.Context) -> None:
 
 def _table(output: Output, answer: Answer) -> None:
     limit = answer.limit
-    found = list(islice(_rows(answer, table_cell), None if limit is None else limit + 1))
-    if found:
-        output.table([column.name for column in answer.columns], found[:limit])
+    rows = list(islice(_rows(answer, table_cell), None if limit is None else limit + 1))
+    if rows:
+        output.table([column.name for column in answer.columns], rows[:limit])
     else:
         output.line("No rows.")
-    if len(found) > len(found[:limit]) or answer.more:
+    if len(rows) > len(rows[:limit]) or answer.more:
         output.line("More rows not shown: raise --limit.")
 
 

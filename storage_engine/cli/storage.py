@@ -128,7 +128,7 @@ def _report(repository: Repository) -> dict[str, Any]:
 
 
 def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    found = (
+    listed = (
         {
             "kind": facts["type_kind"],
             # Types of both kinds that share a name are told apart by a prefix there.
@@ -138,7 +138,7 @@ def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for name, facts in types.items()
     )
-    return sorted(found, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
+    return sorted(listed, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
 
 
 def _show_info(output: Output, report: dict[str, Any]) -> None:

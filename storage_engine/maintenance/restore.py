@@ -70,10 +70,10 @@ class ObjectRows:
 
     def differing(self, spec: TypeSpec, commit_id: int) -> int:
         with self._versions(spec) as cursor:
-            found = cursor.execute(
+            counted = cursor.execute(
                 f"SELECT count(*) FROM ({_differing(spec)})", {"at": commit_id}
             ).fetchone()
-            return int(found[0]) if found else 0
+            return int(counted[0]) if counted else 0
 
     def created_after(
         self, spec: TypeSpec, commit_id: int, limit: int
@@ -92,8 +92,8 @@ class ObjectRows:
     def old_rows(self, spec: TypeSpec, commit_id: int) -> Iterator[Iterator[pa.RecordBatch]]:
         schema = row_schema(spec)
         with self._versions(spec) as cursor:
-            found = cursor.execute(_differing(spec), {"at": commit_id})
-            reader = found.to_arrow_reader(_BATCH_ROWS)
+            rows = cursor.execute(_differing(spec), {"at": commit_id})
+            reader = rows.to_arrow_reader(_BATCH_ROWS)
             tables = (pa.Table.from_batches([batch]).cast(schema) for batch in reader)
             yield (batch for table in tables for batch in table.to_batches())
 
@@ -205,10 +205,10 @@ def _identities(spec: TypeSpec, rows: pa.Table) -> set[tuple[str, ...]]:
     return set(zip(*(rows.column(name).to_pylist() for name in spec.identity), strict=True))
 
 
-def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+def _equal(left: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     """NULL equals NULL."""
-    both_null = pc.and_(pc.is_null(one), pc.is_null(other))
-    return pc.or_(pc.fill_null(pc.equal(one, other), False), both_null)
+    both_null = pc.and_(pc.is_null(left), pc.is_null(other))
+    return pc.or_(pc.fill_null(pc.equal(left, other), False), both_null)
 
 
 _ATTEMPTS = 5
@@ -249,11 +249,11 @@ class Restore:
 
     @property
     def restored(self) -> int:
-        return sum(one.restored for one in self.types)
+        return sum(item.restored for item in self.types)
 
     @property
     def created_after(self) -> int:
-        return sum(one.created_after for one in self.types)
+        return sum(item.created_after for item in self.types)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -265,7 +265,7 @@ class Restore:
             "new_commit_id": self.new_commit_id,
             "restored": self.restored,
             "created_after": self.created_after,
-            "types": [one.as_dict() for one in self.types],
+            "types": [item.as_dict() for item in self.types],
         }
 
 
@@ -331,21 +331,21 @@ def restore(
 def _plan(
     repository: Repository, rows: RestoreSource, reference: Reference, commit_id: int, examples: int
 ) -> Restore:
-    found = []
+    types = []
     for spec, last in rows.types():
         if last <= commit_id:
             continue  # nothing of it changed since
         count, shown = rows.created_after(spec, commit_id, examples)
         differing = rows.differing(spec, commit_id)
         if count or differing:
-            found.append(TypeRestore(*spec.ref, differing, count, tuple(shown)))
-    return Restore(repository.uri, str(reference), commit_id, rows.head_commit_id, tuple(found))
+            types.append(TypeRestore(*spec.ref, differing, count, tuple(shown)))
+    return Restore(repository.uri, str(reference), commit_id, rows.head_commit_id, tuple(types))
 
 
 def _commit(
     repository: Repository, rows: RestoreSource, plan: Restore, reference: Reference
 ) -> int | None:
-    touched = {(one.kind, one.type_name) for one in plan.types if one.restored}
+    touched = {(item.kind, item.type_name) for item in plan.types if item.restored}
     if not touched:
         return None
     types = rows.types()

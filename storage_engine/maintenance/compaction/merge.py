@@ -132,13 +132,13 @@ def _digest(workspace: Workspace, rows: str, columns: Sequence[str]) -> Digest:
     hashed = ", ".join(quoted(name) for name in columns)
     cursor = workspace.cursor()
     try:
-        found = cursor.execute(
+        row = cursor.execute(
             f"SELECT count(*), coalesce(sum(hash({hashed})::HUGEINT), 0) FROM ({rows})"
         ).fetchone()
     finally:
         cursor.close()
-    assert found is not None
-    return Digest(int(found[0]), int(found[1]))
+    assert row is not None
+    return Digest(int(row[0]), int(row[1]))
 
 
 def demand(before: Digest, after: Digest, what: str) -> None:

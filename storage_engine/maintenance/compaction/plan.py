@@ -69,13 +69,13 @@ class CompactionPolicy:
 
     def runs(self, entries: Sequence[Entry]) -> list[tuple[Entry, ...]]:
         """All entries in adjacent runs, oldest first; one of a single entry is to be kept."""
-        found: list[list[Entry]] = []
+        runs: list[list[Entry]] = []
         for entry in reversed(entries):
-            if found and self._joins(entry, found[-1]):
-                found[-1].append(entry)
+            if runs and self._joins(entry, runs[-1]):
+                runs[-1].append(entry)
             else:
-                found.append([entry])
-        return [tuple(reversed(run)) for run in reversed(found)]
+                runs.append([entry])
+        return [tuple(reversed(run)) for run in reversed(runs)]
 
     def _joins(self, older: Entry, run: Sequence[Entry]) -> bool:
         if older.schema_version_id != run[0].schema_version_id:
@@ -277,16 +277,16 @@ def _run(repository: ObjectRepository, ref: TypeRef, entries: tuple[Entry, ...])
 
 
 def _chosen(truth: Mapping[TypeRef, Sequence[Entry]], types: Iterable[str] | None) -> list[TypeRef]:
-    known = sorted(truth)
+    stored = sorted(truth)
     if types is None:
-        return known
+        return stored
     chosen: list[TypeRef] = []
     for name in dict.fromkeys(types):
-        found = [ref for ref in known if ref[1] == name]
-        if not found:
-            names = sorted({ref[1] for ref in known})
+        refs = [ref for ref in stored if ref[1] == name]
+        if not refs:
+            names = sorted({ref[1] for ref in stored})
             near = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
             raise ConfigurationError(f"no type {name!r} in this storage; {hint}")
-        chosen += found
+        chosen += refs
     return chosen

@@ -206,8 +206,8 @@ class _Compactor:
     def _stands(self, run: RunPlan) -> bool:
         """A plan may be old, and another compactor may have just released the type."""
         head = self._repository.chain.read_head().head
-        known = state.current_checkpoint(self._repository.chain, head).entries.get(run.ref, ())
-        standing = {path for entry in known for path in paths(entry)}
+        entries = state.current_checkpoint(self._repository.chain, head).entries.get(run.ref, ())
+        standing = {path for entry in entries for path in paths(entry)}
         return head.log_id == self._log_id and standing.issuperset(run.paths)
 
     def _bring_index(self, item: TypeCompaction) -> bool:

@@ -193,10 +193,10 @@ class ObjectRepository(ABC):
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
         heads = sorted(state.type_heads(self.chain, head).items())
-        found = self.store.parallel.map(
+        records = self.store.parallel.map(
             lambda item: state.schema_record(self.chain, head, *item), heads
         )
-        return [TypeSpec.from_schema_dict(record["schema"]) for record in found if record]
+        return [TypeSpec.from_schema_dict(record["schema"]) for record in records if record]
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -364,10 +364,10 @@ class ObjectRepository(ABC):
         """What is wrong with the indices now; reads are right all the same."""
         head = self.chain.read_head().head
         refs = list(state.type_heads(self.chain, head))
-        found = resolve(
+        resolutions = resolve(
             self.chain, self._indices, head, refs, watermark_is_head=self.engine_version == "v1"
         )
-        return [resolution.warning for resolution in found if resolution.warning is not None]
+        return [resolution.warning for resolution in resolutions if resolution.warning is not None]
 
     def lock_info(self) -> dict[str, Any] | None:
         """Who holds the write lock now."""
@@ -394,11 +394,11 @@ class S3RepositoryV1(ObjectRepository):
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
         """
         try:
-            known = known_types(self._documents)
+            listed = known_types(self._documents)
         except (SchemaMetadataError, StorageBackendError) as error:
             self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
             return []
-        return list(dict.fromkeys([*known, *(published.manifest.type_heads or {})]))
+        return list(dict.fromkeys([*listed, *(published.manifest.type_heads or {})]))
 
 
 class S3RepositoryV2(ObjectRepository):

@@ -111,15 +111,15 @@ def applied_by(connection: sqlite3.Connection, unit: Idempotency) -> int | None:
     if isinstance(unit.version, str):
         row = earlier.fetchone()
         return row[0] if row and json.loads(row[1]) == unit.version else None
-    found: int | None = None
+    applied: int | None = None
     for commit_id, text in earlier:  # newest first, and integers only grow
         version = json.loads(text)
         if isinstance(version, str):
             continue
         if version < unit.version:
             break
-        found = commit_id
-    return found
+        applied = commit_id
+    return applied
 
 
 def commits(connection: sqlite3.Connection, since: int, limit: int) -> list[CommitRecord]:
@@ -315,16 +315,16 @@ class FileStamp:
 
 def inspect(connection: sqlite3.Connection, path: str) -> FileStamp | None:
     """The storage's stamp, None for an empty database. Refuses what this version cannot handle."""
-    found = {
+    tables = {
         name
         for (name,) in connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' "
             "AND name IN ('storage_meta', 'commits', 'entity_history')"
         )
     }
-    if "storage_meta" in found:
+    if "storage_meta" in tables:
         return _checked(_read_stamp(connection, path), path)
-    if {"commits", "entity_history"} <= found:
+    if {"commits", "entity_history"} <= tables:
         return FileStamp("v1", 0)
     if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise _foreign(path)

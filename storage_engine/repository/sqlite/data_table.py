@@ -338,8 +338,8 @@ def _same(table: DataTable, stored: str, staged: str) -> str:
     )
 
 
-def _equal(table: DataTable, one: str, other: str) -> str:
-    return " AND ".join(f"{one}.{quoted(c)} = {other}.{quoted(c)}" for c in table.identity)
+def _equal(table: DataTable, left: str, other: str) -> str:
+    return " AND ".join(f"{left}.{quoted(c)} = {other}.{quoted(c)}" for c in table.identity)
 
 
 ToRows = Callable[[TypeSpec, pa.Table | pa.RecordBatch], Iterator[Any]]
@@ -363,16 +363,16 @@ def staged_inputs(
     """Load the inputs, one temporary table per type, for as long as the context lasts."""
     types: dict[tuple[str, str], StagedType] = {}
     try:
-        for one in inputs:
-            part = types.get(one.spec.ref)
+        for given in inputs:
+            part = types.get(given.spec.ref)
             if part is None:
                 name = f"intents_{next(_numbers)}"
-                staged = IntentTable(name, len(one.spec.identity), payload(one.spec))
-                part = types[one.spec.ref] = StagedType(one.spec, staged)
+                staged = IntentTable(name, len(given.spec.identity), payload(given.spec))
+                part = types[given.spec.ref] = StagedType(given.spec, staged)
                 for statement in staged.create():
                     connection.execute(statement)
-            for batch in _batches(one):
-                _load(connection, part.staged, to_rows(one.spec, batch))
+            for batch in _batches(given):
+                _load(connection, part.staged, to_rows(given.spec, batch))
         yield list(types.values())
     finally:
         for part in types.values():
@@ -380,11 +380,11 @@ def staged_inputs(
                 connection.execute(statement)
 
 
-def _batches(one: TypeInput) -> Iterable[pa.Table | pa.RecordBatch]:
-    if one.table is not None:
-        yield one.table
-    if one.stream is not None:
-        yield from one.stream
+def _batches(given: TypeInput) -> Iterable[pa.Table | pa.RecordBatch]:
+    if given.table is not None:
+        yield given.table
+    if given.stream is not None:
+        yield from given.stream
 
 
 def _load(connection: sqlite3.Connection, staged: IntentTable, rows: Iterator[Any]) -> None:

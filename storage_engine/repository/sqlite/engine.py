@@ -414,21 +414,21 @@ class SqliteRepository(ABC):
             return control_tables.commit(connection, commit_id) if connection else None
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        changes: list[dict[str, Any]] = []
         with self.reading("list commit changes") as connection:
             if connection is None or commit_id > LAST_ID:
-                return found
+                return changes
             for kind, name in control_tables.touched_types(connection, commit_id):
                 columns = ("key",) if kind == "entity" else data_table.identity_columns(kind)
                 sql = data_table.changes(self._all_tables(connection, kind, name))
                 parameters = {"type": name, "commit_id": commit_id}
                 for *identity, earlier in connection.execute(sql, parameters):
-                    found.append(
+                    changes.append(
                         {"kind": kind, "type_name": name}
                         | dict(zip(columns, identity, strict=True))
                         | {"operation": "update" if earlier else "insert"}
                     )
-        return found
+        return changes
 
     def known_types(self) -> list[TypeSpec]:
         """The types that this storage has, from their stored schemas; no classes needed."""

@@ -172,8 +172,8 @@ class SqliteExecutor:
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         repository = self._repository
         upto = repository.head_commit_id() if self._pinned is None else self._pinned
-        known = repository.known_types
-        return sql(self, repository.duck, known, upto, statement, parameters)
+        stored_types = repository.known_types
+        return sql(self, repository.duck, stored_types, upto, statement, parameters)
 
     # --- aggregates -----------------------------------------------------------------------------
 
@@ -187,8 +187,8 @@ class SqliteExecutor:
                 if not spec.groups:
                     parts.append(_to_table(kinds, _of_no_rows(spec)))
             else:
-                found = batches(ask(connection, self._aggregate(spec, types)))
-                parts += [_to_table(kinds, columns) for columns in found]
+                answer = batches(ask(connection, self._aggregate(spec, types)))
+                parts += [_to_table(kinds, columns) for columns in answer]
         return pa.concat_tables(parts)
 
     def _aggregate(self, spec: QuerySpec, types: Mapping[str, _Type]) -> Statement:
@@ -319,7 +319,7 @@ class SqliteExecutor:
         self, connection: sqlite3.Connection | None, spec: QuerySpec, seen: Seen
     ) -> dict[str, _Type]:
         """The queried type, and the endpoint types that its filter asks about."""
-        found = {_ROWS: self._type(connection, _ROWS, spec.type, seen)}
+        types = {_ROWS: self._type(connection, _ROWS, spec.type, seen)}
         sides: list[tuple[Literal["left", "right"], bool]] = [
             ("left", spec.left),
             ("right", spec.right),
@@ -328,8 +328,8 @@ class SqliteExecutor:
             if asked:
                 entity = endpoint_spec(spec.type, side, lambda: _known(connection))
                 name = _ENDPOINTS[side]
-                found[name] = self._type(connection, name, entity, seen)
-        return found
+                types[name] = self._type(connection, name, entity, seen)
+        return types
 
     def _steps(
         self, connection: sqlite3.Connection | None, spec: QuerySpec, seen: Seen
@@ -359,7 +359,7 @@ class SqliteExecutor:
 
 def _composed(types: Mapping[str, _Type], statement: Statement) -> Statement:
     """A compiled statement on top of the tables that it names."""
-    tables = [one.versions for one in types.values()]
+    tables = [stored.versions for stored in types.values()]
     parameters = dict(statement.parameters)
     for table in tables:
         parameters |= table.parameters
@@ -368,7 +368,7 @@ def _composed(types: Mapping[str, _Type], statement: Statement) -> Statement:
 
 def _remarks(types: Iterable[_Type]) -> tuple[Diagnostic, ...]:
     """Those on the first type that has any: on the queried one before others."""
-    return next((one.diagnostics for one in types if one.diagnostics), ())
+    return next((stored.diagnostics for stored in types if stored.diagnostics), ())
 
 
 def _known(connection: sqlite3.Connection | None) -> list[TypeSpec]:
@@ -376,7 +376,7 @@ def _known(connection: sqlite3.Connection | None) -> list[TypeSpec]:
 
 
 def _of_no_rows(spec: QuerySpec) -> list[tuple[int | None]]:
-    return [(0 if one.function == "count" else None,) for _, one in spec.aggregates]
+    return [(0 if aggregate.function == "count" else None,) for _, aggregate in spec.aggregates]
 
 
 def _to_table(kinds: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> pa.Table:

@@ -152,7 +152,7 @@ class ObjectExecutor:
         prepared = self._prepare(spec, lambda c: c.aggregate(spec, _ASKED))
         with prepared.cursor, self._engine.duck.errors():
             try:
-                found = self._engine.duck.run(
+                table = self._engine.duck.run(
                     prepared.cursor, lambda: prepared.execute().to_arrow_table()
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
@@ -163,7 +163,7 @@ class ObjectExecutor:
         return pa.Table.from_arrays(
             [
                 column.cast(ARROW_TYPES[kind])  # type: ignore[index]
-                for column, (_, kind) in zip(found.columns, kinds, strict=True)
+                for column, (_, kind) in zip(table.columns, kinds, strict=True)
             ],
             names=[name for name, _ in kinds],
         )
@@ -178,9 +178,9 @@ class ObjectExecutor:
         column = "entity_key"
         for relation in spec.via:
             keys = pa.table({"left_key": tables[-1].column(column).unique()})
-            step, found = self._fetch(head, relation, window, keys)
+            step, relations = self._fetch(head, relation, window, keys)
             steps.append(step)
-            tables.append(found)
+            tables.append(relations)
             column = "right_key"
         remarks = sources.diagnostics or _remarks(steps)
         return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
@@ -295,8 +295,8 @@ class ObjectExecutor:
                 f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED} "
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
-            found = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
-            return plan, found.cast(schema)
+            table = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+            return plan, table.cast(schema)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -377,9 +377,9 @@ class ObjectExecutor:
         trust_index: bool = True,
     ) -> list[TypePlan]:
         engine = self._engine
-        found = engine.versions.resolve_all(specs, head, trust_index=trust_index)
+        resolutions = engine.versions.resolve_all(specs, head, trust_index=trust_index)
         plans = []
-        for n, (spec, resolution) in enumerate(zip(specs, found, strict=True)):
+        for n, (spec, resolution) in enumerate(zip(specs, resolutions, strict=True)):
             top = engine.versions.type_head(spec, head)
             check_schema(engine.chain, head, spec, top)
             plans.append(

@@ -73,8 +73,8 @@ class ResidentType:
 
     def positions(self, intents: pa.Table) -> pa.Array:
         """Where the stored row of each intent is; null for unknown identities."""
-        found = self._positions
-        return pa.array([found.get(i) for i in self.identities(intents)], pa.int64())
+        positions = self._positions
+        return pa.array([positions.get(i) for i in self.identities(intents)], pa.int64())
 
     def rows_at(self, positions: pa.Array) -> pa.Table:
         """Stored rows in the order asked for; all null where the position is."""
@@ -107,10 +107,10 @@ class Resident:
 
     def get(self, ref: TypeRef) -> ResidentType | None:
         with self._mutex:
-            found = self._types.get(ref)
-            if found is not None:
+            resident = self._types.get(ref)
+            if resident is not None:
                 self._types.move_to_end(ref)
-            return found
+            return resident
 
     def keep(self, ref: TypeRef, resident: ResidentType) -> None:
         with self._mutex:
@@ -184,20 +184,25 @@ class Versions:
         """The same for several types, which costs no more hops."""
         refs = [spec.ref for spec in specs]
         if trust_index:
-            found = resolve(self._chain, self._indices, head, refs, watermark_is_head=self._v1)
+            resolutions = resolve(
+                self._chain, self._indices, head, refs, watermark_is_head=self._v1
+            )
         else:
-            found = resolve_from_chain(self._chain, head, refs)
-        return [self._current(spec, head, one) for spec, one in zip(specs, found, strict=True)]
+            resolutions = resolve_from_chain(self._chain, head, refs)
+        return [
+            self._current(spec, head, resolution)
+            for spec, resolution in zip(specs, resolutions, strict=True)
+        ]
 
-    def _current(self, spec: TypeSpec, head: Head, found: Resolution) -> Resolution:
-        if found.warning is not None:
-            self._warn(found.warning)
+    def _current(self, spec: TypeSpec, head: Head, resolution: Resolution) -> Resolution:
+        if resolution.warning is not None:
+            self._warn(resolution.warning)
         if self._v1:
-            return found
+            return resolution
         top = self.type_head(spec, head)
         current = top.schema_version_id if top is not None else None
-        kept = tuple(e for e in found.entries if e.schema_version_id == current)
-        return Resolution(kept, found.fallback, found.warning)
+        kept = tuple(e for e in resolution.entries if e.schema_version_id == current)
+        return Resolution(kept, resolution.fallback, resolution.warning)
 
     @contextmanager
     def open(
@@ -222,8 +227,8 @@ class Versions:
         self, spec: TypeSpec, head: Head, keys: pa.Table, *, trust_index: bool = True
     ) -> list[Entry]:
         """Where the latest versions of `keys` can be."""
-        found = self.resolve(spec, head, trust_index=trust_index)
-        return newest(prune_by_keys(found.entries, spec, keys), head.commit_id)
+        resolution = self.resolve(spec, head, trust_index=trust_index)
+        return newest(prune_by_keys(resolution.entries, spec, keys), head.commit_id)
 
     def add_view(
         self,
@@ -233,8 +238,10 @@ class Versions:
         files: Sequence[CommitFile],
     ) -> None:
         """A view of the rows of files that are not (yet) part of any commit."""
-        found = [DataFile(Entry(0, 0, (file,)), file) for file in files]
-        cursor.execute(f"CREATE TEMP VIEW {name} AS {self._scanner.source(cursor, spec, found)}")
+        data_files = [DataFile(Entry(0, 0, (file,)), file) for file in files]
+        cursor.execute(
+            f"CREATE TEMP VIEW {name} AS {self._scanner.source(cursor, spec, data_files)}"
+        )
 
     @contextmanager
     def scan(
@@ -250,14 +257,14 @@ class Versions:
         top = self.type_head(spec, head)
         if top is None:
             return None
-        known = self._resident.get(spec.ref)
+        kept = self._resident.get(spec.ref)
         epoch = (head.log_id, top.schema_version_id)
-        if known is not None and known.epoch != epoch:
-            known = None
-        if known is not None and known.upto >= top.commit_id:
-            return known
-        if known is not None:
-            missing = state.entries(self._chain, head, spec.ref, top=top, above=known.upto)
+        if kept is not None and kept.epoch != epoch:
+            kept = None
+        if kept is not None and kept.upto >= top.commit_id:
+            return kept
+        if kept is not None:
+            missing = state.entries(self._chain, head, spec.ref, top=top, above=kept.upto)
         else:
             missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
         missing = newest(missing, head.commit_id)
@@ -270,12 +277,12 @@ class Versions:
         try:
             rows = self._scanner.table(spec, missing)
         except MissingFileError:
-            if known is not None or not trust_index:
+            if kept is not None or not trust_index:
                 raise
             return self.resident(spec, head, trust_index=False)
-        if known is None:
-            known = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
+        if kept is None:
+            kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
         else:
-            known.add(rows, upto=head.commit_id)
-        self._resident.keep(spec.ref, known)
-        return known
+            kept.add(rows, upto=head.commit_id)
+        self._resident.keep(spec.ref, kept)
+        return kept

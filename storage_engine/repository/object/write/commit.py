@@ -151,15 +151,15 @@ class CommitRun:
 
     def _evaluate_unlocked(self) -> Evaluation:
         """On the head we know; on the real one before a no-op or a refusal is believed."""
-        known = self._chain.known_head()
+        remembered = self._chain.known_head()
         # Staged long ago: what came since is best looked at now, not under the lock.
-        if known is not None and not self._attempts:
+        if remembered is not None and not self._attempts:
             try:
-                evaluation = self._evaluate(known)
+                evaluation = self._evaluate(remembered)
                 if not evaluation.empty:
                     return evaluation
             except OntologiaError:
-                if self._chain.read_head().etag == known.etag:
+                if self._chain.read_head().etag == remembered.etag:
                     raise
         return self._evaluate(self._chain.read_head())
 
@@ -330,18 +330,18 @@ class CommitRun:
                 resident = ResidentType(spec, rows, upto=commit_id, epoch=epoch)
                 self._resident.keep(ref, resident)
                 continue
-            known = self._resident.get(ref)
-            if known is not None and known.upto >= before[ref].commit_id:
-                known.add(rows, upto=commit_id)
+            kept = self._resident.get(ref)
+            if kept is not None and kept.upto >= before[ref].commit_id:
+                kept.add(rows, upto=commit_id)
 
     def _result(self, published: PublishedCommit) -> CommitResult:
         changes: dict[TypeRef, TypeChange] = {}
         for file in published.manifest.files:
-            known = changes.get(file.ref, TypeChange(file.kind, file.type_name, 0, 0))
+            before = changes.get(file.ref, TypeChange(file.kind, file.type_name, 0, 0))
             changes[file.ref] = replace(
-                known,
-                inserted=known.inserted + (file.inserted or 0),
-                updated=known.updated + (file.updated or 0),
+                before,
+                inserted=before.inserted + (file.inserted or 0),
+                updated=before.updated + (file.updated or 0),
             )
         return CommitResult(
             published.manifest.commit_id,

@@ -96,17 +96,17 @@ class Evaluator:
                 if delta.rows.num_rows:
                     deltas[spec.ref] = (spec, delta)
             else:
-                found = self._bulk[spec.ref].parts(head, top, snapshot=request.snapshot)
-                if found.rows:
-                    parts[spec.ref] = (spec, found)
+                bulk_parts = self._bulk[spec.ref].parts(head, top, snapshot=request.snapshot)
+                if bulk_parts.rows:
+                    parts[spec.ref] = (spec, bulk_parts)
         changed = {*deltas, *parts}
         return Evaluation(
             version, deltas, parts, tuple(spec for spec in register if spec.ref in changed)
         )
 
     def _delta(self, spec: TypeSpec, head: Head, top: TypeHead | None, intents: pa.Table) -> Delta:
-        if (known := self._deltas.get(spec.ref)) is not None and known[0] == top:
-            return known[1]
+        if (earlier := self._deltas.get(spec.ref)) is not None and earlier[0] == top:
+            return earlier[1]
         if top is None:
             delta = all_new(spec, intents)
         else:
@@ -123,8 +123,8 @@ class Evaluator:
         resident = self._versions.resident(spec, head)
         if resident is not None:
             if snapshot is not None:
-                found = resident_changed_since(resident, intents, snapshot)
-                raise_on_conflict(spec, found, snapshot)
+                moved = resident_changed_since(resident, intents, snapshot)
+                raise_on_conflict(spec, moved, snapshot)
             return reconcile_resident(spec, resident, intents)
         with self._versions.open(spec, head, intents, intents=intents) as stored:
             if snapshot is not None:
@@ -182,8 +182,8 @@ def delta_sql(spec: TypeSpec, *, unique: bool, only: str | None = None) -> str:
 def reconcile(cursor: duckdb.DuckDBPyConnection, spec: TypeSpec, *, unique: bool) -> Delta:
     """The delta of the registered table `intents`, in memory, ordered by identity."""
     order = ", ".join(quoted(name) for name in spec.identity)
-    found = cursor.execute(f"{delta_sql(spec, unique=unique)} ORDER BY {order}").to_arrow_table()
-    return split(spec, found)
+    flagged = cursor.execute(f"{delta_sql(spec, unique=unique)} ORDER BY {order}").to_arrow_table()
+    return split(spec, flagged)
 
 
 def reconcile_resident(spec: TypeSpec, resident: ResidentType, intents: pa.Table) -> Delta:

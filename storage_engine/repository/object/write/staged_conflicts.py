@@ -119,8 +119,8 @@ class Overtaken:
         keys = ", ".join(quoted(name) for name in self.spec.identity)
         if upto == 0:
             return self.rows.append_column("known", pa.repeat(False, self.rows.num_rows))
-        found = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
-        with versions.scan(self.spec, found, overtaken=self.rows) as cursor:
+        entries = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
+        with versions.scan(self.spec, entries, overtaken=self.rows) as cursor:
             return cursor.execute(
                 f"WITH before AS (SELECT DISTINCT {keys} FROM versions WHERE commit_id <= ?) "
                 f"SELECT o.{_PART}, o.{_WINS}, b.{quoted(self.spec.identity[0])} IS NOT NULL "
@@ -128,10 +128,10 @@ class Overtaken:
                 [upto],
             ).to_arrow_table()
 
-    def counts(self, part: int, known: pa.Table) -> tuple[int, int, int]:
+    def counts(self, part: int, earlier: pa.Table) -> tuple[int, int, int]:
         """Of one part: rows that go, those of them that had counted as inserts, and rows that
         stay but are no inserts any more."""
-        mine = known.filter(pc.equal(known.column(_PART), part))
+        mine = earlier.filter(pc.equal(earlier.column(_PART), part))
         new = pc.invert(mine.column("known"))
         wins = mine.column(_WINS)
         loses = pc.invert(wins)
@@ -172,11 +172,11 @@ def overtaken(
     )
     listed = ", ".join(f"v.{quoted(name)}" for name in spec.identity)
     with versions.scan(spec, numbered, written=written) as cursor:
-        found = cursor.execute(
+        rows = cursor.execute(
             f"SELECT v.commit_id AS {_PART}, {listed}, {wins} AS {_WINS} "
             f"FROM versions v JOIN written w USING ({keys}) ORDER BY ALL"
         ).to_arrow_table()
-    return Overtaken(spec, found)
+    return Overtaken(spec, rows)
 
 
 @contextmanager
@@ -211,11 +211,11 @@ def repeated(versions: Versions, spec: TypeSpec, files: Sequence[CommitFile]) ->
         distinct = f"SELECT count(*) FROM (SELECT DISTINCT hash({keys}) FROM versions)"
         if _single(cursor.execute(distinct).fetchone()) == rows:
             return []  # and if fewer: hashes may collide, so the identities themselves decide
-        found = cursor.execute(
+        twice = cursor.execute(
             f"SELECT {keys} FROM versions GROUP BY {keys} HAVING count(*) > 1 "
             f"ORDER BY {keys} LIMIT 3"
         ).fetchall()
-    return [row[0] if len(row) == 1 else row for row in found]
+    return [row[0] if len(row) == 1 else row for row in twice]
 
 
 def disjoint(files: Iterable[CommitFile]) -> bool:

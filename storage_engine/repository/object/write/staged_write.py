@@ -217,8 +217,8 @@ class StagedWrite:
 
     def entries(self) -> list[Entry]:
         """The files that hold the type's latest rows as of the base."""
-        found = self._versions.resolve(self.spec, self.base)
-        return newest(found.entries, self.base.commit_id)
+        resolution = self._versions.resolve(self.spec, self.base)
+        return newest(resolution.entries, self.base.commit_id)
 
     def add(self, files: Iterable[CommitFile]) -> None:
         """Take parts into the write: they are in the store, and each row differs from the base."""
@@ -234,7 +234,7 @@ class StagedWrite:
         arrived, self._files = self._files, ()
         if not arrived:
             return
-        found = differing(
+        kept = differing(
             self._versions,
             self.spec,
             self.base,
@@ -243,7 +243,7 @@ class StagedWrite:
             order_by=self.order_by,
             part_bytes=part_bytes,
         )
-        for rows, inserted in found:
+        for rows, inserted in kept:
             self.stage(rows, inserted=inserted)
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
@@ -282,12 +282,12 @@ class StagedWrite:
         since = min(self._upto, snapshot) if snapshot is not None else self._upto
         if self._files and top is not None and top.commit_id > since:
             fresh = state.entries(self._chain, head, self.spec.ref, top=top, above=since)
-            found = overtaken(
+            lost = overtaken(
                 self._versions, self.spec, self._files, fresh, since=since, order_by=self.order_by
             )
             if snapshot is not None:
-                raise_on_conflict(self.spec, found.identities(), snapshot)
-            self._give_way(head, found, since)
+                raise_on_conflict(self.spec, lost.identities(), snapshot)
+            self._give_way(head, lost, since)
         self._upto = head.commit_id
         return BulkParts((), self._files)
 
@@ -302,17 +302,17 @@ class StagedWrite:
                 stored_version=now,
             )
 
-    def _give_way(self, head: Head, found: Overtaken, since: int) -> None:
-        if not found:
+    def _give_way(self, head: Head, newer: Overtaken, since: int) -> None:
+        if not newer:
             return
-        known = found.known_before(
+        earlier = newer.known_before(
             self._versions,
             head,
             since if self.top is not None or since > self.base.commit_id else 0,
         )
         files = list(self._files)
-        for number in found.parts():
-            lost, lost_new, won_new = found.counts(number, known)
+        for number in newer.parts():
+            lost, lost_new, won_new = newer.counts(number, earlier)
             file = files[number]
             inserted = (file.inserted or 0) - lost_new - won_new
             if not lost:
@@ -323,7 +323,7 @@ class StagedWrite:
             if left == 0:
                 files[number] = replace(file, row_count=0)
                 continue
-            with without(self._versions, self.spec, file, found.losing(number)) as part:
+            with without(self._versions, self.spec, file, newer.losing(number)) as part:
                 staged = self._staging.stage(self.spec, replace(part, inserted=inserted))
             files[number] = replace(staged, part=file.part)
         self._files = tuple(file for file in files if file.row_count)
