@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ontologia_dagster import OntologyResource
-from ontologia_dagster.demo.assets import opened, punctuality
+from ontologia_dagster.demo.assets import open_session, punctuality
 from ontologia_dagster.demo.events import NOTICE, SEVERE_DELAY
 from ontologia_dagster.demo.expected import Expected
 from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airport, Incident, Plane
-from ontologia_dagster.demo.run import Outcome, corrections
+from ontologia_dagster.demo.run import DemoResult, corrections
 from ontologia_dagster.demo.source import SAME_MAKER
 from ontologia_dagster.downstream.metadata import PER_REQUEST, price, request_total
 from storage_engine import Session
@@ -34,9 +34,9 @@ class Figure:
         return bool(self.found == self.expected)
 
 
-def figures(ontology: OntologyResource, outcome: Outcome, expected: Expected) -> list[Figure]:
+def figures(ontology: OntologyResource, outcome: DemoResult, expected: Expected) -> list[Figure]:
     """What is stored now, before the corrections, and what happened in between."""
-    with opened(ontology) as session:
+    with open_session(ontology) as session:
         stored, sent = _counts(session), _events_sent(session)
         found = [
             Figure("Airline", stored["Airline"], expected.airlines),
@@ -95,7 +95,7 @@ def _changes(session: Session, expected: Expected) -> list[Figure]:
     ]
 
 
-def _first_pass(session: Session, outcome: Outcome, expected: Expected) -> list[Figure]:
+def _first_pass(session: Session, outcome: DemoResult, expected: Expected) -> list[Figure]:
     """The storage as the first pass left it, by time travel, and what the checks said of it."""
     then = session.at(outcome.first_commit).query()
     to_nowhere = session.at(outcome.first_commit).sql(
@@ -139,11 +139,11 @@ def _events_sent(session: Session) -> Counter[str]:
 def show(
     console: Console,
     ontology: OntologyResource,
-    outcome: Outcome,
+    outcome: DemoResult,
     found: Sequence[Figure],
     seconds: float,
 ) -> None:
-    with opened(ontology) as session:
+    with open_session(ontology) as session:
         _show_figures(console, found)
         _show_question(console, session)
         _show_time_travel(console, session, outcome)
@@ -198,7 +198,7 @@ def _show_question(console: Console, session: Session) -> None:
     console.print(table)
 
 
-def _show_time_travel(console: Console, session: Session, outcome: Outcome) -> None:
+def _show_time_travel(console: Console, session: Session, outcome: DemoResult) -> None:
     """Makers' names before and after the corrections, from one and the same storage."""
     first = outcome.first_commit or max(1, (corrections(session).first_commit or 1) - 1)
     console.print("\n[bold]Time travel: the makers of planes, then and now[/bold]")
@@ -233,7 +233,7 @@ def _show_commits(console: Console, session: Session) -> None:
     console.print(table)
 
 
-def _show_cost(console: Console, outcome: Outcome) -> None:
+def _show_cost(console: Console, outcome: DemoResult) -> None:
     requests, files = outcome.requests, outcome.files_by_spark
     kinds = ", ".join(f"{kind} {requests[kind]:,}" for kind in PER_REQUEST if kind in requests)
     cost = price({**requests, "PUT": requests["PUT"] + files})

@@ -64,7 +64,7 @@ def slices(spec: PartitionSpec, keys: Sequence[str]) -> list[Slice]:
     return [Slice(key, window.start, window.end) for key, window in zip(keys, windows, strict=True)]
 
 
-def written(spec: PartitionSpec, keys: Sequence[str]) -> str:
+def format_keys(spec: PartitionSpec, keys: Sequence[str]) -> str:
     """All of these keys as a text for a manifest: the first and last of adjacent spans of time,
     so that years of days take no more room than two; others one by one."""
     found: list[str | list[str]] = []
@@ -79,8 +79,8 @@ def written(spec: PartitionSpec, keys: Sequence[str]) -> str:
     return json.dumps(found)
 
 
-def read(spec: PartitionSpec, text: str) -> list[str] | None:
-    """The keys that `written` was given; None where they are not of these partitions (any more)."""
+def parse_keys(spec: PartitionSpec, text: str) -> list[str] | None:
+    """The keys that `format_keys` was given; None where the type is not cut so (any more)."""
     definition = partitions_def(spec)
     keys: list[str] = []
     try:
@@ -122,7 +122,7 @@ def source_condition(declared: OntologyAsset, keys: Sequence[str], field_type: s
     return " OR ".join(spans)
 
 
-def expanded_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
+def expand_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Paths with `{partition_key}` in them, once for each key."""
     found: list[str] = []
     for path in paths:
@@ -134,18 +134,18 @@ def expanded_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Held:
+class PartitionState:
     """What the storage has of a partition: rows now, and the commit that last changed one."""
 
     rows: int = 0
     commit_id: int = 0
 
 
-def held(
+def read_states(
     executor: SqlExecutor, type_spec: TypeSpec, spec: PartitionSpec, keys: Sequence[str]
-) -> dict[str, Held]:
+) -> dict[str, PartitionState]:
     """Rows and last commit of each of these partitions, by one query."""
-    found = dict.fromkeys(keys, Held())
+    found = dict.fromkeys(keys, PartitionState())
     cut = slices(spec, keys)
     kind = field_type(type_spec, spec)
     column = f't."{spec.field}"'
@@ -169,7 +169,7 @@ def held(
     )
     for batch in executor.sql(statement, parameters).batches:
         for row in batch.to_pylist():
-            found[row["key"]] = Held(row["n"], row["commit_id"])
+            found[row["key"]] = PartitionState(row["n"], row["commit_id"])
     return found
 
 

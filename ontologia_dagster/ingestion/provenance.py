@@ -19,7 +19,7 @@ import dagster as dg
 from ontologia_dagster.dagster_compat import step_key
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.ingestion import partitions
-from ontologia_dagster.ingestion.partitions import expanded_paths
+from ontologia_dagster.ingestion.partitions import expand_paths
 from ontologia_dagster.ingestion.source_files import PARTITION_KEY, SourceFile, SourceFiles
 from storage_engine.errors import ConfigurationError
 
@@ -44,7 +44,7 @@ def commit_metadata(
         CODE_VERSION: declared.code_version,
     }
     if declared.partitions is not None and keys:
-        found[PARTITIONS] = partitions.written(declared.partitions, keys)
+        found[PARTITIONS] = partitions.format_keys(declared.partitions, keys)
     return found
 
 
@@ -63,14 +63,14 @@ def unit_of_work(
     """The idempotency key of this write."""
     parts = [location, declared.asset_key.to_user_string()]
     if keys:
-        parts.append(named(keys))
+        parts.append(name_partitions(keys))
     run = context.run
     root = run.root_run_id or run.run_id
     start = root if fingerprint is not None else run.run_id
     return "/".join(parts), f"{start}:{fingerprint or '-'}:{declared.code_version}"
 
 
-def named(keys: Sequence[str]) -> str:
+def name_partitions(keys: Sequence[str]) -> str:
     """One or several partitions as part of an app id."""
     if len(keys) == 1:
         return keys[0]
@@ -87,11 +87,11 @@ def source_fingerprints(
     if not keys or not any(PARTITION_KEY in path for path in source.paths):
         return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
     return {
-        key: source_fingerprint(source, expanded_paths(source.paths, [key]), files) for key in keys
+        key: source_fingerprint(source, expand_paths(source.paths, [key]), files) for key in keys
     }
 
 
-def combined(prints: Iterable[str | None]) -> str | None:
+def combine(prints: Iterable[str | None]) -> str | None:
     """Of several partitions as one; None when one of them cannot be told."""
     found = list(dict.fromkeys(prints))
     known = [one for one in found if one is not None]

@@ -40,14 +40,14 @@ def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
     )
     def source_changed(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        now = states(declared, ontology)
+        now = read_states(declared, ontology)
         if now is None:
             return dg.SkipReason("nobody can tell the state of this source: give it a fingerprint")
         if not now:
             return dg.SkipReason(f"there is no file yet at {', '.join(declared.source.paths)}")
-        asked = _parsed(context.cursor)
+        asked = _parse_cursor(context.cursor)
         changed = [key for key, state in now.items() if asked.get(key) != state]
-        known = _materialised(context.instance, declared, changed)
+        known = _latest_states(context.instance, declared, changed)
         wanted = [key for key in changed if known.get(key) != now[key]]
         requests, left = _requests(declared, wanted)
         after = asked | {key: now[key] for key in changed if key not in left}
@@ -60,7 +60,7 @@ def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
     return source_changed
 
 
-def states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[str, str] | None:
+def read_states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[str, str] | None:
     """The fingerprint of each partition whose files are all there; None when nobody can tell."""
     source, spec, files = declared.source, declared.partitions, SourceFiles(ontology)
     keys = partitions.partitions_def(spec).get_partition_keys() if spec is not None else [_WHOLE]
@@ -121,12 +121,12 @@ def _spans(wanted: Iterable[str], order: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def _parsed(cursor: str | None) -> dict[str, str]:
+def _parse_cursor(cursor: str | None) -> dict[str, str]:
     found: dict[str, str] = json.loads(cursor) if cursor else {}
     return found
 
 
-def _materialised(
+def _latest_states(
     instance: dg.DagsterInstance, declared: OntologyAsset, keys: Sequence[str]
 ) -> Mapping[str, str]:
     """The states that the latest materialisations were made from, of these partitions."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from ontologia_dagster.resources.failures import failure
-from ontologia_dagster.resources.secrets import hidden_options
+from ontologia_dagster.resources.secrets import hide_options
 from ontologia_dagster.resources.spark import PIPES, SparkResource
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ REFUSED = 3
 USAGE = 2
 
 
-def carry_out(
+def run_ingest(
     context: dg.AssetExecutionContext,
     order: IngestOrder,
     ontology: OntologyResource,
@@ -43,14 +43,16 @@ def carry_out(
 ) -> WriteResult:
     """Write what the order says; at most one commit."""
     if spark.mode == PIPES:
-        return _submitted(context, order, ontology, spark)
+        return _submit_ingest(context, order, ontology, spark)
     from storage_engine.spark.jobs.ingest import ingest
 
     with _spark_failures(context.instance), ontology.session(holder=holder) as session:
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
-def earlier(order: IngestOrder, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
+def find_earlier(
+    order: IngestOrder, ontology: OntologyResource, spec: TypeSpec
+) -> WriteResult | None:
     """What this very work did before: a step that is tried again then starts no Spark."""
     from storage_engine.commitlog import state
     from storage_engine.repository.object.engine import ObjectRepository
@@ -73,7 +75,7 @@ def earlier(order: IngestOrder, ontology: OntologyResource, spec: TypeSpec) -> W
         )
 
 
-def look_ahead(
+def preview_ingest(
     context: dg.AssetExecutionContext,
     order: IngestOrder,
     ontology: OntologyResource,
@@ -82,7 +84,7 @@ def look_ahead(
     """What the order would do, without doing it."""
     if spark.mode == PIPES:
         # Without Pipes: after it Dagster insists on an output, and a preview has none.
-        return _submitted(context, order, ontology, spark, "--dry-run", piped=False)
+        return _submit_ingest(context, order, ontology, spark, "--dry-run", piped=False)
     from storage_engine.spark.jobs.ingest import ingest
 
     with _spark_failures(context.instance), ontology.session() as session:
@@ -117,7 +119,7 @@ def _teller(context: dg.AssetExecutionContext) -> Any:
     return tell
 
 
-def _submitted(
+def _submit_ingest(
     context: dg.AssetExecutionContext,
     order: IngestOrder,
     ontology: OntologyResource,
@@ -127,7 +129,7 @@ def _submitted(
 ) -> WriteResult:
     from storage_engine.spark.results import WriteResult
 
-    order, secrets = hidden_options(order)
+    order, secrets = hide_options(order)
     arguments = [*order.to_arguments(), *options]
     said = submit(context, ontology, spark, "ingest", arguments, env=secrets, piped=piped)
     names = {field.name for field in fields(WriteResult)}

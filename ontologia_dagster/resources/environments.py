@@ -86,16 +86,16 @@ class Environment(_Table):
     @property
     def uri(self) -> str:
         """The storage of the environment itself."""
-        return joined(self.storage_uri, self.prefix)
+        return join_uri(self.storage_uri, self.prefix)
 
     def uri_of(self, tenant: str) -> str:
         """Beside the environment's own storage: under the tenant's prefix, or a storage URI that
         is its own. Without either, the environment's prefix is part of the name."""
         table = self.tenants[tenant]
         if table.storage_uri is not None:
-            return joined(table.storage_uri, table.prefix)
+            return join_uri(table.storage_uri, table.prefix)
         own = "-".join(filter(None, [self.prefix.strip("/"), tenant]))
-        return joined(self.storage_uri, table.prefix or own)
+        return join_uri(self.storage_uri, table.prefix or own)
 
     @property
     def uris(self) -> list[str]:
@@ -152,12 +152,12 @@ class Environments(_Table):
 def refuse_production(uri: str, environment: str, production_uris: tuple[str, ...]) -> None:
     """Raise when `uri` is a production storage: listed as one, inside or around one, or named like
     one. How it is spelled makes no difference."""
-    meant = canonical(uri)
+    meant = canonical_uri(uri)
     why = None
     for known in production_uris:
-        if _is_inside(meant, canonical(known)):
+        if _is_inside(meant, canonical_uri(known)):
             why = f"it is production's {known}"
-        elif _is_inside(canonical(known), meant):
+        elif _is_inside(canonical_uri(known), meant):
             why = f"production's {known} is inside it"
     if why is None and _PRODUCTION_WORDS & set(re.split(r"[/\\]+", meant.lower())):
         why = "its prefix says production"
@@ -168,7 +168,7 @@ def refuse_production(uri: str, environment: str, production_uris: tuple[str, ..
         )
 
 
-def joined(uri: str, prefix: str) -> str:
+def join_uri(uri: str, prefix: str) -> str:
     """A prefix under a storage URI; directories become absolute, as runs start elsewhere."""
     prefix = prefix.strip("/")
     if "://" in uri:
@@ -177,7 +177,7 @@ def joined(uri: str, prefix: str) -> str:
     return str((path / prefix if prefix else path).resolve())
 
 
-def canonical(uri: str) -> str:
+def canonical_uri(uri: str) -> str:
     """One spelling for each place, to compare: an absolute path, or scheme://bucket/prefix."""
     sqlite = target_of(uri).sqlite_path
     scheme, mark, rest = uri.partition("://")
@@ -205,7 +205,7 @@ def _refuse_nesting(environment: Environment) -> None:
     }
     for outer, around in named.items():
         for inner, uri in named.items():
-            if inner != outer and _is_inside(canonical(uri), canonical(around)):
+            if inner != outer and _is_inside(canonical_uri(uri), canonical_uri(around)):
                 raise ConfigurationError(
                     f"[{environment.name}]: {inner} storage {uri} is inside {outer}, {around}. "
                     "Give the environment a `prefix`, so that tenants are beside it, or the tenant "

@@ -13,7 +13,7 @@ from storage_engine.errors import LockContentionError, OntologiaError
 
 
 @contextmanager
-def reported_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None]:
+def report_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None]:
     """Turn an OntologiaError into a `dg.Failure` that Dagster retries only if that can help.
 
     With `instance`, the failure links to the run that holds the lock, where it is one of its runs.

@@ -1,10 +1,9 @@
 """What no command line may show, and the variables of the environment that it goes by instead.
 
-How a process that we start for a storage gets at it: by its environment, since a command line
-can be read by everybody on the machine.
-
-It opens the storage with our own configuration. Where that names who to be on S3, other programs
-in it (Hadoop's `s3a`) are the same: nothing that is inherited from us stands in the way.
+Everybody on a machine can read the command lines of its processes. A program that we start gets
+secrets among its options by reference, and the storage's configuration in its environment: it opens
+the storage as we do. Where that names who to be on S3, other programs in it (Hadoop's `s3a`) are
+the same: nothing that is inherited from us stands in the way.
 """
 
 from __future__ import annotations
@@ -27,6 +26,20 @@ if TYPE_CHECKING:
 _SECRET = re.compile(r"secret|password|passphrase|passwd|token|credential|(access|account)[._]?key")
 _PARAMETER = re.compile(r"[?;&]([^=;&?]+)=")  # of a URL
 _OPTION = "ONTOLOGIA_JOB_OPTION_"
+# All that says who a process is on AWS. A part of another identity beside ours would be mixed
+# with it (a session token), or win over it (keys over a profile).
+_IDENTITY = (
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_SECURITY_TOKEN",
+    "AWS_CREDENTIAL_EXPIRATION",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
 
 
 def is_secret(name: str) -> bool:
@@ -34,7 +47,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name.lower()) is not None
 
 
-def hidden_options(order: IngestOrder) -> tuple[IngestOrder, dict[str, str]]:
+def hide_options(order: IngestOrder) -> tuple[IngestOrder, dict[str, str]]:
     """The order with references in place of secrets among the options of its source (a password
     that was written out), and the variables that they refer to."""
     for path in order.source.paths:
@@ -55,26 +68,10 @@ def hidden_options(order: IngestOrder) -> tuple[IngestOrder, dict[str, str]]:
     return hidden, {variable: order.source.options[name] for variable, name in variables.items()}
 
 
-# All that says who a process is on AWS. A part of another identity beside ours would be mixed
-# with it (a session token), or win over it (keys over a profile).
-_IDENTITY = (
-    "AWS_PROFILE",
-    "AWS_DEFAULT_PROFILE",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_SECURITY_TOKEN",
-    "AWS_CREDENTIAL_EXPIRATION",
-    "AWS_ROLE_ARN",
-    "AWS_ROLE_SESSION_NAME",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-)
-
-
 def child_environment(ontology: OntologyResource, inherited: Mapping[str, str]) -> dict[str, str]:
     """What is inherited, with the storage's configuration and in its identity, if it has one."""
     config = ontology.config()
-    given = _revealed(config.s3_credentials or S3Credentials())
+    given = _reveal(config.s3_credentials or S3Credentials())
     found = {n: value for n, value in inherited.items() if not given or n not in _IDENTITY}
     own = {
         "AWS_PROFILE": given.get("profile"),
@@ -96,7 +93,7 @@ def _options(config: OntologiaConfig, credentials: Mapping[str, str]) -> str:
     return json.dumps({**said, "s3_credentials": credentials} if credentials else said)
 
 
-def _revealed(credentials: S3Credentials) -> dict[str, str]:
+def _reveal(credentials: S3Credentials) -> dict[str, str]:
     secret, token = credentials.secret_access_key, credentials.session_token
     given = {
         "profile": credentials.profile,

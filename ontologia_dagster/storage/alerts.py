@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage import events
 from ontologia_dagster.storage.type_assets import checks_of
 from storage_engine.config import duration
@@ -127,9 +127,9 @@ def conditions_sensor(
     )
     def conditions(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        before = _told_before(context.cursor)
+        before = _parse_cursor(context.cursor)
         unclear, failed = _failed_checks(context, storage)
-        with reported_failures():
+        with report_failures():
             found = [
                 *failed,
                 *_bus_alerts(ontology, storage, handlers, oldest_event),
@@ -147,7 +147,7 @@ def conditions_sensor(
     return conditions
 
 
-def _told_before(cursor: str | None) -> dict[str, str]:
+def _parse_cursor(cursor: str | None) -> dict[str, str]:
     """What holds and was told, with how much of it there was."""
     found = json.loads(cursor) if cursor else {}
     return found if isinstance(found, dict) else dict.fromkeys(found, "")
@@ -217,7 +217,7 @@ def _bus_alerts(
         yield Alert(
             key=f"event_lag/{storage}",
             title="events wait too long",
-            text=events.told(seen),
+            text=events.describe(seen),
             facts={"due": seen.due, "waiting": seen.waiting, "limit": oldest_event},
         )
 

@@ -42,12 +42,12 @@ def index_check(declared: OntologyAsset, repair_job: str) -> dg.AssetChecksDefin
     )
     def index_verify(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        return always(lambda: _index_result(ontology, declared.type, repair_job))
+        return run_check(lambda: _index_result(ontology, declared.type, repair_job))
 
     return index_verify
 
 
-def always(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
+def run_check(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
     """The check's result, or a failed one with the error that kept it from having one."""
     try:
         return check()

@@ -21,9 +21,9 @@ import dagster as dg
 
 from ontologia_dagster.dagster_compat import latest_versions, version_of, version_tags
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past
-from ontologia_dagster.storage.type_assets import Located, located
+from ontologia_dagster.storage.type_assets import TypeAsset, find_type_assets
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -37,14 +37,14 @@ _LEFT_TO_RUN = timedelta(minutes=15)
 
 
 @dataclass
-class Cursor:
+class TailPosition:
     """Commits up to `commit` are dealt with, except those held for a run that is going on."""
 
     commit: int = 0
     held: list[int] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, text: str | None, head: int) -> "Cursor | None":
+    def parse(cls, text: str | None, head: int) -> "TailPosition | None":
         """None at first, and when the storage was begun anew."""
         raw = json.loads(text) if text else None
         if raw is None or raw["commit"] > head:
@@ -69,7 +69,7 @@ def log_tail_sensor(
     )
     def log_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(), ontology.repository() as repository:
+        with report_failures(), ontology.repository() as repository:
             return _tick(context, repository, storage)
 
     return log_tail
@@ -79,25 +79,25 @@ def _tick(
     context: dg.SensorEvaluationContext, repository: "Repository", storage: str
 ) -> dg.SensorResult:
     head = repository.head_commit_id()
-    cursor = Cursor.parse(context.cursor, head)
+    cursor = TailPosition.parse(context.cursor, head)
     if cursor is not None and head == cursor.commit and not cursor.held:
         return dg.SensorResult(skip_reason=f"commit {head} is the latest", cursor=str(cursor))
     assert context.repository_def is not None
-    tail = _Tail(context.instance, repository, located(context.repository_def, storage))
+    tail = _Tail(context.instance, repository, find_type_assets(context.repository_def, storage))
     if cursor is None:
         upto = head
         events = list(tail.last_changes(anew=bool(context.cursor)))
     else:
         upto = min(head, cursor.commit + _PER_TICK)
         events = list(tail.changes(_commits(repository, cursor, upto)))
-    after = str(Cursor(upto, tail.held))
+    after = str(TailPosition(upto, tail.held))
     if not events:
         waits = f", {len(tail.held)} left to runs that go on" if tail.held else ""
         return dg.SensorResult(skip_reason=f"all up to commit {upto} is known{waits}", cursor=after)
     return dg.SensorResult(asset_events=events, cursor=after)
 
 
-def _commits(repository: "Repository", cursor: Cursor, upto: int) -> "Iterator[CommitRecord]":
+def _commits(repository: "Repository", cursor: TailPosition, upto: int) -> "Iterator[CommitRecord]":
     """Oldest first: those held, then the new ones."""
     for commit_id in cursor.held:
         known = repository.get_commit(commit_id)
@@ -121,7 +121,7 @@ class _Tail:
         self,
         instance: dg.DagsterInstance,
         repository: "Repository",
-        followed: Sequence[Located],
+        followed: Sequence[TypeAsset],
     ) -> None:
         self.held: list[int] = []
         self._instance = instance
@@ -169,7 +169,7 @@ class _Tail:
             self.held.append(commit.id)
         return True
 
-    def _last_commits(self, asset: Located) -> dict[str | None, int]:
+    def _last_commits(self, asset: TypeAsset) -> dict[str | None, int]:
         """By partition; of those that have rows."""
         spec = self._specs[asset.type_name]
         if asset.partition_by is None:
@@ -180,7 +180,7 @@ class _Tail:
         return {key: commit_id for key, commit_id in found.items() if commit_id}
 
     def _versions(
-        self, asset: Located, keys: Sequence[str | None], as_of: int | None = None
+        self, asset: TypeAsset, keys: Sequence[str | None], as_of: int | None = None
     ) -> dict[str | None, int]:
         """The commit that last changed a row of each of these partitions (0: it has none). A run
         on several may have changed some of them alone."""
@@ -190,17 +190,17 @@ class _Tail:
         found: dict[str | None, int] = {}
         for first in range(0, len(keys), _PER_QUERY):
             some = [key for key in keys[first : first + _PER_QUERY] if key is not None]
-            held = partitions.held(executor, spec, asset.partition_by, some)
+            held = partitions.read_states(executor, spec, asset.partition_by, some)
             found |= {key: one.commit_id for key, one in held.items()}
         return found
 
-    def _partitions_of(self, asset: Located, commit: "CommitRecord") -> Sequence[str | None]:
+    def _partitions_of(self, asset: TypeAsset, commit: "CommitRecord") -> Sequence[str | None]:
         """As the manifest says where the asset itself wrote it, else by the rows of the commit."""
         if asset.partition_by is None:
             return [None]
         said = commit.metadata.get(provenance.PARTITIONS)
         if said and commit.metadata.get(provenance.ASSET_KEY) == asset.key.to_user_string():
-            keys = partitions.read(asset.partition_by, said)
+            keys = partitions.parse_keys(asset.partition_by, said)
             if keys is not None:
                 return keys
         from storage_engine.repository.protocol import Window
@@ -224,7 +224,7 @@ class _Tail:
 
 
 def _materialisation(
-    asset: Located,
+    asset: TypeAsset,
     commit_id: int,
     partition: str | None,
     commit: "CommitRecord | None",

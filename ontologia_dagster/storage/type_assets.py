@@ -20,7 +20,7 @@ COMPACTION = "ontologia/compaction"
 
 
 @dataclass(frozen=True)
-class Located:
+class TypeAsset:
     """An asset that is a type of a storage."""
 
     key: dg.AssetKey
@@ -62,14 +62,14 @@ def checks_of(repository: dg.RepositoryDefinition, storage: str) -> list[dg.Asse
     )
 
 
-def located(repository: dg.RepositoryDefinition, storage: str) -> list[Located]:
+def find_type_assets(repository: dg.RepositoryDefinition, storage: str) -> list[TypeAsset]:
     found = []
     graph = repository.asset_graph
     for key in sorted(graph.materializable_asset_keys):
         said = _said(graph, key)
         if said.get(STORAGE) == storage and TYPE in said:
             found.append(
-                Located(
+                TypeAsset(
                     key,
                     said[TYPE],
                     _parsed(PartitionSpec, said, PARTITION_BY),
