@@ -276,7 +276,7 @@ airport_notices = _alarm(
 
 def punctuality(view: View) -> list[dict[str, Any]]:
     """How late each airline's flights left on average, in minutes; the latest first."""
-    names = {one.carrier: one.name for one in view.query().entities(Airline).collect()}
+    names = {airline.carrier: airline.name for airline in view.query().entities(Airline).collect()}
     grouped = (
         view.query()
         .relations(Flight)

@@ -76,9 +76,9 @@ def disrupted_days(session: Session) -> list[DisruptedDay]:
 def notices(session: Session) -> list[AirportNotice]:
     """The planted one: about the first airport that flights name and nobody knows, so that its
     handler must fail. Once all are known there is none."""
-    known = "select faa from Airport"
+    airports = "select faa from Airport"
     named = session.sql(
-        f"select min(right_key) as faa from Flight where right_key not in ({known})"
+        f"select min(right_key) as faa from Flight where right_key not in ({airports})"
     ).collect()
     faa = named[0]["faa"]
     if faa is None:
@@ -108,7 +108,7 @@ def handled_ids(session: Session) -> set[str]:
     """Ids of events that incidents and disruptions came of."""
     incidents = session.query().entities(Incident).collect()
     days = session.query().entities(Disruption).collect()
-    return {one.id for one in incidents} | {f"{DISRUPTED_DAY}/{one.id}" for one in days}
+    return {incident.id for incident in incidents} | {f"{DISRUPTED_DAY}/{day.id}" for day in days}
 
 
 # -- handled --------------------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def _worst_gust(ctx: HandlerContext[DisruptedDay], event: DisruptedDay) -> float
 def file_notice(ctx: HandlerContext[AirportNotice]) -> None:
     """Fails as long as the airport is not known, so that nothing is filed under no airport."""
     event = ctx.event
-    known = ctx.session.query().entities(Airport).where(Airport.faa == event.faa).first()
-    if known is None:
+    airport = ctx.session.query().entities(Airport).where(Airport.faa == event.faa).first()
+    if airport is None:
         raise LookupError(f"airport {event.faa} is not in the ontology")
     ctx.ensure(
         Incident(id=f"{NOTICE}/{event.faa}", kind=NOTICE, subject=event.faa, remark=event.remark)

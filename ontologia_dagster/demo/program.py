@@ -103,9 +103,9 @@ def run(console: Console, *, s3: bool) -> int:
         console.print(f"\n[red]A run failed:[/red] {error}", soft_wrap=True)
         console.print("[bold]make ui[/bold] shows it with its log, under Runs.")
         return FAILED
-    found = figures(ontology, outcome, source)
-    show(console, ontology, outcome, found, narrator.elapsed)
-    if not verdict(console, found):
+    compared = figures(ontology, outcome, source)
+    show(console, ontology, outcome, compared, narrator.elapsed)
+    if not verdict(console, compared):
         return MISMATCH
     console.print(f"\nSee it in Dagster: [bold]make {'ui-s3' if s3 else 'ui'}[/bold]")
     return 0

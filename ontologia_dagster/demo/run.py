@@ -148,16 +148,16 @@ class Demo:
         result = self._execute(f"{STORAGE}_deep_verify")
         evaluations = result.get_asset_check_evaluations()
         failed = {}
-        for found in evaluations:
-            if not found.passed:
-                failed[found.check_name] = "; ".join(what for _, what in findings(found))
+        for evaluation in evaluations:
+            if not evaluation.passed:
+                failed[evaluation.check_name] = "; ".join(what for _, what in findings(evaluation))
         self._narrator.say("deep verify", f"{len(evaluations) - len(failed)} checks passed")
         return failed
 
     def _drain(self) -> None:
         """Until no event is left: failed ones wait for their next attempt, and those that a killed
         run had claimed for the end of its lease."""
-        subscriptions = [one.subscription() for one in load_handlers([HANDLER_MODULE])]
+        subscriptions = [handler.subscription() for handler in load_handlers([HANDLER_MODULE])]
         deadline = time.monotonic() + _PATIENCE_S
         left = None
         while left is None or (left.due and time.monotonic() < deadline):
@@ -187,11 +187,11 @@ class Demo:
 
     def _tidy(self) -> None:
         done = self._output(self._execute(f"{STORAGE}_compact"))
-        said = f"{done['rows_rewritten']:,} rows merged, {done['files']} files now"
-        self._narrator.say("compaction", said)
+        summary = f"{done['rows_rewritten']:,} rows merged, {done['files']} files now"
+        self._narrator.say("compaction", summary)
         self._collect_garbage()
         checks = self._execute(CHECK_JOB).get_asset_check_evaluations()
-        good = sum(found.passed for found in checks)
+        good = sum(evaluation.passed for evaluation in checks)
         self._narrator.say(
             "index checks", f"{good} of {len(checks)} passed", good=good == len(checks)
         )
@@ -200,13 +200,13 @@ class Demo:
         """What compaction replaced is shown; it is deleted when its grace is over, as somebody may
         be reading it just now, such as a question in the UI."""
         at_once = {"dry_run": True, "older_than": "0s", "purge_compacted": True}
-        found = self._gc(at_once)
-        size = sum(row.data["bytes"] for row in found["plan"].records) / 1024**2
-        said = f"{found['objects_planned']} objects are needed no more, {size:.1f} MiB"
-        self._narrator.say("garbage", said)
+        planned = self._gc(at_once)
+        size = sum(row.data["bytes"] for row in planned["plan"].records) / 1024**2
+        summary = f"{planned['objects_planned']} objects are needed no more, {size:.1f} MiB"
+        self._narrator.say("garbage", summary)
         done = self._gc({"dry_run": False, "purge_compacted": True})
-        said = f"{done['objects_deleted']} objects deleted that are older than a week"
-        self._narrator.say("garbage collection", said)
+        summary = f"{done['objects_deleted']} objects deleted that are older than a week"
+        self._narrator.say("garbage collection", summary)
 
     def _gc(self, config: Mapping[str, Any]) -> dict[str, Any]:
         collect = {f"{STORAGE}_collect_garbage": {"config": dict(config)}}
@@ -241,8 +241,8 @@ class Demo:
 
     def _output(self, result: dg.ExecuteInProcessResult) -> dict[str, Any]:
         """What the only step of a job said of its work."""
-        [event] = [one for one in result.all_events if one.event_type_value == "STEP_OUTPUT"]
-        return {name: one.value for name, one in event.step_output_data.metadata.items()}
+        [event] = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+        return {name: value.value for name, value in event.step_output_data.metadata.items()}
 
 
 def ensure_storage(ontology: OntologyResource) -> int:
@@ -327,9 +327,9 @@ def corrections(session: Session) -> Corrections:
     airports = session.query().entities(Airport).where(Airport.stub.is_true()).collect()
     planes = session.query().entities(Plane).where(Plane.stub.is_true()).collect()
     makers = _makers_ever_wrong(session)
-    unified = [one for one in makers if one.manufacturer not in SAME_MAKER]
+    unified = [plane for plane in makers if plane.manufacturer not in SAME_MAKER]
     flights = _times_ever_wrong(session)
-    mended = [one for one in flights if _MIDNIGHT not in (one.departure, one.arrival)]
+    mended = [flight for flight in flights if _MIDNIGHT not in (flight.departure, flight.arrival)]
     corrected: list[Airport | Plane | Flight] = [*airports, *planes, *unified, *mended]
     return Corrections(
         airports_added=len(airports),
@@ -338,27 +338,27 @@ def corrections(session: Session) -> Corrections:
         makers_unified=len(unified),
         times_wrong=len(flights),
         times_mended=len(mended),
-        first_commit=min((one.meta().commit_id for one in corrected), default=None),
+        first_commit=min((row.meta().commit_id for row in corrected), default=None),
     )
 
 
 def _makers_ever_wrong(session: Session) -> list[Plane]:
     """Planes whose maker has or had another name, as they are now."""
     planes = session.query().entities(Plane)
-    found = planes.with_history().where(Plane.manufacturer.in_(list(SAME_MAKER))).collect()
-    known = sorted({one.tailnum for one in found})
-    return planes.where(Plane.tailnum.in_(known)).collect() if known else []
+    versions = planes.with_history().where(Plane.manufacturer.in_(list(SAME_MAKER))).collect()
+    tailnums = sorted({plane.tailnum for plane in versions})
+    return planes.where(Plane.tailnum.in_(tailnums)).collect() if tailnums else []
 
 
 def _times_ever_wrong(session: Session) -> list[Flight]:
     """Flights that leave or come, or once did, at 24:00, as they are now."""
     flights = session.query().relations(Flight)
     wrong = (Flight.departure == _MIDNIGHT) | (Flight.arrival == _MIDNIGHT)
-    found = flights.with_history().where(wrong).collect()
-    known = {_identity(one) for one in found}
-    names = sorted({one.flight for one in found})
+    versions = flights.with_history().where(wrong).collect()
+    identities = {_identity(flight) for flight in versions}
+    names = sorted({flight.flight for flight in versions})
     now = flights.where(Flight.flight.in_(names)).collect() if names else []
-    return [one for one in now if _identity(one) in known]
+    return [flight for flight in now if _identity(flight) in identities]
 
 
 def _identity(flight: Flight) -> tuple[str, str, str]:

@@ -54,13 +54,15 @@ class OntologyIOManager(dg.ConfigurableIOManager):
             commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
         set_data_version(context, head)
-        changes = [one for one in (last.changes if last else ()) if one.type_name == spec.name]
+        changes = [
+            change for change in (last.changes if last else ()) if change.type_name == spec.name
+        ]
         context.add_output_metadata(
             {
                 "commit": commit_id,
                 "type_commit": head,
-                "rows_inserted": sum(one.inserted for one in changes),
-                "rows_changed": sum(one.updated for one in changes),
+                "rows_inserted": sum(change.inserted for change in changes),
+                "rows_changed": sum(change.updated for change in changes),
                 "dagster/table_name": spec.name,
                 "dagster/uri": self.ontology.storage_uri,
                 "dagster/column_schema": column_schema(spec),
@@ -85,8 +87,8 @@ def _partition(context: dg.OutputContext) -> list[str]:
 
 
 def _type_of(metadata: Any, key: dg.AssetKey) -> TypeSpec:
-    found = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
-    name, models = found.get(TYPE), found.get(MODELS)
+    plain = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
+    name, models = plain.get(TYPE), plain.get(MODELS)
     if not name or not models:
         raise ConfigurationError(
             f"{key.to_user_string()}: its metadata must name {TYPE} and {MODELS} to be kept in "

@@ -32,7 +32,7 @@ PER_REQUEST = {
 
 def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> dict[str, Any]:
     """Of one write. `rows` is what the type has now; the rest is what this run did."""
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/table_name": spec.name,
         "dagster/uri": uri,
@@ -56,12 +56,12 @@ def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> 
     }
     if result.reasons:
         rows_by_reason = sorted(result.reasons.items(), key=lambda item: -item[1])
-        found["quarantine_reasons"] = table(["reason", "rows"], rows_by_reason)
+        metadata["quarantine_reasons"] = table(["reason", "rows"], rows_by_reason)
     if result.quarantine:
-        found["quarantine"] = result.quarantine
+        metadata["quarantine"] = result.quarantine
     if result.drift:
-        found["drift"] = dg.MetadataValue.md("\n".join(f"- {said}" for said in result.drift))
-    return found
+        metadata["drift"] = dg.MetadataValue.md("\n".join(f"- {change}" for change in result.drift))
+    return metadata
 
 
 def column_schema(spec: TypeSpec) -> dg.TableSchema:

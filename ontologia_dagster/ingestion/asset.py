@@ -121,10 +121,10 @@ def _ingest(
         yield dg.MaterializeResult(metadata=told, data_version=version)
         return
     own = {
-        key: {"dagster/partition_row_count": one.rows, **_fingerprint(prints[key])}
-        for key, one in stored.items()
+        key: {"dagster/partition_row_count": state.rows, **_fingerprint(prints[key])}
+        for key, state in stored.items()
     }
-    versions = {key: one.commit_id for key, one in stored.items()}
+    versions = {key: state.commit_id for key, state in stored.items()}
     yield from _partition_results(context, declared, metadata, own, versions)
 
 
@@ -138,11 +138,11 @@ def observe_preview(
 ) -> None:
     """Counts rows and logs an observation; nothing is written and nothing materialised."""
     result = preview_ingest(context, order, ontology, spark)
-    said = f" of {len(keys)} partitions, {keys[0]} to {keys[-1]}" if keys else ""
+    extent = f" of {len(keys)} partitions, {keys[0]} to {keys[-1]}" if keys else ""
     context.log.info(
         "would insert %d rows%s, change %d and leave %d as they are",
         result.inserted,
-        said,
+        extent,
         result.updated,
         result.unchanged,
     )
@@ -238,18 +238,18 @@ def ingest_order(
     return replace(order, where=where), spec
 
 
-def _fingerprint(found: str | None) -> dict[str, str]:
-    return {FINGERPRINT: found} if found is not None else {}
+def _fingerprint(fingerprint: str | None) -> dict[str, str]:
+    return {FINGERPRINT: fingerprint} if fingerprint is not None else {}
 
 
 def row_count(repository: "Repository", spec: "TypeSpec") -> int:
     """Identities of the type: from the log where it tells, else counted."""
     from storage_engine.maintenance.metrics import collect
 
-    for one in collect(repository).types:
-        if (one.kind, one.type_name) == spec.ref and one.identities is not None:
-            return one.identities
-    if spec.ref not in {known.ref for known in repository.known_types()}:
+    for figures in collect(repository).types:
+        if (figures.kind, figures.type_name) == spec.ref and figures.identities is not None:
+            return figures.identities
+    if spec.ref not in {stored.ref for stored in repository.known_types()}:
         return 0
     rows = repository.executor().sql(f'SELECT count(*) AS n FROM "{spec.name}"')
     return int(next(iter(rows.batches)).column(0)[0].as_py())
@@ -259,6 +259,6 @@ def _partition_states(
     repository: "Repository", spec: "TypeSpec", declared: OntologyAsset, keys: Sequence[str]
 ) -> dict[str, partitions.PartitionState]:
     assert declared.partitions is not None
-    if spec.ref not in {known.ref for known in repository.known_types()}:
+    if spec.ref not in {stored.ref for stored in repository.known_types()}:
         return dict.fromkeys(keys, partitions.PartitionState())
     return partitions.read_states(repository.executor(), spec, declared.partitions, keys)

@@ -102,9 +102,9 @@ def _spark_failures(instance: dg.DagsterInstance) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        _, said, more = describe(error)
+        _, message, more = describe(error)
         name, facts = type(error).__name__, more["facts"]
-        raise failure(name, said, facts, more["retryable"], instance) from error
+        raise failure(name, message, facts, more["retryable"], instance) from error
 
 
 def _teller(context: dg.AssetExecutionContext) -> Any:
@@ -131,9 +131,9 @@ def _submit_ingest(
 
     order, secrets = hide_options(order)
     arguments = [*order.to_arguments(), *options]
-    said = submit(context, ontology, spark, "ingest", arguments, env=secrets, piped=piped)
+    result = submit(context, ontology, spark, "ingest", arguments, env=secrets, piped=piped)
     names = {field.name for field in fields(WriteResult)}
-    return WriteResult(**{name: value for name, value in said.items() if name in names})
+    return WriteResult(**{name: value for name, value in result.items() if name in names})
 
 
 def submit(
@@ -168,10 +168,10 @@ def submit(
             context.log.info(f"ending the Spark driver, process group {child.pid}")
             _end(child, spark.termination_timeout_s)
             raise
-    said = _last_json(printed)
-    if child.returncode == 0 or said.get("dry_run"):
-        return said  # a preview of what would be refused is a preview too
-    error = said.get("error", {})
+    result = _last_json(printed)
+    if child.returncode == 0 or result.get("dry_run"):
+        return result  # a preview of what would be refused is a preview too
+    error = result.get("error", {})
     ended = f"ended with exit code {child.returncode}"
     raise failure(
         str(error.get("type", "unknown")),
@@ -199,10 +199,10 @@ def _last_json(printed: str) -> dict[str, Any]:
     for line in reversed(printed.splitlines()):
         if line.startswith("{"):
             try:
-                found: dict[str, Any] = json.loads(line)
+                result: dict[str, Any] = json.loads(line)
             except ValueError:
                 continue
-            return found
+            return result
     return {}
 
 

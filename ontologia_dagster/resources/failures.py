@@ -27,14 +27,14 @@ def report_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None
 
 def failure(
     name: str,
-    said: str,
+    message: str,
     facts: Mapping[str, Any],
     retryable: bool,
     instance: dg.DagsterInstance | None,
 ) -> dg.Failure:
     """Of an error by its name and facts, which may have come from another process."""
     return dg.Failure(
-        description=said,
+        description=message,
         metadata={
             "error": name,
             **{name: _shown(fact) for name, fact in facts.items()},

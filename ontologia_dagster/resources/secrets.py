@@ -72,7 +72,7 @@ def child_environment(ontology: OntologyResource, inherited: Mapping[str, str]) 
     """What is inherited, with the storage's configuration and in its identity, if it has one."""
     config = ontology.config()
     given = _reveal(config.s3_credentials or S3Credentials())
-    found = {n: value for n, value in inherited.items() if not given or n not in _IDENTITY}
+    kept = {n: value for n, value in inherited.items() if not given or n not in _IDENTITY}
     own = {
         "AWS_PROFILE": given.get("profile"),
         "AWS_ACCESS_KEY_ID": given.get("access_key_id"),
@@ -85,12 +85,12 @@ def child_environment(ontology: OntologyResource, inherited: Mapping[str, str]) 
     }
     if (config.s3_endpoint_url or "").startswith("http:"):
         own["AWS_ALLOW_HTTP"] = "true"
-    return {**found, **{name: value for name, value in own.items() if value}}
+    return {**kept, **{name: value for name, value in own.items() if value}}
 
 
 def _options(config: OntologiaConfig, credentials: Mapping[str, str]) -> str:
-    said: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({**said, "s3_credentials": credentials} if credentials else said)
+    options: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({**options, "s3_credentials": credentials} if credentials else options)
 
 
 def _reveal(credentials: S3Credentials) -> dict[str, str]:

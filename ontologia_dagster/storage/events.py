@@ -71,11 +71,11 @@ def event_sensor(
         ontology: OntologyResource = getattr(context.resources, storage)
         subscriptions = [handler.subscription() for handler in load_handlers(modules)]
         with report_failures():
-            seen = read_backlog(ontology, subscriptions)
-        said = describe(seen)
-        context.log.info("%s", said)
-        if not seen.due:
-            return dg.SensorResult(skip_reason=said)
+            backlog = read_backlog(ontology, subscriptions)
+        summary = describe(backlog)
+        context.log.info("%s", summary)
+        if not backlog.due:
+            return dg.SensorResult(skip_reason=summary)
         origin = context.code_location_origin
         alive, dead = list_workers(ontology)
         run_id = living_run(
@@ -86,8 +86,8 @@ def event_sensor(
             dead=dead,
         )
         if run_id is not None:
-            return dg.SensorResult(skip_reason=f"{said}; run {run_id} is on it")
-        tags = {"ontologia/events_due": str(seen.due), "ontologia/events": said}
+            return dg.SensorResult(skip_reason=f"{summary}; run {run_id} is on it")
+        tags = {"ontologia/events_due": str(backlog.due), "ontologia/events": summary}
         return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
 
     return events_due
@@ -100,13 +100,13 @@ def read_backlog(
         return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
 
 
-def describe(seen: "Backlog") -> str:
+def describe(backlog: "Backlog") -> str:
     """Depth and age, in a sentence."""
-    if not seen.due and not seen.waiting:
+    if not backlog.due and not backlog.waiting:
         return "no events are left to handle"
-    plus = " or more" if seen.more else ""
-    age = f", the oldest {age_s(seen.oldest):.0f} s old" if seen.oldest is not None else ""
-    return f"{seen.due}{plus} events due, {seen.waiting} waiting{age}"
+    plus = " or more" if backlog.more else ""
+    age = f", the oldest {age_s(backlog.oldest):.0f} s old" if backlog.oldest is not None else ""
+    return f"{backlog.due}{plus} events due, {backlog.waiting} waiting{age}"
 
 
 def age_s(moment: datetime | None) -> float:
@@ -117,18 +117,20 @@ def load_handlers(modules: Sequence[str]) -> "list[Handler[Any]]":
     """The handlers that modules declare or import, each once."""
     from storage_engine.runtime.handlers import Handler
 
-    found: list[Handler[Any]] = []
+    handlers: list[Handler[Any]] = []
     for name in modules:
         try:
             module = importlib.import_module(name)
         except ImportError as error:
             raise HandlerError(f"the module {name} cannot be imported: {error}") from error
-        found += [v for v in vars(module).values() if isinstance(v, Handler) and v not in found]
-    if not found:
+        handlers += [
+            v for v in vars(module).values() if isinstance(v, Handler) and v not in handlers
+        ]
+    if not handlers:
         raise HandlerError(
             f"no handlers in {', '.join(modules)}: decorate functions with @on_event(EventClass)"
         )
-    return found
+    return handlers
 
 
 # -- runs that handle -----------------------------------------------------------------------------
@@ -239,19 +241,19 @@ def living_run(
     heard of for long, is reported as failed and gives its pools' slots back: the next run could
     not begin before.
     """
-    found = None
+    living = None
     for record in instance.get_run_records(dg.RunsFilter(job_name=job_name, statuses=UNFINISHED)):
         run = record.dagster_run
         origin = run.remote_job_origin
         if location is not None and origin is not None and origin.location_name != location:
             continue
         if run.status is dg.DagsterRunStatus.QUEUED or run.run_id in alive:
-            found = found or run.run_id
+            living = living or run.run_id
         elif run.run_id in dead or is_past(_last_sign(instance, record), PATIENCE):
             _give_up(instance, run)
         else:
-            found = found or run.run_id
-    return found
+            living = living or run.run_id
+    return living
 
 
 def is_past(moment: datetime, patience: timedelta) -> bool:
@@ -293,20 +295,20 @@ def redrive_job(storage: str) -> dg.JobDefinition:
     def redrive_dead_letters(context: dg.OpExecutionContext, config: RedriveConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
         with report_failures(context.instance), ontology.bus() as bus:
-            known = bus.list_dead_letters(
+            listed = bus.list_dead_letters(
                 ontology.namespace,
                 # One event is looked for among all letters, however old.
                 config.limit if config.event_id is None else sys.maxsize,
                 handler_id=config.handler,
             )
-            found = [one for one in known if config.event_id in (None, one.event_id)]
-            sent = [] if config.dry_run else [bus.redrive(letter) for letter in found]
+            letters = [letter for letter in listed if config.event_id in (None, letter.event_id)]
+            sent = [] if config.dry_run else [bus.redrive(letter) for letter in letters]
         context.add_output_metadata(
             {
                 "dry_run": config.dry_run,
-                "dead_letters": letters_table(found),
-                "found": len(found),
-                "sent": sum(one is not None for one in sent),
+                "dead_letters": letters_table(letters),
+                "found": len(letters),
+                "sent": sum(position is not None for position in sent),
             }
         )
 
@@ -325,8 +327,15 @@ def letters_table(letters: "Sequence[DeadLetter]") -> dg.MetadataValue[Any]:
     return table(
         ["event", "type", "handler", "failed_at", "attempts", "error"],
         [
-            (one.event_id, one.event_type, one.handler_id, one.failed_at, one.attempts, _e(one))
-            for one in letters
+            (
+                letter.event_id,
+                letter.event_type,
+                letter.handler_id,
+                letter.failed_at,
+                letter.attempts,
+                _e(letter),
+            )
+            for letter in letters
         ],
     )
 

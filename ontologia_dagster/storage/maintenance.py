@@ -66,7 +66,7 @@ class GcConfig(dg.Config):
 
 
 def compaction_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDefinition:
-    own = {one.type: one.compaction for one in declared if one.compaction is not None}
+    own = {asset.type: asset.compaction for asset in declared if asset.compaction is not None}
 
     @_op(storage, "compact_types", needs={"spark"})
     def compact_types(context: dg.OpExecutionContext, config: CompactionConfig) -> None:
@@ -150,8 +150,8 @@ def _compact(
 def _declared_policies(context: dg.OpExecutionContext, storage: str) -> dict[str, Any]:
     """Of types that were declared elsewhere in the location, such as in YAML."""
     location = location_of(context)
-    found = find_type_assets(location, storage) if location is not None else []
-    return {one.type_name: one.compaction for one in found if one.compaction is not None}
+    assets = find_type_assets(location, storage) if location is not None else []
+    return {asset.type_name: asset.compaction for asset in assets if asset.compaction is not None}
 
 
 def _submit_compaction(
@@ -171,9 +171,9 @@ def _submit_compaction(
     for name in types:
         arguments += ["--type", name]
     # Nothing is reported when somebody else was faster.
-    said = submit(context, ontology, spark, "compact", arguments).get("report", {})
-    runs = tuple(RunReport(**run) for run in said.get("runs", ()))
-    return CompactionReport(ontology.storage_uri, runs, said.get("skipped", {}))
+    report = submit(context, ontology, spark, "compact", arguments).get("report", {})
+    runs = tuple(RunReport(**run) for run in report.get("runs", ()))
+    return CompactionReport(ontology.storage_uri, runs, report.get("skipped", {}))
 
 
 def _policies(
@@ -234,11 +234,13 @@ def gc_job(storage: str) -> dg.JobDefinition:
 def _collect(repository: "Repository", config: GcConfig) -> dict[str, Any]:
     from storage_engine.maintenance.gc import plan_gc, sweep
 
-    found = _objects(repository)
-    if found is None:
+    objects = _objects(repository)
+    if objects is None:
         return {"note": "a SQLite storage leaves no objects behind"}
-    plan = plan_gc(found, grace=duration(config.older_than), purge_compacted=config.purge_compacted)
-    report = None if config.dry_run else sweep(found, plan)
+    plan = plan_gc(
+        objects, grace=duration(config.older_than), purge_compacted=config.purge_compacted
+    )
+    report = None if config.dry_run else sweep(objects, plan)
     return {
         "plan": table(
             ["reason", "objects", "bytes"],
@@ -269,16 +271,16 @@ def figures(repository: "Repository") -> dict[str, int]:
     """The shape of a storage, in numbers."""
     from storage_engine.maintenance.metrics import collect
 
-    found = collect(repository)
+    metrics = collect(repository)
     return {
-        "head_commit": found.head_commit_id,
-        "types": len(found.types),
-        "entries": sum(one.entries for one in found.types),
-        "files": sum(one.files for one in found.types),
-        "rows": sum(one.rows for one in found.types),
-        "bytes": sum(one.bytes for one in found.types),
-        "latest_files": sum(one.latest_files for one in found.types),
-        "index_lag": sum(one.index_lag for one in found.types),
+        "head_commit": metrics.head_commit_id,
+        "types": len(metrics.types),
+        "entries": sum(stored.entries for stored in metrics.types),
+        "files": sum(stored.files for stored in metrics.types),
+        "rows": sum(stored.rows for stored in metrics.types),
+        "bytes": sum(stored.bytes for stored in metrics.types),
+        "latest_files": sum(stored.latest_files for stored in metrics.types),
+        "index_lag": sum(stored.index_lag for stored in metrics.types),
     }
 
 

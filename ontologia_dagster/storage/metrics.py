@@ -70,8 +70,8 @@ def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> 
                 "events_oldest_seconds": (int(age_s(seen.oldest)), "Age of the oldest of these."),
             }
     label = f'{{storage="{ontology.storage_uri}",namespace="{ontology.namespace}"}}'
-    for name, (value, said) in figures.items():
-        text += f"# HELP ontologia_{name} {said}\n# TYPE ontologia_{name} gauge\n"
+    for name, (value, help_text) in figures.items():
+        text += f"# HELP ontologia_{name} {help_text}\n# TYPE ontologia_{name} gauge\n"
         text += f"ontologia_{name}{label} {value}\n"
     return text
 

@@ -59,8 +59,8 @@ def build_platform(
                sensor that tells of failed runs and that of automation conditions
     """
     on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    found = declared_types(beside, storage) if beside is not None else []
-    names = list(dict.fromkeys([*(one.type for one in declared), *found, *types]))
+    elsewhere = declared_types(beside, storage) if beside is not None else []
+    names = list(dict.fromkeys([*(asset.type for asset in declared), *elsewhere, *types]))
     deep = checks.deep_checks(storage, names)
     jobs: dict[str, Any] = {
         "compact": maintenance.compaction_job(storage, declared),
