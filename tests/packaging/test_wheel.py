@@ -89,9 +89,8 @@ class Installation:
     project: Path
 
     def run(self, *command: str | Path, timeout: float = 300) -> str:
-        ours = ("ONTOLOGIA_", "DAGSTER_", "PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV")
-        environment = {name: v for name, v in os.environ.items() if not name.startswith(ours)}
-        environment["PATH"] = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
+        environment = _environment()
+        environment["PATH"] = f"{self.python.parent}{os.pathsep}{environment['PATH']}"
         done = subprocess.run(
             [str(part) for part in command],
             cwd=self.project,
@@ -103,6 +102,12 @@ class Installation:
         )
         assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what would lead to the checkout."""
+    ours = ("ONTOLOGIA_", "DAGSTER_", "PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV")
+    return {name: text for name, text in os.environ.items() if not name.startswith(ours)}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +123,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             *(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"),
             *("--no-deps", "--no-index", str(wheel)),
         ],
+        env=_environment(),
         check=True,
         timeout=300,
     )
