@@ -1,62 +1,93 @@
-"""Materialisations of partitions, each with a data version of its own.
+"""All that we use of Dagster beyond what it documents, each behind a name of ours.
 
-A partition's version is the commit that last changed one of its rows, so that a run which left it
-as it was, in a range with others or by itself, re-triggers nothing. Dagster gives all partitions
-of one result the same version. Where they differ its own events are switched off and ours take
-their place, with the same tags.
+Nothing else in the package imports a private module of Dagster or reaches through a context into
+its insides; `tests/dagster/test_compat.py` holds both, and fails when a new release moves one of
+these or makes it do something else. What is here decides nothing: it says in Dagster's terms what
+others have decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
-from dagster._core.definitions.data_version import DATA_VERSION_TAG
+from dagster._core.definitions.data_version import (
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+)
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
-
-if TYPE_CHECKING:
-    from ontologia_dagster.declaration import OntologyAsset
-
-_NO_EVENTS = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION  # an output with it makes none
+from dagster_shared.check import CheckError
 
 
-def materialised(
-    context: dg.AssetExecutionContext,
-    declared: OntologyAsset,
-    shared: Mapping[str, Any],
-    own: Mapping[str, Mapping[str, Any]],
-    versions: Mapping[str, int],
-) -> Iterator[dg.MaterializeResult[None]]:
-    """The result of a run on these partitions: metadata that all have, that of each, and the
-    commit that each is at."""
-    if len(set(versions.values())) == 1:
-        for key, metadata in own.items():
-            context.add_asset_metadata(metadata, partition_key=key)
-        version = str(next(iter(versions.values())))
-        yield dg.MaterializeResult(metadata=shared, data_version=dg.DataVersion(version))
-        return
-    tags = _tags(context, declared)
-    for key, metadata in own.items():
-        context.log_event(
-            dg.AssetMaterialization(
-                asset_key=declared.asset_key,
-                partition=key,
-                metadata={**shared, **metadata},
-                tags={**tags, DATA_VERSION_TAG: str(versions[key])},
-            )
-        )
-    # What comes after it in the run (its checks, assets downstream) waits for this.
-    yield dg.MaterializeResult(metadata={_NO_EVENTS: True})
+def version_tags(version: int) -> dict[str, str]:
+    """What a materialisation that we report ourselves carries as its data version."""
+    return {DATA_VERSION_TAG: str(version), DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
 
 
-def _tags(context: dg.AssetExecutionContext, declared: OntologyAsset) -> dict[str, str]:
-    """As Dagster's own events have them: the code version, and what the inputs were."""
+def version_of(tags: Mapping[str, str]) -> int:
+    """The commit that a materialisation stands for; 0 where its version is no commit's number."""
+    text = tags.get(DATA_VERSION_TAG, "")
+    return int(text) if text.isdigit() else 0
+
+
+def latest_versions(
+    instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Sequence[str] | None
+) -> dict[str, int]:
+    """The commits that the latest materialisations of partitions (None: of all) stand for."""
+    tags = instance.event_log_storage.get_latest_tags_by_partition(
+        key, dg.DagsterEventType.ASSET_MATERIALIZATION, [DATA_VERSION_TAG], partitions
+    )
+    return {partition: version_of(of_partition) for partition, of_partition in tags.items()}
+
+
+def provenance_tags(
+    context: dg.AssetExecutionContext, key: dg.AssetKey, code_version: str
+) -> dict[str, str]:
+    """As Dagster's own events of this step have them: the code version, and what the inputs were.
+    The data version is left to `version_tags`."""
     from dagster._core.execution.plan.execute_step import (
         _build_data_version_tags,
         _get_input_provenance_data,
     )
 
     step = context.op_execution_context.get_step_execution_context()
-    inputs = _get_input_provenance_data(declared.asset_key, step)
-    return _build_data_version_tags(dg.DataVersion("0"), declared.code_version, inputs, True)
+    inputs = _get_input_provenance_data(key, step)
+    tags = _build_data_version_tags(dg.DataVersion(""), code_version, inputs, True)
+    return {name: text for name, text in tags.items() if name not in version_tags(0)}
+
+
+def result_without_events() -> dg.MaterializeResult[None]:
+    """The end of an asset that has logged its materialisations itself. What comes after it in the
+    run (its checks, assets downstream) waits for this."""
+    return dg.MaterializeResult(metadata={SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION: True})
+
+
+def set_data_version(context: dg.OutputContext, version: int) -> None:
+    """From an IO manager, which has no result to say it with."""
+    context.step_context.set_data_version(context.asset_key, dg.DataVersion(str(version)))
+
+
+def step_key(context: dg.AssetExecutionContext) -> str:
+    key: str = context.op_execution_context.get_step_execution_context().step.key
+    return key
+
+
+def location_of(context: dg.OpExecutionContext) -> dg.RepositoryDefinition | None:
+    """The definitions that the job belongs to; None for one that is run by itself, as in tests."""
+    try:
+        return context.repository_def
+    except CheckError:
+        return None
+
+
+def free_slots(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Give back what a dead run holds of its pools."""
+    storage = instance.event_log_storage
+    if storage.supports_global_concurrency_limits:
+        storage.free_concurrency_slots_for_run(run_id)
+
+
+def limit_pool(instance: dg.DagsterInstance, pool: str, slots: int) -> None:
+    storage = instance.event_log_storage
+    if storage.supports_global_concurrency_limits:
+        storage.set_concurrency_slots(pool, slots)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 import dagster as dg
-from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, Field
 
 from ontologia_dagster.declaration import OntologyAsset
@@ -40,7 +39,7 @@ class OntologyTypeScaffolder(dg.Scaffolder[ScaffoldParams]):
 
     def scaffold(self, request: dg.ScaffoldRequest[ScaffoldParams]) -> None:
         params = request.params
-        scaffold_component(
+        dg.scaffold_component(
             request,
             {
                 "type": params.type,

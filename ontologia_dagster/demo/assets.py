@@ -13,21 +13,21 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.declaration import (
+from ontologia_dagster import (
     EVENTS_POOL,
     OntologyAsset,
+    OntologyResource,
     PartitionSpec,
     SourceSpec,
     on_new_data,
+    query_asset,
+    reported_failures,
 )
 from ontologia_dagster.demo import events as demo_events
 from ontologia_dagster.demo.instance import DELIVERY, GROUP, landing_folder
 from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airline, Flight
 from ontologia_dagster.demo.source import NULL, PACKAGE, deliver
 from ontologia_dagster.downstream.metadata import request_metadata, table
-from ontologia_dagster.downstream.queries import query_asset
-from ontologia_dagster.resources.failures import reported_failures
-from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import Event, Session, View
 from storage_engine.query import avg, count
 

@@ -6,13 +6,16 @@ from typing import Any
 
 import dagster as dg
 
+from ontologia_dagster import (
+    STORAGE,
+    Environments,
+    OntologyResource,
+    build_platform,
+    location_resources,
+)
 from ontologia_dagster.demo.assets import ASSETS, declarations
 from ontologia_dagster.demo.instance import GROUP
 from ontologia_dagster.demo.ontology import Disruption, Incident
-from ontologia_dagster.resources.environments import Environments
-from ontologia_dagster.resources.location import location_resources
-from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage.storage_defs import STORAGE, build_platform
 
 LOCATION = "flights"  # as workspace.yaml names it
 HANDLER_MODULE = "ontologia_dagster.demo.events"

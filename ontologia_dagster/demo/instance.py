@@ -23,7 +23,8 @@ from typing import Any
 import dagster as dg
 import yaml
 
-from ontologia_dagster.declaration import EVENTS_POOL, INGEST_POOL, MAINTENANCE_POOL
+from ontologia_dagster import EVENTS_POOL, INGEST_POOL, MAINTENANCE_POOL
+from ontologia_dagster.dagster_compat import free_slots, limit_pool
 from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError
 
@@ -108,8 +109,7 @@ def open_instance(home: Path | None = None) -> dg.DagsterInstance:
     os.environ["DAGSTER_HOME"] = str(home)
     instance = dg.DagsterInstance.from_config(str(home))
     for pool, limit in POOL_LIMITS.items():
-        if instance.event_log_storage.supports_global_concurrency_limits:
-            instance.event_log_storage.set_concurrency_slots(pool, limit)
+        limit_pool(instance, pool, limit)
     return instance
 
 
@@ -169,7 +169,7 @@ def end_dead_runs(instance: dg.DagsterInstance, folder: Path, program: str) -> i
         if kind != program and other_alive:
             continue
         instance.report_run_failed(run, f"`make {kind}`, which executed this run, was ended.")
-        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+        free_slots(instance, run.run_id)
         ended += 1
     return ended
 

@@ -68,6 +68,7 @@ def run(console: Console, *, s3: bool) -> int:
     """0 when every figure is as the source says."""
     import dagster as dg
 
+    from ontologia_dagster import STORAGE
     from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.expected import expected
     from ontologia_dagster.demo.instance import (
@@ -80,7 +81,6 @@ def run(console: Console, *, s3: bool) -> int:
     from ontologia_dagster.demo.narrator import Narrator
     from ontologia_dagster.demo.run import Demo, MeteredOntology
     from ontologia_dagster.demo.summary import figures, show, verdict
-    from ontologia_dagster.storage.storage_defs import STORAGE
 
     for category in (dg.BetaWarning, dg.PreviewWarning):
         warnings.filterwarnings("ignore", category=category)
@@ -128,6 +128,7 @@ def _apart(work: Callable[[], T]) -> T:
 
 def ui(console: Console, port: int, *, s3: bool) -> int:
     """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
+    from ontologia_dagster import STORAGE
     from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.instance import (
         UI,
@@ -137,7 +138,6 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
         prepare_instance,
     )
     from ontologia_dagster.demo.run import ensure_storage
-    from ontologia_dagster.storage.storage_defs import STORAGE
 
     place = prepare_instance()
     ontology = demo_resources()[STORAGE]

@@ -28,6 +28,7 @@ from typing import Any
 
 import dagster as dg
 
+from ontologia_dagster import STORAGE, OntologyResource, SparkResource
 from ontologia_dagster.demo.assets import opened
 from ontologia_dagster.demo.definitions import (
     ALARM_JOB,
@@ -41,10 +42,7 @@ from ontologia_dagster.demo.instance import DELIVERY, OWN_RUN, home
 from ontologia_dagster.demo.narrator import LOGGER, Narrator, findings
 from ontologia_dagster.demo.ontology import Airport, Flight, Plane
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
-from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.resources.spark import SparkResource
 from ontologia_dagster.storage.events import load_handlers, look
-from ontologia_dagster.storage.storage_defs import STORAGE
 from storage_engine import Session, initialize_storage
 from storage_engine.errors import UninitializedStorageError
 from storage_engine.repository.protocol import Repository

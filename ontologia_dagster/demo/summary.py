@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ontologia_dagster import OntologyResource
 from ontologia_dagster.demo.assets import opened, punctuality
 from ontologia_dagster.demo.events import NOTICE, SEVERE_DELAY
 from ontologia_dagster.demo.expected import Expected
@@ -17,7 +18,6 @@ from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airport, Incide
 from ontologia_dagster.demo.run import Outcome, corrections
 from ontologia_dagster.demo.source import SAME_MAKER
 from ontologia_dagster.downstream.metadata import PER_REQUEST, price, request_total
-from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import Session
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pyarrow as pa
 
+from ontologia_dagster.dagster_compat import set_data_version
 from ontologia_dagster.downstream.metadata import column_schema
 from ontologia_dagster.ingestion import provenance
 from ontologia_dagster.resources.failures import reported_failures
@@ -52,7 +53,7 @@ class OntologyIOManager(dg.ConfigurableIOManager):
             work.ingest(spec.python_class, obj)
             commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
-        context.step_context.set_data_version(context.asset_key, dg.DataVersion(str(head)))
+        set_data_version(context, head)
         changes = [one for one in (last.changes if last else ()) if one.type_name == spec.name]
         context.add_output_metadata(
             {

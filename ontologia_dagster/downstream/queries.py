@@ -26,6 +26,7 @@ from ontologia_dagster.storage.type_assets import STORAGE
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
+    from storage_engine.query.spec import Reference
     from storage_engine.runtime.reads import View
 
 PREVIEW_ROWS = 20
@@ -35,8 +36,8 @@ Answer = Any  # an Arrow table, or a list of dicts
 class QueryConfig(dg.Config):
     as_of: str | None = Field(
         default=None,
-        description="A commit id, an instant (2013-07-01T00:00:00Z) or a tag; the latest if left "
-        "out",
+        description="A commit id, an instant (2013-07-01T00:00:00, in UTC unless it has a zone) or "
+        "a tag; the latest if left out",
     )
 
 
@@ -91,17 +92,14 @@ def query_asset(
     return asked
 
 
-def reference(text: str | None, head: int) -> int | datetime | str:
-    """What `as_of` means: nothing is head, a number a commit, a time an instant, else a tag."""
+def reference(text: str | None, head: int) -> "Reference":
+    """What `as_of` means: nothing is head, a number a commit, a time an instant (UTC when no zone
+    is given), else a tag."""
+    from storage_engine.maintenance.references import parse_reference
+
     if text is None or not text.strip():
         return head
-    if text.strip().isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return text.strip()
-    return moment.astimezone() if moment.tzinfo is None else moment
+    return parse_reference(text.strip())
 
 
 def answer_metadata(table: pa.Table) -> dict[str, Any]:

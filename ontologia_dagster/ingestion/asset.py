@@ -3,16 +3,20 @@
 The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.dagster_compat import materialised
+from ontologia_dagster.dagster_compat import (
+    provenance_tags,
+    result_without_events,
+    version_tags,
+)
 from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.ingestion import partitions, provenance
@@ -31,9 +35,9 @@ if TYPE_CHECKING:
 def observe_preview(
     context: dg.AssetExecutionContext,
     key: dg.AssetKey,
-    order: IngestSpec,
-    ontology: OntologyResource,
-    spark: SparkResource,
+    order: "IngestSpec",
+    ontology: "OntologyResource",
+    spark: "SparkResource",
     keys: Sequence[str],
 ) -> None:
     """Counts rows and logs an observation; nothing is written and nothing materialised."""
@@ -122,7 +126,7 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
 def _ingested(
     context: dg.AssetExecutionContext,
     declared: OntologyAsset,
-    ontology: OntologyResource,
+    ontology: "OntologyResource",
     *,
     dry_run: bool,
 ) -> Iterator[dg.MaterializeResult[None]]:
@@ -157,12 +161,46 @@ def _ingested(
         for key, one in stored.items()
     }
     versions = {key: one.commit_id for key, one in stored.items()}
-    yield from materialised(context, declared, metadata, own, versions)
+    yield from _partition_results(context, declared, metadata, own, versions)
+
+
+def _partition_results(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    shared: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]],
+    versions: Mapping[str, int],
+) -> Iterator[dg.MaterializeResult[None]]:
+    """The result of a run on these partitions: metadata that all have, that of each, and the
+    commit that each is at.
+
+    A partition's version is the commit that last changed one of its rows, so that a run which left
+    it as it was, in a range with others or by itself, re-triggers nothing. Dagster gives all
+    partitions of one result the same version: where they differ, its own events are switched off
+    and ours take their place, with the same tags.
+    """
+    if len(set(versions.values())) == 1:
+        for key, metadata in own.items():
+            context.add_asset_metadata(metadata, partition_key=key)
+        version = str(next(iter(versions.values())))
+        yield dg.MaterializeResult(metadata=shared, data_version=dg.DataVersion(version))
+        return
+    tags = provenance_tags(context, declared.asset_key, declared.code_version)
+    for key, metadata in own.items():
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=declared.asset_key,
+                partition=key,
+                metadata={**shared, **metadata},
+                tags={**tags, **version_tags(versions[key])},
+            )
+        )
+    yield result_without_events()
 
 
 def ingest_spec(
     declared: OntologyAsset, storage_uri: str, keys: Sequence[str]
-) -> tuple[IngestSpec, TypeSpec]:
+) -> "tuple[IngestSpec, TypeSpec]":
     """The spec for the job, with the bounds of the partitions in its condition, and its type."""
     from storage_engine.spark.jobs.ingest import type_of
 
@@ -181,7 +219,7 @@ def _fingerprint(found: str | None) -> dict[str, str]:
     return {FINGERPRINT: found} if found is not None else {}
 
 
-def row_count(repository: Repository, spec: TypeSpec) -> int:
+def row_count(repository: "Repository", spec: "TypeSpec") -> int:
     """Identities of the type: from the log where it tells, else counted."""
     from storage_engine.maintenance.metrics import collect
 
@@ -195,7 +233,7 @@ def row_count(repository: Repository, spec: TypeSpec) -> int:
 
 
 def _held(
-    repository: Repository, spec: TypeSpec, declared: OntologyAsset, keys: Sequence[str]
+    repository: "Repository", spec: "TypeSpec", declared: OntologyAsset, keys: Sequence[str]
 ) -> dict[str, partitions.Held]:
     assert declared.partitions is not None
     if spec.ref not in {known.ref for known in repository.known_types()}:

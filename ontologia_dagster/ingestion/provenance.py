@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from ontologia_dagster.dagster_compat import step_key
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.ingestion import partitions
 from ontologia_dagster.ingestion.partitions import expanded_paths
@@ -38,7 +39,7 @@ def commit_metadata(
     """What the manifest says of the run: commit and run point at each other."""
     found = {
         RUN_ID: context.run.run_id,
-        STEP: context.op_execution_context.get_step_execution_context().step.key,
+        STEP: step_key(context),
         ASSET_KEY: declared.asset_key.to_user_string(),
         CODE_VERSION: declared.code_version,
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_pyspark import LazyPySparkResource
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 import storage_engine
 from ontologia_dagster.resources.secrets import is_secret
@@ -56,16 +56,20 @@ class SparkResource(LazyPySparkResource):
         default=20.0, description="How long a cancelled driver may take before it is killed"
     )
 
-    def _init_session(self) -> None:
+    _session: Any = PrivateAttr(default=None)
+
+    @property
+    def spark_session(self) -> Any:
         """With what executors need set as the engine's own sessions have it."""
-        if self._spark_session is None:
+        if self._session is None:
             from storage_engine.spark import spark_session
 
-            self._spark_session = spark_session(
-                self.app_name,
-                master=self.master,
-                config=self.settings(),
-            )
+            self._session = spark_session(self.app_name, master=self.master, config=self.settings())
+        return self._session
+
+    @property
+    def spark_context(self) -> Any:
+        return self.spark_session.sparkContext
 
     def settings(self) -> dict[str, str]:
         """All settings, with what references stand for."""

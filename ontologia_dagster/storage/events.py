@@ -15,7 +15,7 @@ run claims, handles, commits and acks until nothing is due or its limit is reach
 tried again by the bus's own backoff, at the limit it is a dead letter.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
 import importlib
 import sys
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
+from ontologia_dagster.dagster_compat import free_slots
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.downstream.metadata import request_metadata, table
 from ontologia_dagster.resources.failures import reported_failures
@@ -94,9 +95,7 @@ def _last_sign(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:
 
 def _give_up(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     instance.report_run_failed(run, "The process of this run is gone: nothing is heard of it.")
-    slots = instance.event_log_storage
-    if slots.supports_global_concurrency_limits:
-        slots.free_concurrency_slots_for_run(run.run_id)
+    free_slots(instance, run.run_id)
 
 
 _INTERVAL_S = 15
@@ -116,7 +115,7 @@ class RedriveConfig(dg.Config):
     limit: int = 1_000
 
 
-def load_handlers(modules: Sequence[str]) -> list[Handler[Any]]:
+def load_handlers(modules: Sequence[str]) -> "list[Handler[Any]]":
     """The handlers that modules declare or import, each once."""
     from storage_engine.runtime.handlers import Handler
 
@@ -179,10 +178,10 @@ def drain_job_name(storage: str) -> str:
 
 def _drain(
     context: dg.OpExecutionContext,
-    ontology: OntologyResource,
-    handlers: Sequence[Handler[Any]],
+    ontology: "OntologyResource",
+    handlers: "Sequence[Handler[Any]]",
     config: DrainConfig,
-) -> tuple[Totals, dict[str, int]]:
+) -> "tuple[Totals, dict[str, int]]":
     """What was done, and the requests to the store that it took."""
     holder = {"run_id": context.run_id, "job": context.job_name}
     with ontology.session(holder=holder) as session:
@@ -192,7 +191,7 @@ def _drain(
 
         claimed_at_once = ontology.config().event_claim_limit
 
-        def progress(totals: Totals) -> None:
+        def progress(totals: "Totals") -> None:
             # By rounds, as what a round did is settled, and counted, while the next one runs.
             if totals.iterations * claimed_at_once >= config.max_events:
                 session.stop()
@@ -245,12 +244,12 @@ def event_sensor(
     return events_due
 
 
-def look(ontology: OntologyResource, subscriptions: Sequence[Subscription]) -> Backlog:
+def look(ontology: "OntologyResource", subscriptions: "Sequence[Subscription]") -> "Backlog":
     with ontology.bus() as bus:
         return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
 
 
-def workers(ontology: OntologyResource) -> tuple[set[str], set[str]]:
+def workers(ontology: "OntologyResource") -> tuple[set[str], set[str]]:
     """The runs that work on the bus, and those that did and died."""
     ttl_ms = _MISSED_BEATS * ontology.config().session_ttl_ms
     alive: set[str] = set()
@@ -263,7 +262,7 @@ def workers(ontology: OntologyResource) -> tuple[set[str], set[str]]:
     return alive, dead - alive
 
 
-def told(seen: Backlog) -> str:
+def told(seen: "Backlog") -> str:
     """Depth and age, in a sentence."""
     if not seen.due and not seen.waiting:
         return "no events are left to handle"
@@ -315,7 +314,7 @@ def redrive_job(storage: str) -> dg.JobDefinition:
     return redrive
 
 
-def letters_table(letters: Sequence[DeadLetter]) -> dg.MetadataValue[Any]:
+def letters_table(letters: "Sequence[DeadLetter]") -> dg.MetadataValue[Any]:
     return table(
         ["event", "type", "handler", "failed_at", "attempts", "error"],
         [
@@ -325,5 +324,5 @@ def letters_table(letters: Sequence[DeadLetter]) -> dg.MetadataValue[Any]:
     )
 
 
-def _e(letter: DeadLetter) -> str:
+def _e(letter: "DeadLetter") -> str:
     return (letter.last_error or "")[:500]

@@ -18,11 +18,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster._core.definitions.data_version import (
-    DATA_VERSION_IS_USER_PROVIDED_TAG,
-    DATA_VERSION_TAG,
-)
 
+from ontologia_dagster.dagster_compat import latest_versions, version_of, version_tags
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.resources.failures import reported_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past
@@ -221,20 +218,9 @@ class _Tail:
         if None in keys:
             event = self._instance.get_latest_materialization_event(key)
             made = event.asset_materialization if event is not None else None
-            return {None: _version(made.tags or {})} if made is not None else {}
-        tags = self._instance.event_log_storage.get_latest_tags_by_partition(
-            key,
-            dg.DagsterEventType.ASSET_MATERIALIZATION,
-            [DATA_VERSION_TAG],
-            [one for one in keys if one is not None] if len(keys) <= _PER_QUERY else None,
-        )
-        return {partition: _version(found) for partition, found in tags.items()}
-
-
-def _version(tags: Mapping[str, str]) -> int:
-    """0 where it is not a commit's number."""
-    text = tags.get(DATA_VERSION_TAG, "")
-    return int(text) if text.isdigit() else 0
+            return {None: version_of(made.tags or {})} if made is not None else {}
+        some = [one for one in keys if one is not None] if len(keys) <= _PER_QUERY else None
+        return dict(latest_versions(self._instance, key, some).items())
 
 
 def _materialisation(
@@ -258,5 +244,5 @@ def _materialisation(
         partition=partition,
         description=f"Commit {commit_id}, made outside this instance's runs.",
         metadata=said,
-        tags={DATA_VERSION_TAG: str(version), DATA_VERSION_IS_USER_PROVIDED_TAG: "true"},
+        tags=version_tags(version),
     )

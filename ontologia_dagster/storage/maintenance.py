@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from dagster_shared.check import CheckError
 from pydantic import Field
 
+from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset
 from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
 from ontologia_dagster.ingestion.spark_run import submit
@@ -153,11 +153,8 @@ def _compact(
 
 def _located_policies(context: dg.OpExecutionContext, storage: str) -> dict[str, Any]:
     """Of types that were declared elsewhere in the location, such as in YAML."""
-    try:
-        repository = context.repository_def
-    except CheckError:  # a job run by itself, as in tests: there is no location
-        return {}
-    found = located(repository, storage)
+    location = location_of(context)
+    found = located(location, storage) if location is not None else []
     return {one.type_name: one.compaction for one in found if one.compaction is not None}
 
 

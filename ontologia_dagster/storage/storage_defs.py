@@ -3,7 +3,7 @@
 What a storage brings to Dagster beside its types: head, checks, jobs, schedules, sensors.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
 import warnings
 from collections.abc import Sequence
