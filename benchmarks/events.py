@@ -34,7 +34,7 @@ from storage_engine.events import records
 from storage_engine.events.dispatcher import Totals
 from storage_engine.events.records import Policy
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.protocol import ObjectStore, bulk_of
+from storage_engine.objectstore.protocol import ObjectStore
 from tests.servers import REGION
 
 EVENTS = int(os.environ.get("BENCH_EVENTS", "3000"))
@@ -148,7 +148,7 @@ def idle(uri: str, endpoint: str) -> dict[str, Any]:
 
 def fill(uri: str, endpoint: str, count: int) -> dict[str, Any]:
     outcome: dict[str, Any] = {}
-    store = bulk_of(open_store(uri, config(endpoint)))
+    store = open_store(uri, config(endpoint)).bulk
     policy, begin = Policy.of(config(endpoint)), datetime.now(UTC) - timedelta(days=1)
     with timed(outcome):
         for start in range(0, count, 1000):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness import Measured, Report, peak_mib
 from benchmarks.spark import RUNS, Reading, make_data, session_of_spark
 from storage_engine import CompactionPolicy, Session, initialize_storage
+from storage_engine.model import spec_of
 from storage_engine.repository.object.engine import ObjectRepository
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def compare(
 
     repository = session.repository
     assert isinstance(repository, ObjectRepository)
-    plan = repository.executor().plan(session.bind(Reading))
+    plan = repository.executor().plan(spec_of(Reading))
     paths = [str(repository.store.local_path(item.file.path)) for item in plan.rows]
     through_arrow = spark.read.format("ontologia").options(
         storage_uri=repository.uri, type="Reading"

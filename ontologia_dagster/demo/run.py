@@ -95,9 +95,8 @@ def requests() -> Counter[str]:
 
 
 def _count(repository: Repository) -> None:
-    store = getattr(repository, "store", None)  # SQLite has none
-    if store is not None:
-        _meters.append(store.meter)
+    if (objects := repository.objects) is not None:
+        _meters.append(objects.store.meter)
 
 
 _MIDNIGHT = int(NOT_MIDNIGHT)

@@ -157,6 +157,4 @@ def request_metadata(requests: Mapping[str, int]) -> dict[str, Any]:
 
 def requests_of(repository: Repository) -> dict[str, int]:
     """What was asked of the store since the storage was opened; nothing where there is none."""
-    from storage_engine.repository.object.engine import ObjectRepository
-
-    return repository.store.meter.snapshot() if isinstance(repository, ObjectRepository) else {}
+    return repository.requests()

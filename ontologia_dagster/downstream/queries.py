@@ -26,7 +26,7 @@ from ontologia_dagster.storage.type_assets import STORAGE
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
-    from storage_engine.query.spec import Reference
+    from storage_engine.query.reference import Reference
     from storage_engine.runtime.reads import View
 
 PREVIEW_ROWS = 20
@@ -95,11 +95,9 @@ def query_asset(
 def reference(text: str | None, head: int) -> "Reference":
     """What `as_of` means: nothing is head, a number a commit, a time an instant (UTC when no zone
     is given), else a tag."""
-    from storage_engine.maintenance.references import parse_reference
+    from storage_engine.query.reference import parse_reference
 
-    if text is None or not text.strip():
-        return head
-    return parse_reference(text.strip())
+    return parse_reference(text) if text is not None and text.strip() else head
 
 
 def answer_metadata(table: pa.Table) -> dict[str, Any]:

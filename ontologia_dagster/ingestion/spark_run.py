@@ -52,22 +52,17 @@ def carry_out(
 
 def earlier(order: IngestSpec, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
     """What this very work did before: a step that is tried again then starts no Spark."""
-    from storage_engine.commitlog import state
-    from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.protocol import Idempotency
     from storage_engine.spark.results import WriteResult
 
     assert order.idempotency is not None
-    app_id, version = order.idempotency
     with ontology.repository() as repository:
-        if not isinstance(repository, ObjectRepository):
-            return None
-        head = repository.chain.read_head().head
-        mark = state.last_applied(repository.chain, head, app_id)
-        if mark is None or not mark.covers(version):
+        applied = repository.applied(Idempotency(*order.idempotency))
+        if applied is None:
             return None
         return WriteResult(
             type_name=spec.name,
-            commit_id=mark.commit_id,
+            commit_id=applied,
             type_commit_id=repository.type_head(spec),
             already_applied=True,
         )

@@ -56,7 +56,8 @@ def _schedule(declared: OntologyAsset, job: Any) -> dg.ScheduleDefinition:
             for key in spec.keys:
                 yield dg.RunRequest(partition_key=key)
             return
-        last = definition.get_last_partition_key(current_time=context.scheduled_execution_time)
+        with dg.partition_loading_context(effective_dt=context.scheduled_execution_time):
+            last = definition.get_last_partition_key()
         if last is None:
             yield dg.SkipReason("no partition is complete yet")
         else:

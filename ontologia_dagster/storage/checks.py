@@ -94,12 +94,11 @@ def examine(
     """What the index of a type is and should be (nothing where there are no indices), and the
     requests that it took."""
     from storage_engine.maintenance.indices import index_verifier
-    from storage_engine.repository.object.engine import ObjectRepository
 
     with ontology.repository() as repository:
-        if not isinstance(repository, ObjectRepository):
+        if (objects := repository.objects) is None:
             return [], {}  # SQLite keeps rows in tables
-        verifier = index_verifier(repository)
+        verifier = index_verifier(objects)
         head = verifier.chain.read_head().head
         refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
         found = [

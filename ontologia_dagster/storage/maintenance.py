@@ -336,9 +336,7 @@ def _storage_of(context: dg.OpExecutionContext) -> str:
 
 
 def _objects(repository: "Repository") -> "ObjectRepository | None":
-    from storage_engine.repository.object.engine import ObjectRepository
-
-    return repository if isinstance(repository, ObjectRepository) else None
+    return repository.objects
 
 
 def _one_op_job(name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:

@@ -24,7 +24,6 @@ from storage_engine.cli.query_terms import (
     condition,
     order_keys,
     parameters,
-    reference,
     row_columns,
 )
 from storage_engine.cli.results import Answer, Column, Format, describe, refuse_terminal, write
@@ -33,7 +32,8 @@ from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.aggregates import count
 from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Traversal
-from storage_engine.query.spec import QuerySpec, Reference, When
+from storage_engine.query.reference import Reference, parse_reference
+from storage_engine.query.spec import QuerySpec, When
 
 _PATHS_AT_ONCE = 8 * 1024
 _COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) Error: ")
@@ -194,7 +194,7 @@ def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[A
     _check_time(ctx, line)
     declared = invocation.models()
     with _mistakes(ctx):
-        at = None if line.as_of is None else reference(line.as_of)
+        at = None if line.as_of is None else parse_reference(line.as_of, "--as-of")
     with prompt_interrupts(invocation.output.abandon), invocation.repository() as repository:
         head = repository.head_commit_id()
         with _mistakes(ctx):

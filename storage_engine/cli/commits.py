@@ -188,10 +188,9 @@ def tag_group(_invocation: Invocation) -> None:
 @with_settings
 def tag_list(invocation: Invocation) -> None:
     """List the tags, by name."""
-    from storage_engine.maintenance.tags import list_tags
 
     with invocation.repository() as repository:
-        found = list_tags(repository)
+        found = repository.list_tags()
     if invocation.output.json:
         invocation.output.document({"tags": [one.as_dict() for one in found]})
     elif not found:
@@ -216,12 +215,13 @@ def tag_create(
     ] = None,
 ) -> None:
     """Name a commit. A name that is taken by another commit is refused."""
-    from storage_engine.maintenance.references import commit_of, parse_reference
-    from storage_engine.maintenance.tags import create_tag
+    from storage_engine.query.reference import parse_reference
 
     with invocation.repository() as repository:
-        commit_id = commit_of(repository, parse_reference(ref)) if ref is not None else None
-        made = create_tag(repository, name, commit_id)
+        commit_id = (
+            repository.require_commit(parse_reference(ref, "REF")) if ref is not None else None
+        )
+        made = repository.create_tag(name, commit_id)
     if invocation.output.json:
         invocation.output.document(made.as_dict())
     else:
@@ -235,10 +235,9 @@ def tag_delete(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name.")],
 ) -> None:
     """Take a name away; the commit stays, its files may be collected if nothing else needs them."""
-    from storage_engine.maintenance.tags import delete_tag
 
     with invocation.repository() as repository:
-        gone = delete_tag(repository, name)
+        gone = repository.delete_tag(name)
     if invocation.output.json:
         invocation.output.document(gone.as_dict())
     else:
@@ -260,11 +259,11 @@ def restore(
     ] = False,
 ) -> None:
     """Make the state of an older commit the latest, by a new commit; history stays."""
-    from storage_engine.maintenance.references import parse_reference
     from storage_engine.maintenance.restore import restore as run
+    from storage_engine.query.reference import parse_reference
 
     with invocation.repository() as repository:
-        done = run(repository, parse_reference(ref), apply=apply, examples=limit)
+        done = run(repository, parse_reference(ref, "REF"), apply=apply, examples=limit)
     if invocation.output.json:
         invocation.output.document(done.as_dict())
     else:

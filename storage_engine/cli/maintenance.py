@@ -51,12 +51,10 @@ class ObjectStorageOnlyError(CommandError):
 @contextmanager
 def object_repository(invocation: Invocation, what: str) -> Iterator[ObjectRepository]:
     """The storage; `what` says what of it the command is about."""
-    from storage_engine.repository.object.engine import ObjectRepository
-
     with invocation.repository() as repository:
-        if not isinstance(repository, ObjectRepository):
+        if (objects := repository.objects) is None:
             raise ObjectStorageOnlyError(repository.uri, what)
-        yield repository
+        yield objects
 
 
 index_app = typer.Typer()

@@ -31,9 +31,8 @@ from storage_engine.model.field import FieldRef
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.aggregates import own_place
-from storage_engine.query.builder import checked_reference
 from storage_engine.query.conditions import value_kind
-from storage_engine.query.spec import Order, Reference, all_of
+from storage_engine.query.spec import Order, all_of
 from storage_engine.repository.endpoints import endpoint_spec
 
 MAX_INT = 2**63 - 1  # what every storage can compare with; there are no commits beyond
@@ -48,8 +47,6 @@ _WORDS = {
     "gte": ">=",
 }
 _SHOWN = 20  # names in a message
-_NUMBER = re.compile(r"[+-]?[0-9]+")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -200,23 +197,6 @@ def _path(text: str) -> str:
 def _operator(text: str) -> str:
     op = text.strip().lower()
     return _WORDS.get(op, op)
-
-
-# --- time -------------------------------------------------------------------------------------
-
-
-def reference(text: str) -> Reference:
-    """Digits are a commit, ISO 8601 is an instant, anything else is the name of a tag."""
-    if _NUMBER.fullmatch(text):
-        return min(int(text[:32]), MAX_INT)
-    if _TIME.fullmatch(text):
-        try:
-            return checked_reference(datetime.fromisoformat(text), "--as-of")
-        except ValueError:
-            raise ValueError(
-                f"--as-of {text}: not a time in ISO 8601, such as 2026-01-31T12:00:00Z"
-            ) from None
-    return checked_reference(text, "--as-of")
 
 
 # --- columns and parameters -------------------------------------------------------------------

@@ -123,8 +123,10 @@ def _report(repository: Repository) -> dict[str, Any]:
     report["lock"] = None
     report["index_warnings"] = []
     report["types"] = _types(report["types"])
-    if repository.backend != "sqlite":
-        _add_object_facts(repository, report)
+    if (objects := repository.objects) is not None:
+        report["lock"] = objects.lock_info()
+        report["index_warnings"] = objects.index_warnings()
+        report["requests"] = repository.requests()  # the last, so that it has them all
     return report
 
 
@@ -140,15 +142,6 @@ def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         for name, facts in types.items()
     )
     return sorted(found, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
-
-
-def _add_object_facts(repository: Repository, report: dict[str, Any]) -> None:
-    from storage_engine.repository.object.engine import ObjectRepository
-
-    assert isinstance(repository, ObjectRepository)
-    report["lock"] = repository.lock_info()
-    report["index_warnings"] = repository.index_warnings()
-    report["requests"] = repository.store.meter.snapshot()  # the last, so that it has them all
 
 
 def _show_info(output: Output, report: dict[str, Any]) -> None:

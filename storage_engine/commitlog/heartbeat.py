@@ -64,7 +64,7 @@ class Heartbeat:
 
     def start(self) -> None:
         self.beat()
-        if self._store.kind != "memory":  # the simulated store's time does not pass by itself
+        if self._store.timers:
             self._keeper = threading.Thread(target=self._keep, name="onto-attempt", daemon=True)
             self._keeper.start()
 

@@ -160,16 +160,17 @@ class WriteLock:
         lease_ttl_ms: int,
         timeout_ms: int,
         holder: Mapping[str, Any] | None = None,
-        keep_alive: bool = True,
+        keep_alive: bool | None = None,
         key: str = layout.LOCK,
         warn: Callable[[str], None] = log.warning,
     ) -> None:
+        """`keep_alive`: whether leases renew themselves; by default where time passes by itself."""
         self.store = store
         self.owner_id = owner_id
         self.lease_ttl_ms = lease_ttl_ms
         self.timeout_ms = timeout_ms
         self.holder = {"host": socket.gethostname(), "pid": os.getpid(), **(holder or {})}
-        self.keep_alive = keep_alive
+        self.keep_alive = store.timers if keep_alive is None else keep_alive
         self.key = key
         self.warn = warn
         self._unanswered: OrderedDict[str, Lease] = OrderedDict()  # by token

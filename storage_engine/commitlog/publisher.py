@@ -120,7 +120,6 @@ class Publisher:
         checkpoint_interval: int,
         project: Projector,
         warn: Callable[[str], None],
-        linger_s: float = LINGER_S,
     ) -> None:
         self._chain = chain
         self._store = chain.store
@@ -131,7 +130,7 @@ class Publisher:
         self._checkpoint_interval = checkpoint_interval
         self._project = project
         self._warn = warn
-        self._leases = LeaseKeeper(linger_s)
+        self._leases = LeaseKeeper(LINGER_S if chain.store.timers else 0.0)
         self._finishing: Background[None] | None = None
         self._mutex = threading.Lock()
 

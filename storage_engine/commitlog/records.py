@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import orjson
 
+from storage_engine.commitlog.ranges import CommitRange, KeyRange
 from storage_engine.errors import IntegrityError
 
 TypeRef = tuple[str, str]  # (kind, type name)
@@ -138,6 +139,15 @@ class CommitFile:
     def ref(self) -> TypeRef:
         return (self.kind, self.type_name)
 
+    @property
+    def leading_keys(self) -> KeyRange:
+        """Of the first identity column."""
+        return self.keys("entity_key" if self.kind == "entity" else "left_key")
+
+    def keys(self, column: str) -> KeyRange:
+        """What is known of the keys in an identity column."""
+        return KeyRange.parse(self.key_range.get(column))
+
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         known = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
@@ -206,15 +216,15 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A run of commits of one type and the files that hold their rows.
+class Entry(CommitRange):
+    """A run of commits of one type and the files that hold their rows: a single commit, or a
+    snapshot (made by compaction) of several."""
 
-    Per commit: min == max. A snapshot (made by compaction) spans a range.
-    """
-
-    min_commit_id: int
-    max_commit_id: int
     files: tuple[CommitFile, ...]
+
+    @property
+    def is_snapshot(self) -> bool:
+        return not self.is_single
 
     @property
     def schema_version_id(self) -> int:
@@ -229,7 +239,7 @@ class Entry:
     def unique(self, upto: int) -> bool:
         """Whether no identity can be twice in `newest_files`: a reconciled commit has each once,
         and so have the current rows of a snapshot."""
-        if self.min_commit_id == self.max_commit_id:
+        if self.is_single:
             return True
         return all(f.role == "current" for f in self.newest_files(upto))
 

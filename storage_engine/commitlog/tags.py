@@ -11,7 +11,6 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Self
 
 from storage_engine.commitlog import layout
@@ -96,26 +95,13 @@ class Tag:
 
 
 def check_name(name: str) -> str:
-    """Refuse names that a storage cannot keep, or that would be taken for another reference."""
+    """Refuse names that a storage cannot keep."""
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} is no name for a tag: use 1 to 100 letters, digits and ._:+@- that begin "
             "with a letter or digit"
         )
-    if name.isdecimal() or is_instant(name):
-        raise ConfigurationError(
-            f"{name!r} is no name for a tag: it reads as a commit id or a time; "
-            f"choose for example v{name}"
-        )
     return name
-
-
-def is_instant(text: str) -> bool:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return True
 
 
 def unknown(name: str, known: Sequence[str]) -> UnknownTagError:

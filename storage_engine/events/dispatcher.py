@@ -110,7 +110,7 @@ class Settler:
             if not self._flight.done:
                 return
             self._land()
-        if not (now or self._store.simulated or time.monotonic() - self._went_at > _GATHER_S):
+        if not (now or not self._store.timers or time.monotonic() - self._went_at > _GATHER_S):
             return
         if self._waiting:
             self._went_at = time.monotonic()
@@ -202,7 +202,7 @@ class Held:
 class Ticker:
     """What must happen however long a handler takes: leases, the session's heartbeat, schedules.
 
-    A thread does it; on the simulated store the loop itself does, between handlers.
+    A thread does it; where time does not pass by itself the loop does, between handlers.
     """
 
     def __init__(self, worker: Dispatcher) -> None:
@@ -213,7 +213,7 @@ class Ticker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        if not self._worker.store.simulated:
+        if self._worker.store.timers:
             self._thread = threading.Thread(target=self._loop, name="onto-events", daemon=True)
             self._thread.start()
 
@@ -353,7 +353,7 @@ class Dispatcher:
         for number, claim in enumerate(batch):
             if self._stopping.is_set():
                 return
-            if number and self.store.simulated:
+            if number and not self.store.timers:
                 self._ticker.tick()
             if claim.lost:
                 continue
@@ -386,10 +386,10 @@ class Dispatcher:
         self._sleep(max((until - now).total_seconds(), 0.0))
 
     def _sleep(self, seconds: float) -> None:
-        if self.store.simulated:
-            self.store.sleep(seconds)
-        else:
+        if self.store.timers:
             self._stopping.wait(seconds)
+        else:
+            self.store.sleep(seconds)
 
     def _report(self) -> None:
         self.totals.held = len(self.held.all())

@@ -203,8 +203,8 @@ class EventStore(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
     @property
-    def simulated(self) -> bool:
-        """Time moves only when told to: no threads, please."""
+    def timers(self) -> bool:
+        """Whether time passes by itself, so that threads may wait for it."""
 
     def background(self, work: Callable[[], T]) -> Pending[T]:
         """Do something beside the handlers, where that gains anything."""

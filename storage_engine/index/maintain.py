@@ -69,9 +69,9 @@ def with_snapshots(
     when it has them and lacks nothing. Entries that reach further than a snapshot are a later
     compaction's: they stay.
     """
-    snapshots = [entry for entry in truth if entry.min_commit_id < entry.max_commit_id]
-    kept = [e for e in index.entries if not any(_within(e, snapshot) for snapshot in snapshots)]
-    added = [s for s in snapshots if not any(_overlap(s, entry) for entry in kept)]
+    snapshots = [entry for entry in truth if entry.is_snapshot]
+    kept = [e for e in index.entries if not any(snapshot.covers(e) for snapshot in snapshots)]
+    added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
     entries = sorted([*kept, *added], key=lambda entry: entry.min_commit_id)
     beyond = [entry for entry in truth if entry.max_commit_id > index.max_indexed_commit]
     changed = replace(index, entries=tuple(entries)).with_missing(beyond)
@@ -91,21 +91,13 @@ def with_snapshots(
 
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:
     """Whether the index has no entry that the log has replaced by a snapshot."""
-    snapshots = [entry for entry in truth if entry.min_commit_id < entry.max_commit_id]
+    snapshots = [entry for entry in truth if entry.is_snapshot]
     known = set(_paths(snapshots))
     return not any(
-        _within(entry, snapshot) and not known.issuperset(_paths([entry]))
+        snapshot.covers(entry) and not known.issuperset(_paths([entry]))
         for entry in index.entries
         for snapshot in snapshots
     )
-
-
-def _within(entry: Entry, span: Entry) -> bool:
-    return span.min_commit_id <= entry.min_commit_id and entry.max_commit_id <= span.max_commit_id
-
-
-def _overlap(one: Entry, other: Entry) -> bool:
-    return one.min_commit_id <= other.max_commit_id and other.min_commit_id <= one.max_commit_id
 
 
 def _paths(entries: Iterable[Entry]) -> list[str]:

@@ -41,22 +41,14 @@ class TypeIndex:
     def with_missing(self, found: Iterable[Entry]) -> Self:
         """Add the entries that reach beyond what is covered, in the place of those they span."""
         missing = [entry for entry in found if not self.covers(entry.max_commit_id)]
-        spans = [e for e in missing if e.min_commit_id < e.max_commit_id]
-        kept = [
-            e
-            for e in self.entries
-            if not any(s.min_commit_id <= e.min_commit_id <= s.max_commit_id for s in spans)
-        ]
+        spans = [e for e in missing if e.is_snapshot]
+        kept = [e for e in self.entries if not any(s.contains(e.min_commit_id) for s in spans)]
         merged = sorted([*kept, *missing], key=lambda e: e.min_commit_id)
         return replace(self, entries=tuple(merged))
 
     def with_entry(self, entry: Entry) -> Self:
         """Add an entry, in the place of a per-commit entry for the same commit."""
-        others = [
-            e
-            for e in self.entries
-            if (e.min_commit_id, e.max_commit_id) != (entry.min_commit_id, entry.max_commit_id)
-        ]
+        others = [e for e in self.entries if e.commits != entry.commits]
         merged = sorted([*others, entry], key=lambda e: e.min_commit_id)
         return replace(self, entries=tuple(merged))
 

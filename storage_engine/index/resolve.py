@@ -100,8 +100,8 @@ def checked(
     # The head manifest is at hand and touches the type: its paths must be the indexed ones.
     manifest = chain.head_manifest(head)
     committed = {f.path for f in manifest.files_of(ref)} if manifest is not None else set()
-    covering = [e for e in index.entries if e.min_commit_id <= head.commit_id <= e.max_commit_id]
-    is_snapshot = any(e.min_commit_id < e.max_commit_id for e in covering)
+    covering = [e for e in index.entries if e.contains(head.commit_id)]
+    is_snapshot = any(e.is_snapshot for e in covering)
     if is_snapshot or (covering and {f.path for f in covering[0].files} == committed):
         return index, None
     kept = tuple(e for e in index.entries if e not in covering)

@@ -13,6 +13,7 @@ from typing import Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.ranges import CommitRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
 from storage_engine.index.objects import IndexObjects, IndexVersion
 from storage_engine.index.record import TypeIndex
@@ -179,23 +180,23 @@ class IndexVerifier:
 
         self._check_object(ref, version, head, needed, note)
         _check_overlaps(upto, note)
-        by_range = {(e.min_commit_id, e.max_commit_id): e for e in right}
+        by_range = {e.commits: e for e in right}
         for entry in upto:
             for file in entry.files:
                 if file.path not in present:
                     note("absent_file", "names a file that is not there", _at(entry), file.path)
-            expected = by_range.get((entry.min_commit_id, entry.max_commit_id))
+            expected = by_range.get(entry.commits)
             if expected is not None:
                 _compare(entry, expected, note, versioned=not self._watermark_is_head)
-            elif entry.min_commit_id < entry.max_commit_id:
-                why = unproven.get((entry.min_commit_id, entry.max_commit_id), "it overlaps")
+            elif entry.is_snapshot:
+                why = unproven.get(entry.commits, "it overlaps")
                 span = f"{entry.min_commit_id}-{entry.max_commit_id}"
                 path = entry.files[0].path
                 note("unproven_snapshot", f"snapshot {span} is not the log's: {why}", None, path)
             else:
                 self._check_stray(head, ref, entry, right, note)
         for entry in right:
-            if any(_covers(e, entry.max_commit_id) for e in upto):
+            if any(e.contains(entry.max_commit_id) for e in upto):
                 continue
             if top is not None and entry.max_commit_id >= top.commit_id:
                 note("missing_latest_entry", "has no entry for the latest commit", top.commit_id)
@@ -245,39 +246,34 @@ class IndexVerifier:
             note("orphan_file", "no commit of the log wrote this file", commit_id, path)
         elif {f.path for f in entry.files} != {f.path for f in committed}:
             note("path_mismatch", f"the log has {committed[0].path}", commit_id, path)
-        elif any(_covers(e, commit_id) for e in right):
+        elif any(e.contains(commit_id) for e in right):
             note("superseded", "the log has this commit in a snapshot", commit_id, path)
 
     def _snapshots(
         self, entries: Sequence[Entry], truth: Sequence[Entry], present: set[str]
-    ) -> tuple[list[Entry], dict[tuple[int, int], str]]:
+    ) -> tuple[list[Entry], dict[CommitRange, str]]:
         """Snapshots that only the index knows (the first implementation's): those that can take
         the place of what the log has, and why the others cannot."""
-        known = {(e.min_commit_id, e.max_commit_id) for e in truth}
+        logged = {e.commits for e in truth}
         proven: list[Entry] = []
-        unproven: dict[tuple[int, int], str] = {}
+        unproven: dict[CommitRange, str] = {}
         for entry in entries:
-            span = (entry.min_commit_id, entry.max_commit_id)
-            if span[0] == span[1] or span in known:
+            if entry.is_single or entry.commits in logged:
                 continue
-            if any(_overlap(entry, other) for other in proven):
+            if any(entry.overlaps(other) for other in proven):
                 continue
             reason = self._refuted(entry, truth, present)
             if reason is None:
                 proven.append(entry)
             else:
-                unproven[span] = reason
+                unproven[entry.commits] = reason
         return proven, unproven
 
     def _refuted(self, entry: Entry, truth: Sequence[Entry], present: set[str]) -> str | None:
-        replaced = [e for e in truth if _overlap(entry, e)]
+        replaced = [e for e in truth if entry.overlaps(e)]
         if not replaced:
             return "nothing was committed in its range"
-        inside = all(
-            entry.min_commit_id <= e.min_commit_id and e.max_commit_id <= entry.max_commit_id
-            for e in replaced
-        )
-        if not inside:
+        if not all(entry.covers(e) for e in replaced):
             return "it cuts a snapshot of the log in two"
         if any(file.path not in present for file in entry.files):
             return "its file is not there"
@@ -304,7 +300,7 @@ class IndexVerifier:
 
 
 def _replaced(truth: Sequence[Entry], snapshots: Sequence[Entry]) -> list[Entry]:
-    kept = [e for e in truth if not any(_overlap(e, s) for s in snapshots)]
+    kept = [e for e in truth if not any(e.overlaps(s) for s in snapshots)]
     return sorted([*kept, *snapshots], key=lambda e: e.min_commit_id)
 
 
@@ -348,13 +344,5 @@ def _file_facts(file: CommitFile, versioned: bool) -> tuple[Any, ...]:
     )
 
 
-def _covers(entry: Entry, commit_id: int) -> bool:
-    return entry.min_commit_id <= commit_id <= entry.max_commit_id
-
-
-def _overlap(one: Entry, other: Entry) -> bool:
-    return one.min_commit_id <= other.max_commit_id and other.min_commit_id <= one.max_commit_id
-
-
 def _at(entry: Entry) -> int | None:
-    return entry.min_commit_id if entry.min_commit_id == entry.max_commit_id else None
+    return entry.min_commit_id if entry.is_single else None

@@ -12,12 +12,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry
-from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.protocol import CommitResult, Repository
+
+if TYPE_CHECKING:
+    from storage_engine.repository.object.engine import ObjectRepository
 
 
 @dataclass(slots=True)
@@ -131,10 +133,11 @@ def collect(repository: Repository, counters: CommitCounters | None = None) -> M
     """Ask the storage: head, and on object stores the log and each type's index."""
     session = (counters or CommitCounters()).as_dict()
     head = repository.head_commit_id()
-    if not isinstance(repository, ObjectRepository):
+    objects = repository.objects
+    if objects is None:
         return Metrics(repository.uri, repository.backend, repository.engine_version, head, session)
-    types = _types(repository)
-    meter = repository.store.meter.snapshot()
+    types = _types(objects)
+    meter = repository.requests()
     return Metrics(
         uri=repository.uri,
         backend=repository.backend,
@@ -144,7 +147,7 @@ def collect(repository: Repository, counters: CommitCounters | None = None) -> M
         requests={k: v for k, v in sorted(meter.items()) if k not in _NOT_REQUESTS},
         bytes_read=meter["bytes_read"],
         bytes_written=meter["bytes_written"],
-        cache=_cache(repository),
+        cache=dict(objects.cache.stats()) if objects.cache is not None else {},
         types=types,
     )
 
@@ -174,7 +177,7 @@ def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -
         kind=kind,
         type_name=name,
         entries=len(entries),
-        snapshots=sum(e.min_commit_id < e.max_commit_id for e in entries),
+        snapshots=sum(e.is_snapshot for e in entries),
         files=len(files),
         rows=sum(max(0, f.row_count) for f in files),
         bytes=sum(f.bytes for f in files),
@@ -199,12 +202,6 @@ def _identities(entries: Sequence[Entry]) -> int | None:
         else:
             return None
     return total
-
-
-def _cache(repository: ObjectRepository) -> dict[str, int]:
-    """Of the immutable cache, where the repository has one."""
-    cache = getattr(repository, "_cache", None)
-    return dict(cache.stats()) if cache is not None else {}
 
 
 # -- Prometheus -----------------------------------------------------------------------------------

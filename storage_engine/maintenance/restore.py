@@ -26,18 +26,17 @@ from storage_engine.errors import (
     SchemaMetadataError,
     SchemaOutdatedError,
 )
-from storage_engine.maintenance.references import commit_of
 from storage_engine.maintenance.rows import current_entries, stored_types, versions_of
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.protocol import LATEST, CommitRequest, Repository, TypeInput, Window
-from storage_engine.repository.sqlite.engine import SqliteRepository
 
 if TYPE_CHECKING:
     import duckdb
+
+    from storage_engine.repository.object.engine import ObjectRepository
 
 _BATCH_ROWS = 64 * 1024
 _KEYS_AT_ONCE = 10_000
@@ -129,7 +128,7 @@ def _same(spec: TypeSpec, alias: str) -> str:
 class SqliteRows:
     """A SQLite storage, read in slices of commits and keys."""
 
-    def __init__(self, repository: SqliteRepository) -> None:
+    def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self.head_commit_id = repository.head_commit_id()
 
@@ -297,7 +296,7 @@ def restore(
     Raises UnknownTagError or ConfigurationError for a reference that means no commit, and
     SchemaOutdatedError when a type has been migrated to another schema version since.
     """
-    commit_id = commit_of(repository, reference)
+    commit_id = repository.require_commit(reference)
     for attempt in range(1, _ATTEMPTS + 1):
         with _rows(repository) as rows:
             _check_versions(repository, commit_id)
@@ -364,11 +363,10 @@ def _stream(rows: Rows, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBat
 
 @contextmanager
 def _rows(repository: Repository) -> Iterator[Rows]:
-    if isinstance(repository, ObjectRepository):
+    if (objects := repository.objects) is not None:
         repository.flush()
-        yield ObjectRows(repository)
+        yield ObjectRows(objects)
     else:
-        assert isinstance(repository, SqliteRepository)
         yield SqliteRows(repository)
 
 

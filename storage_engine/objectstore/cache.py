@@ -32,6 +32,7 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError
 from storage_engine.objectstore import local
 from storage_engine.objectstore.cache_space import CacheSpace, Identity
+from storage_engine.objectstore.protocol import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,14 @@ def open_cache(
     if directory is None and config.cache_bytes:
         warn("this user has no home directory, so nothing is cached: set cache_dir")
     return ImmutableCache(directory or Path(), config.cache_bytes if directory else 0, warn=warn)
+
+
+def cache_for(store: ObjectStore, config: OntologiaConfig) -> ImmutableCache | None:
+    """The cache of a store's immutable objects, where copies of them spare anything."""
+    wanted = store.caching == "always" or (
+        store.caching == "on_request" and config.cache_dir is not None
+    )
+    return open_cache(config) if wanted else None
 
 
 class ImmutableCache:

@@ -28,6 +28,7 @@ from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.metering import RequestMeter
 from storage_engine.objectstore.parallel import Parallel
 from storage_engine.objectstore.protocol import (
+    Caching,
     ObjectInfo,
     ObjectNotFound,
     OutcomeUnknown,
@@ -98,11 +99,15 @@ class DirectoryStore:
     """Objects as files under `root`, which the first write creates when it is missing."""
 
     kind = "directory"
+    timers = True
+    caching: Caching = "never"
+    server = None
 
     def __init__(self, root: Path) -> None:
         # Resolved once: below it every symlink is refused, so no key can lead out of it.
         self.root = Path(os.path.realpath(root))
         self.uri = self.root.as_uri()
+        self.facts: dict[str, str] = {}
         self.meter = RequestMeter()
         self.parallel = Parallel(8)
         self._durable: set[Path] = set()
@@ -228,6 +233,16 @@ class DirectoryStore:
 
     def local_path(self, key: str) -> Path | None:
         return self._path(key, "local_path")
+
+    def duckdb_url(self, key: str) -> str | None:
+        return None
+
+    def duckdb_secret(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def bulk(self) -> DirectoryStore:
+        return self
 
     def close(self) -> None:
         self.parallel.close()

@@ -1,9 +1,10 @@
-"""The simulated store: objects in memory, a virtual clock, injected faults, a log of requests.
+"""The simulated store: objects in memory, a virtual clock, a log of requests.
 
 It promises S3's semantics (strong consistency, conditional writes judged atomically, ETags by
-content), and that nothing depends on real time or chance: the same calls with the same fault
-plans give the same outcomes. Several clients, each standing for a process with its own clock,
-faults and meter, share one `MemoryBackend`. It is safe to use from many threads.
+content), and that nothing depends on real time or chance: the same calls give the same outcomes.
+Several clients, each standing for a process with its own clock, faults and meter, share one
+`MemoryBackend`. It is safe to use from many threads. What goes wrong is decided by whoever stands
+between a client and the backend: see `Faults`, and `storage_engine.testing.faults`.
 """
 
 from __future__ import annotations
@@ -13,30 +14,18 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.clock import Clock, VirtualClock
-from storage_engine.objectstore.faults import (
-    CONDITIONAL,
-    READS,
-    Fault,
-    FaultKind,
-    FaultPlan,
-    RequestRecord,
-    SimulatedCrash,
-)
 from storage_engine.objectstore.metering import RequestMeter
 from storage_engine.objectstore.parallel import Parallel
 from storage_engine.objectstore.protocol import (
-    ConditionalConflict,
+    Caching,
     ObjectInfo,
     ObjectNotFound,
     ObjectStoreError,
-    OutcomeUnknown,
     PreconditionFailed,
     StoredObject,
     check_key,
@@ -46,19 +35,78 @@ from storage_engine.objectstore.protocol import (
 
 T = TypeVar("T")
 
-__all__ = ["Clock", "MemoryBackend", "MemoryStore", "RequestRecord", "VirtualClock"]
-
 PAGE = 1000
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class SimulatedCrash(BaseException):
+    """The simulated process died here. Not an Exception: no handler of the engine may catch it."""
+
+
+class Clock(Protocol):
+    """Where a simulated client takes its time from."""
+
+    def now(self) -> datetime:
+        """The time, in UTC."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class VirtualClock:
+    """A clock that moves only when someone sleeps."""
+
+    def __init__(self, start: datetime = _START) -> None:
+        self._now = start
+        self._lock = threading.Lock()
+
+    def now(self) -> datetime:
+        with self._lock:
+            return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Move on by `seconds`; a clock never goes back."""
+        with self._lock:
+            self._now += timedelta(seconds=max(0.0, seconds))
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """One request on its way from a client to the backend."""
+
+    kind: str  # as the meter counts it: "PUT_IF"
+    operation: str  # of the port: "put_if_match"
+    key: str
+    outcome: str = "ok"
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class RequestRecord:
+    """One request as the log keeps it: who asked what, and how it ended for the client."""
+
+    number: int
+    client: str
+    kind: str
+    operation: str
+    key: str
+    outcome: str
+
+
+class Faults(Protocol):
+    """Stands between one client and the backend, and may drop, delay or misreport a request."""
+
+    def serve(self, client: MemoryStore, request: ClientRequest, action: Callable[[], T]) -> T:
+        """Answer a request that `client.backend.serve(action)` would answer properly."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MemoryObject:
     stored: StoredObject
     modified: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _DelayedWrite:
     due_at: datetime | None
     due_request: int | None
     apply: Callable[[], object]
@@ -72,9 +120,9 @@ class MemoryBackend:
         self.clock: Clock = clock if clock is not None else VirtualClock()
         self.log: list[RequestRecord] = []
         self.lock = threading.RLock()
-        self._entries: dict[str, _Entry] = {}
+        self._objects: dict[str, _MemoryObject] = {}
         self._keys: list[str] = []  # sorted: code point order is the byte order of UTF-8
-        self._pending: list[_Pending] = []
+        self._pending: list[_DelayedWrite] = []
         self._requests = 0
         self._clients = 0
 
@@ -84,7 +132,7 @@ class MemoryBackend:
         *,
         clock: Clock | None = None,
         skew: float = 0.0,
-        faults: FaultPlan | None = None,
+        faults: Faults | None = None,
         page_size: int = PAGE,
     ) -> MemoryStore:
         """Another client of the same objects, as from another process."""
@@ -96,7 +144,7 @@ class MemoryBackend:
         """All objects as they stand, seen from outside: no request, no fault, no count."""
         with self.lock:
             self._land_due()
-            return {key: self._entries[key].stored.data for key in self._keys}
+            return {key: self._objects[key].stored.data for key in self._keys}
 
     @property
     def pending(self) -> int:
@@ -126,37 +174,41 @@ class MemoryBackend:
             self._requests += 1
             return action()
 
-    def serve_later(self, action: Callable[[], object], fault: Fault) -> None:
+    def serve_later(
+        self, action: Callable[[], object], *, seconds: float = 0.0, requests: int | None = None
+    ) -> None:
+        """Apply one request once `seconds` have passed, or after that many more `requests`."""
         with self.lock:
             self._land_due()
             self._requests += 1
-            if fault.requests is not None:
-                pending = _Pending(None, self._requests + fault.requests, action)
+            if requests is not None:
+                delayed = _DelayedWrite(None, self._requests + requests, action)
             else:
-                at = self.clock.now() + timedelta(seconds=fault.seconds)
-                pending = _Pending(at, None, action)
-            self._pending.append(pending)
+                at = self.clock.now() + timedelta(seconds=seconds)
+                delayed = _DelayedWrite(at, None, action)
+            self._pending.append(delayed)
 
-    def record(self, client: str, kind: str, operation: str, key: str, outcome: str) -> None:
+    def record(self, client: str, request: ClientRequest) -> None:
         with self.lock:
             number = len(self.log) + 1
-            self.log.append(RequestRecord(number, client, kind, operation, key, outcome))
+            what = (request.kind, request.operation, request.key)
+            self.log.append(RequestRecord(number, client, *what, request.outcome))
 
     def read(self, key: str) -> StoredObject:
-        entry = self._entries.get(key)
+        entry = self._objects.get(key)
         if entry is None:
             raise ObjectNotFound(key)
         return entry.stored
 
     def write(self, key: str, data: bytes) -> str:
         stored = StoredObject(data, content_etag(data))
-        if key not in self._entries:
+        if key not in self._objects:
             insort(self._keys, key)
-        self._entries[key] = _Entry(stored, self.clock.now())
+        self._objects[key] = _MemoryObject(stored, self.clock.now())
         return stored.etag
 
     def create(self, key: str, data: bytes) -> str:
-        if key in self._entries:
+        if key in self._objects:
             raise PreconditionFailed(f"{key} exists")
         return self.write(key, data)
 
@@ -170,23 +222,23 @@ class MemoryBackend:
 
     def remove(self, keys: Sequence[str]) -> None:
         for key in keys:
-            if self._entries.pop(key, None) is not None:
+            if self._objects.pop(key, None) is not None:
                 del self._keys[bisect_right(self._keys, key) - 1]
 
     def page(self, prefix: str, after: str, size: int) -> tuple[list[ObjectInfo], bool]:
         """Up to `size` objects past `after`, and whether there are more."""
         past = prefix > after
         start = bisect_left(self._keys, prefix) if past else bisect_right(self._keys, after)
-        found: list[ObjectInfo] = []
+        infos: list[ObjectInfo] = []
         for key in self._keys[start : start + size + 1]:
             if not key.startswith(prefix):
                 break
-            entry = self._entries[key]
-            found.append(ObjectInfo(key, len(entry.stored.data), entry.modified))
-        return found[:size], len(found) > size
+            entry = self._objects[key]
+            infos.append(ObjectInfo(key, len(entry.stored.data), entry.modified))
+        return infos[:size], len(infos) > size
 
     def _require(self, key: str, etag: str) -> None:
-        entry = self._entries.get(key)
+        entry = self._objects.get(key)
         if entry is None:
             raise PreconditionFailed(f"{key} is gone")
         if entry.stored.etag != etag.strip('"'):
@@ -206,7 +258,7 @@ class MemoryBackend:
                 self._land(pending)
 
     @staticmethod
-    def _land(pending: _Pending) -> None:
+    def _land(pending: _DelayedWrite) -> None:
         # A condition that is no longer true is nobody's concern: no client waits for the answer.
         with suppress(ObjectStoreError):
             pending.apply()
@@ -220,6 +272,9 @@ class MemoryStore:
     """
 
     kind = "memory"
+    timers = False
+    caching: Caching = "on_request"
+    server = None
 
     def __init__(
         self,
@@ -228,7 +283,7 @@ class MemoryStore:
         name: str = "",
         clock: Clock | None = None,
         skew: float = 0.0,
-        faults: FaultPlan | None = None,
+        faults: Faults | None = None,
         page_size: int = PAGE,
     ) -> None:
         """`skew` is the error in seconds of this client's idea of the store's time."""
@@ -237,14 +292,14 @@ class MemoryStore:
         self.uri = f"memory://{self.backend.name}"
         self.clock: Clock = clock if clock is not None else self.backend.clock
         self.skew = skew
-        self.faults = faults if faults is not None else FaultPlan()
+        self.faults = faults
+        self.facts: dict[str, str] = {}
         self.meter = RequestMeter()
         self.parallel = Parallel(workers=1, inline=True)
         self.crashed = False
         self._page_size = page_size
         self._before: list[Callable[[str, str], None]] = []
         self._after: list[Callable[[str, str], None]] = []
-        self._fault_lock = threading.Lock()
 
     def on_request(
         self, callback: Callable[[str, str], None], *, when: str = "before"
@@ -325,72 +380,40 @@ class MemoryStore:
     def local_path(self, key: str) -> Path | None:
         return None
 
+    def duckdb_url(self, key: str) -> str | None:
+        return None
+
+    def duckdb_secret(self) -> dict[str, str]:
+        return {}
+
+    @property
+    def bulk(self) -> MemoryStore:
+        return self
+
     def close(self) -> None:
         self.parallel.close()
 
     def _request(self, kind: str, operation: str, key: str, action: Callable[[], T]) -> T:
         self._alive()
         self.meter.count(kind)
-        outcome = "ok"
+        request = ClientRequest(kind, operation, key)
         try:
             for hook in list(self._before):
                 hook(kind, key)
             self._alive()
-            with self._fault_lock:
-                fault = self.faults.next(kind, operation, key)
-            if fault is None:
+            if self.faults is None:
                 result = self.backend.serve(action)
             else:
-                outcome = fault.kind.value
-                result = self._faulty(kind, operation, key, action, fault)
+                result = self.faults.serve(self, request, action)
             for hook in list(self._after):
                 hook(kind, key)
             return result
         except BaseException as error:
             cause = type(error).__name__
-            outcome = cause if outcome == "ok" else f"{outcome}: {cause}"
+            request.outcome = cause if request.outcome == "ok" else f"{request.outcome}: {cause}"
             raise
         finally:
-            self.backend.record(self.name, kind, operation, key, outcome)
-
-    def _faulty(
-        self, kind: str, operation: str, key: str, action: Callable[[], T], fault: Fault
-    ) -> T:
-        match fault.kind:
-            case FaultKind.SLOW:
-                self.clock.sleep(fault.seconds)
-                return self.backend.serve(action)
-            case FaultKind.SKEW:
-                self.skew += fault.seconds
-                return self.backend.serve(action)
-            case FaultKind.CRASH_BEFORE:
-                self.crashed = True
-                raise SimulatedCrash(f"before {operation} {key}")
-            case FaultKind.DELAYED if kind not in READS:
-                self.backend.serve_later(action, fault)
-            case FaultKind.CRASH_AFTER | FaultKind.RESPONSE_LOST:
-                self._serve_quietly(action)
-            case _ if fault.applied:
-                self._serve_quietly(action)
-        if fault.kind is FaultKind.CRASH_AFTER:
-            self.crashed = True
-            raise SimulatedCrash(f"after {operation} {key}")
-        raise self._failure(kind, operation, key, fault)
-
-    def _serve_quietly(self, action: Callable[[], object]) -> None:
-        with suppress(ObjectStoreError):  # The answer is lost, whatever it was.
-            self.backend.serve(action)
-
-    def _failure(self, kind: str, operation: str, key: str, fault: Fault) -> Exception:
-        what = f"simulated {fault.kind.value} at {operation} {key}"
-        if fault.kind is FaultKind.CONFLICT:
-            return ConditionalConflict(what)
-        if fault.kind is FaultKind.PRECONDITION:
-            return PreconditionFailed(what)
-        if kind in CONDITIONAL:
-            return OutcomeUnknown(what)
-        # Reads, and writes that are safe to repeat, may simply be tried again.
-        return StorageBackendError(what, operation=operation, key=key, retryable=True)
+            self.backend.record(self.name, request)
 
     def _alive(self) -> None:
         if self.crashed:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from storage_engine.objectstore.metering import RequestMeter
 from storage_engine.objectstore.parallel import Parallel
+
+Caching = Literal["always", "on_request", "never"]
 
 _SEGMENT = r"(?!\.)[^/\\\x00-\x1f\x7f\ud800-\udfff]{1,200}"
 _KEY = re.compile(f"{_SEGMENT}(?:/{_SEGMENT})*")
@@ -63,16 +65,39 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """Keys are relative to the store's root, `/`-separated, and pass `check_key`.
+    """What differs from store to store is a property or a method here: nobody asks which it is.
+
+    Keys are relative to the store's root, `/`-separated, and pass `check_key`.
 
     Failures that say nothing about the object (no network, no permission) are raised as
     `storage_engine.errors.StorageBackendError` with `retryable` set when trying again may help.
     """
 
     uri: str
-    kind: str  # "s3", "directory" or "memory"
+    kind: str  # "s3", "directory" or "memory": to be shown, never to be branched on
     meter: RequestMeter
     parallel: Parallel  # sends independent requests together; closed with the store
+
+    @property
+    def timers(self) -> bool:
+        """Whether its time passes by itself, so that threads may wait for it."""
+
+    @property
+    def caching(self) -> Caching:
+        """Whether local copies of its immutable objects spare anything: always, only where a
+        cache is asked for by name, or never as the objects are local files anyway."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What it is called, in its backend's own words, for whoever describes a storage."""
+
+    @property
+    def server(self) -> str | None:
+        """The S3 endpoint that it talks to, "" for AWS itself; None when it is no S3 server."""
+
+    @property
+    def bulk(self) -> ObjectStore:
+        """The same objects, by the way that is best for many small requests at once."""
 
     def get(self, key: str) -> StoredObject:
         """The whole object, or ObjectNotFound."""
@@ -105,19 +130,22 @@ class ObjectStore(Protocol):
         """The store's clock (UTC): leases are judged by it, not by the local clock."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait; the simulated store moves its virtual clock instead."""
+        """Let time pass; a store without timers moves its clock instead of waiting."""
 
     def local_path(self, key: str) -> Path | None:
         """Where another program can open the object on this machine, if it can."""
 
+    def duckdb_url(self, key: str) -> str | None:
+        """Where DuckDB can read parts of the object by itself, if it can; see `duckdb_secret`."""
+
+    def duckdb_secret(self) -> Mapping[str, str]:
+        """Options of DuckDB's CREATE SECRET that open its `duckdb_url`s; none where none is needed.
+
+        Credentials of roles expire: ask again for each connection rather than keep them.
+        """
+
     def close(self) -> None:
         """Give back connections and threads. Idempotent."""
-
-
-def bulk_of(store: ObjectStore) -> ObjectStore:
-    """The same objects, by the way that is best for many small requests at once."""
-    found: ObjectStore = getattr(store, "bulk", store)
-    return found
 
 
 def check_key(key: str) -> str:

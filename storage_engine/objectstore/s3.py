@@ -7,9 +7,13 @@ client has botocore's retries off), that every failure is told apart by what it 
 
 from __future__ import annotations
 
+import ipaddress
+import os
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from io import BytesIO
@@ -28,10 +32,10 @@ from pydantic import SecretStr
 
 from storage_engine.config import MIB, OntologiaConfig, S3Credentials
 from storage_engine.errors import ConfigurationError, StorageBackendError
-from storage_engine.objectstore.clock import ClockOffset
 from storage_engine.objectstore.metering import HopTrace, RequestMeter, current_trace, tracing
 from storage_engine.objectstore.parallel import Parallel
 from storage_engine.objectstore.protocol import (
+    Caching,
     ObjectInfo,
     StoredObject,
     check_key,
@@ -41,7 +45,6 @@ from storage_engine.objectstore.protocol import (
 from storage_engine.objectstore.s3_bulk import S3Bulk
 from storage_engine.objectstore.s3_errors import FAILURES, Request, status_of, translate
 from storage_engine.objectstore.s3_listing import in_byte_order, just_before, take_contents
-from storage_engine.objectstore.s3_settings import S3Settings
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
@@ -61,14 +64,94 @@ _KINDS = {
     "DeleteObjects": "DELETE",
 }
 _CONDITIONAL_KINDS = {"PutObject": "PUT_IF", "DeleteObject": "DELETE_IF"}
-
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_TRUE = frozenset({"1", "true", "yes", "on"})
+# Two clocks that nobody corrects part by about this much per second.
+_DRIFT = 1e-4
 
 # Reading the description of S3 takes botocore 0.1 s, so it is read once a process. A session is
 # not shared, as it would hold on to credentials.
 _loaders: list[Loader] = []
 
 
-class _Target(TypedDict):
+@dataclass(frozen=True, slots=True)
+class S3Settings:
+    """How to reach the server. `endpoint` None means AWS itself (or what ~/.aws/config says)."""
+
+    endpoint: str | None
+    region: str | None
+    path_style: bool
+    is_loopback: bool
+    timeout_s: float
+
+    @classmethod
+    def resolve(
+        cls, config: OntologiaConfig, environ: Mapping[str, str] = os.environ
+    ) -> S3Settings:
+        """The config wins over the environment; a plain http endpoint must be wanted."""
+        source, endpoint = "s3_endpoint_url", config.s3_endpoint_url
+        for variable in _ENDPOINT_VARIABLES:
+            if not endpoint:
+                source, endpoint = variable, environ.get(variable)
+        loopback = False
+        if endpoint:
+            parts = urlsplit(endpoint)
+            if parts.scheme not in {"http", "https"} or not parts.hostname:
+                raise ConfigurationError(
+                    f"{source} is {endpoint!r}: expected a URL such as https://s3.example.com:9000"
+                )
+            loopback = _is_loopback(parts.hostname)
+            explicit = source == "s3_endpoint_url" or _flag(environ, "AWS_ALLOW_HTTP")
+            if parts.scheme == "http" and not (explicit or loopback):
+                raise ConfigurationError(
+                    f"{source} is {endpoint!r}, which sends data unencrypted: use https, or set "
+                    "AWS_ALLOW_HTTP=true if that is wanted"
+                )
+        region = config.s3_region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+        return cls(
+            endpoint=endpoint or None,
+            # A server that is not AWS needs some region for the signature, and ignores which.
+            region=region or ("us-east-1" if endpoint else None),
+            path_style=bool(endpoint) or _flag(environ, "AWS_S3_FORCE_PATH_STYLE"),
+            is_loopback=loopback,
+            timeout_s=config.s3_request_timeout_s,
+        )
+
+
+class ClockOffset:
+    """How far the store's clock is ahead of the local one, as far as its answers tell."""
+
+    def __init__(self) -> None:
+        self._low = float("-inf")
+        self._high = float("inf")
+        self._at = 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, sent: float, received: float, date: float) -> None:
+        """Note an answer: local times of sending and receiving, and its Date, in whole seconds.
+
+        The store read its clock somewhere between `sent` and `received`, and cut the fraction off.
+        """
+        low, high = date - received, date + 1 - sent
+        if low > high:
+            return  # The local clock was set back meanwhile: this answer tells nothing.
+        with self._lock:
+            widening = _DRIFT * max(0.0, received - self._at)
+            self._at = received
+            narrowed = max(low, self._low - widening), min(high, self._high + widening)
+            # An empty intersection means that a clock was set: only the newest answer counts.
+            self._low, self._high = narrowed if narrowed[0] <= narrowed[1] else (low, high)
+
+    @property
+    def seconds(self) -> float:
+        """The offset: 0 as long as that is possible, else the middle of what is possible."""
+        with self._lock:
+            if self._low <= 0 <= self._high:
+                return 0.0
+            return (self._low + self._high) / 2
+
+
+class _ObjectAddress(TypedDict):
     Bucket: str
     Key: str
 
@@ -77,12 +160,16 @@ class S3Store:
     """Objects of one bucket under one prefix."""
 
     kind = "s3"
+    timers = True
+    caching: Caching = "always"
 
     def __init__(self, bucket: str, prefix: str, config: OntologiaConfig) -> None:
         self.bucket = bucket
         self.prefix = prefix.strip("/")
         self.uri = f"s3://{bucket}/{self.prefix}".rstrip("/")
+        self.facts = {"bucket": bucket, "prefix": self.prefix}
         self.settings = S3Settings.resolve(config)
+        self.server = self.settings.endpoint or ""
         self.meter = RequestMeter()
         self.parallel = Parallel(WORKERS)
         self._root = f"{self.prefix}/" if self.prefix else ""
@@ -245,14 +332,9 @@ class S3Store:
         return None
 
     def duckdb_url(self, key: str) -> str:
-        """The object's address for DuckDB's httpfs, to be used with `duckdb_secret`."""
         return f"s3://{self.bucket}/{self._root}{check_key(key)}"
 
     def duckdb_secret(self) -> dict[str, str]:
-        """Options of DuckDB's CREATE SECRET (TYPE s3) that reach the same server as the same user.
-
-        Credentials of roles expire: ask again for each connection rather than keep them.
-        """
         frozen = self.credentials()
         secret = {
             "REGION": self.region,
@@ -276,8 +358,8 @@ class S3Store:
     def credentials(self) -> ReadOnlyCredentials | None:
         """What the AWS chain has now. Those of roles expire: ask again rather than keep them."""
         with self._translated("credentials", ""):
-            found = self._session.get_credentials()
-            return found.get_frozen_credentials() if found else None
+            credentials = self._session.get_credentials()
+            return credentials.get_frozen_credentials() if credentials else None
 
     def close(self) -> None:
         self.bulk.close()
@@ -285,7 +367,7 @@ class S3Store:
         self._client.close()
         self._conditional.close()
 
-    def _target(self, key: str) -> _Target:
+    def _target(self, key: str) -> _ObjectAddress:
         return {"Bucket": self.bucket, "Key": self._root + check_key(key)}
 
     @contextmanager
@@ -365,3 +447,16 @@ def _new_session(
 
 def _revealed(secret: SecretStr | None) -> str | None:
     return secret.get_secret_value() if secret is not None else None
+
+
+def _flag(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").strip().lower() in _TRUE
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

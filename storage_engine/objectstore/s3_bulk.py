@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.parallel import Parallel
 from storage_engine.objectstore.protocol import (
+    Caching,
     ConditionalConflict,
     ObjectInfo,
     ObjectNotFound,
@@ -42,10 +43,14 @@ class S3Bulk:
     """A second way to the objects of an S3Store. Made, kept and closed by it."""
 
     kind = "s3"
+    timers = True
+    caching: Caching = "always"
 
     def __init__(self, store: S3Store) -> None:
         self._plain = store
         self.uri = store.uri
+        self.facts = store.facts
+        self.server = store.server
         self.meter = store.meter
         self.parallel = Parallel(BULK_WORKERS)
         self._root = f"{store.prefix}/" if store.prefix else ""
@@ -222,6 +227,12 @@ class S3Bulk:
 
     def local_path(self, key: str) -> Path | None:
         return self._plain.local_path(key)
+
+    def duckdb_url(self, key: str) -> str:
+        return self._plain.duckdb_url(key)
+
+    def duckdb_secret(self) -> dict[str, str]:
+        return self._plain.duckdb_secret()
 
     @property
     def bulk(self) -> S3Bulk:

@@ -13,23 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
 import pyarrow as pa
-from pydantic_core import PydanticCustomError
 
 from storage_engine.model.declarations import Entity, Relation, Side, Stored, spec_of
 from storage_engine.model.expressions import Filter, Operand
 from storage_engine.model.field import FieldRef
 from storage_engine.model.spec import TypeSpec
-from storage_engine.model.validation import INT64_MAX, to_utc, unknown_name
+from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query import aggregates as functions
 from storage_engine.query.aggregates import Aggregate, Having, own_place
 from storage_engine.query.conditions import value_kind
 from storage_engine.query.executor import Executor, Plan
+from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.query.results import Path, Result, hydrate, objects, paths
-from storage_engine.query.spec import Order, QuerySpec, Reference, When
+from storage_engine.query.spec import Order, QuerySpec, When
 
 E = TypeVar("E", bound=Entity)
 
@@ -375,19 +374,3 @@ def _whole(value: object, name: str) -> int:
     if not 0 <= value <= INT64_MAX:
         raise ValueError(f"{name} takes a number from 0 on, not {value}")
     return value
-
-
-def checked_reference(reference: object, use: str = "as_of") -> Reference:
-    """Refuse what cannot mean a commit."""
-    if isinstance(reference, datetime):
-        try:
-            return to_utc(reference)
-        except PydanticCustomError as error:
-            raise ValueError(f"{use}: {reference!r} {error.message()}") from None
-    if isinstance(reference, str):
-        if not reference:
-            raise ValueError(f"{use}: the name of a tag is not empty")
-        return reference
-    if isinstance(reference, int) and not isinstance(reference, bool):
-        return reference
-    raise TypeError(f"{use} takes a commit id, a datetime or the name of a tag, not {reference!r}")

@@ -6,15 +6,12 @@ Immutable and checked: an executor may rely on every rule that is enforced here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from storage_engine.model.expressions import And, Filter, Operand, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.aggregates import Aggregate, Having
-
-Reference = int | datetime | str
-"""What `as_of` takes: a commit id, an instant (the last commit at or before it), or a tag."""
+from storage_engine.query.reference import Reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +32,13 @@ class When:
         if self.history:
             return "with_history()"
         return "latest" if self.as_of is None else f"as_of({self.as_of!r})"
+
+
+def after_pin(when: When, pinned: int) -> ValueError:
+    """What a reader of a pinned view is told who asks for what came later."""
+    return ValueError(
+        f"{when} is after commit {pinned}, at which this view is pinned; ask the session itself"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,6 @@ def _erase(store: ObjectStore, options: _Options, head_etag: str) -> None:
         owner_id=_RUNTIME,
         lease_ttl_ms=options.config.s3_lease_ttl_ms,
         timeout_ms=options.config.s3_lock_timeout_ms,
-        keep_alive=store.kind != "memory",
     ).acquire()
     try:
         head = _empty_head(store)

@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
-from storage_engine.errors import LeaseExpiredError, UnsupportedEngineError
+from storage_engine.errors import ConfigurationError, LeaseExpiredError, UnsupportedEngineError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import SqlExecutor
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference
 
 if TYPE_CHECKING:
+    from storage_engine.commitlog.tags import Tag
+    from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedAttempt
+    from storage_engine.repository.sqlite.engine import SqliteRepository
 
 Operation = Literal["insert", "update"]
 
@@ -151,6 +154,16 @@ class CommitRecord:
         }
 
 
+def checked_commit(reference: Reference, commit_id: int, head: int) -> int:
+    """`commit_id`, to which a reference was resolved, if there is such a commit."""
+    if isinstance(reference, datetime) and commit_id == 0:
+        raise ConfigurationError(f"there was no commit yet at {reference.isoformat()}")
+    if isinstance(reference, int) and not 1 <= reference <= head:
+        there = f"1 to {head} are there" if head else "there are none yet"
+        raise ConfigurationError(f"no commit {reference}: {there}; `onto commits` lists them")
+    return commit_id
+
+
 def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEngineError:
     """What engines say that cannot publish parts which others have staged."""
     what = "SQLite" if backend == "sqlite" else f"engine {engine_version}"
@@ -165,7 +178,11 @@ def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEng
 
 
 class Repository(Protocol):
-    """An opened storage. Safe for use from several threads; one commit runs at a time."""
+    """An opened storage. Safe for use from several threads; one commit runs at a time.
+
+    What only one kind of storage has is found through `objects` and `database`, of which one is
+    None; nobody asks for the class of an engine.
+    """
 
     @property
     def uri(self) -> str: ...
@@ -178,11 +195,22 @@ class Repository(Protocol):
     def engine_version(self) -> str:
         """`v1` or `v2`."""
 
+    @property
+    def objects(self) -> ObjectRepository | None:
+        """The log, files and indices of a storage on an object store; None for SQLite."""
+
+    @property
+    def database(self) -> SqliteRepository | None:
+        """The tables of a SQLite storage; None for an object store."""
+
     def head_commit_id(self) -> int:
         """The latest commit, 0 when there is none. Always asks the storage."""
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
         """Reconcile and publish; None when nothing would change and there is no event."""
+
+    def applied(self, unit: Idempotency) -> int | None:
+        """The commit that did this unit of work, None when it is still to be done."""
 
     def begin_staged(
         self,
@@ -221,6 +249,22 @@ class Repository(Protocol):
         """The commit that a reference means: an id clamped to 0..head; for an instant the last
         commit at or before it (0 before the first); for a text the commit of that tag."""
 
+    def require_commit(self, reference: Reference) -> int:
+        """As `commit_at`, for what is done to a commit: ConfigurationError where none is meant."""
+
+    def list_tags(self) -> list[Tag]:
+        """All tags, by name."""
+
+    def resolve_tag(self, name: str) -> Tag:
+        """The tag of that name; UnknownTagError (a ValueError) names the nearest ones."""
+
+    def create_tag(self, name: str, commit_id: int | None = None) -> Tag:
+        """Name a commit, the latest unless told. Saying the same again is no error; a name that
+        is taken by another commit is a TagExistsError."""
+
+    def delete_tag(self, name: str) -> Tag:
+        """Take a name away. The commit stays; what only the tag kept may be collected."""
+
     def known_types(self) -> list[TypeSpec]:
         """The types that the storage has, from their stored schemas: no classes are needed. By
         kind and name."""
@@ -236,6 +280,10 @@ class Repository(Protocol):
         """What a commit wrote: kind, type_name, identity columns, operation; by identity."""
 
     def storage_info(self) -> dict[str, Any]: ...
+
+    def requests(self) -> dict[str, int]:
+        """What was asked of the object store since the storage was opened, by kind, with the
+        total and the bytes moved; nothing where there is no such store."""
 
     def flush(self) -> None:
         """Wait until the work that follows earlier commits is done."""

@@ -16,6 +16,7 @@ from storage_engine.events.records import Envelope
 from storage_engine.model.declarations import DEFAULT_PRIORITY, Entity, Event, Relation
 from storage_engine.repository.protocol import ClaimLost
 from storage_engine.runtime import arguments
+from storage_engine.runtime.core import internals
 
 if TYPE_CHECKING:
     from storage_engine.runtime.bound_types import StoredClass
@@ -222,10 +223,11 @@ class HandlerContext(Generic[E]):
     def _finish(self) -> tuple[list[Envelope], bool]:
         """Publish what the handler left: the events still to emit, and whether it committed."""
         session = self._session
-        pending = self._commits or (session is not None and session.has_intents)
+        pending = self._commits or (session is not None and internals(session).has_intents)
         if not pending:
             return self._events, False
         if self._claim.lost:
             raise ClaimLost(self._claim.as_ack())
-        committed = self.session.commit_handled(self._claim.as_ack(), self._events, **self._options)
+        core = internals(self.session)
+        committed = core.commit_handled(self._claim.as_ack(), self._events, **self._options)
         return ([], True) if committed else (self._events, False)

@@ -16,8 +16,9 @@ from storage_engine.query.builder import Query
 from storage_engine.repository.open import bind, open_repository
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.bound_types import BoundTypes
-from storage_engine.runtime.reads import executor_of
-from storage_engine.runtime.session import Session
+from storage_engine.runtime.core import SessionSettings
+from storage_engine.runtime.reads import Reads
+from storage_engine.runtime.session import Session, session_on
 
 
 class Ontology:
@@ -54,33 +55,32 @@ class Ontology:
         """A new session on this storage."""
         with self._mutex:
             self._check_open("session")
-            session = Session.sharing(
-                self._repository,
-                types=self._types.fresh(),
-                config=self._config,
-                namespace=namespace,
-                instance_metadata=instance_metadata,
+            settings = SessionSettings.of(
+                self._config, self._types.fresh(), namespace, instance_metadata
             )
+            session = session_on(self._repository, settings)
             self._sessions.add(session)
             return session
 
     def query(self) -> Query:
         """Begin a query, without a session."""
         self._check_open("query")
-        return Query(executor_of(self._repository, self._check_open), self._types.fresh().bind)
+        return self._reads().query()
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
     ) -> list[dict[str, Any]]:
         """The latest commits, newest first; with `since_commit_id`, only later ones."""
         self._check_open("list_commits")
-        return [r.as_dict() for r in self._repository.list_commits(limit, since_commit_id)]
+        return self._reads().list_commits(limit, since_commit_id)
 
     def get_commit(self, commit_id: int) -> dict[str, Any] | None:
         """One commit, None when there is none of that id."""
         self._check_open("get_commit")
-        record = self._repository.get_commit(commit_id)
-        return record.as_dict() if record is not None else None
+        return self._reads().get_commit(commit_id)
+
+    def _reads(self) -> Reads:
+        return Reads(self._repository, self._types.fresh(), self._check_open)
 
     def close(self) -> None:
         """Close the sessions that are still open, then the storage. Closing again does nothing."""

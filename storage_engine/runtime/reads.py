@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from storage_engine.query.builder import Query
 from storage_engine.query.executor import Parameters, Plan, Rows, SqlExecutor, Traversal
+from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import Repository
+from storage_engine.runtime import history
 from storage_engine.runtime.bound_types import BoundTypes
 
 
@@ -103,7 +105,43 @@ class View:
         return SqlQuery(self.executor, statement, parameters)
 
 
-def executor_of(
-    repository: Repository, check_open: Callable[[str], None], pinned: int | None = None
-) -> OpenExecutor:
-    return OpenExecutor(repository.executor(pinned), check_open)
+class Reads:
+    """What sessions and ontologies read. It sees what is committed."""
+
+    def __init__(
+        self, repository: Repository, types: BoundTypes, check_open: Callable[[str], None]
+    ) -> None:
+        self._repository = repository
+        self._types = types
+        self._check_open = check_open
+
+    def query(self) -> Query:
+        return Query(self._executor(), self._types.bind)
+
+    def sql(self, statement: str, parameters: Parameters | None) -> SqlQuery:
+        return SqlQuery(self._executor(), statement, parameters)
+
+    def at(self, reference: Reference) -> View:
+        commit_id = self._commit_at(reference, "at")
+        return View(commit_id, self._executor(commit_id), self._types)
+
+    def diff(self, before: Reference, after: Reference) -> list[history.Change]:
+        older, newer = (self._commit_at(reference, "diff") for reference in (before, after))
+        return history.diff(self._repository, older, newer)
+
+    def changes(self, since: int | str, limit: int) -> history.Changes:
+        return history.changes(self._repository, since, limit)
+
+    def list_commits(self, limit: int, since_commit_id: int | None) -> list[dict[str, Any]]:
+        records = self._repository.list_commits(limit, since_commit_id)
+        return [record.as_dict() for record in records]
+
+    def get_commit(self, commit_id: int) -> dict[str, Any] | None:
+        record = self._repository.get_commit(commit_id)
+        return record.as_dict() if record is not None else None
+
+    def _commit_at(self, reference: Reference, call: str) -> int:
+        return self._repository.commit_at(checked_reference(reference, call))
+
+    def _executor(self, pinned: int | None = None) -> OpenExecutor:
+        return OpenExecutor(self._repository.executor(pinned), self._check_open)

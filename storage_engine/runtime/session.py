@@ -6,37 +6,29 @@ the end of the `with` block), and everything stated until then is published toge
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
-from storage_engine.maintenance.metrics import CommitCounters
 from storage_engine.model.declarations import Entity, Event, Relation
-from storage_engine.model.spec import TypeSpec
+from storage_engine.query.builder import Query
+from storage_engine.query.executor import Parameters
+from storage_engine.query.reference import Reference
 from storage_engine.repository.open import open_repository
-from storage_engine.repository.protocol import (
-    Ack,
-    CommitRequest,
-    CommitResult,
-    Idempotency,
-    Repository,
-    TypeInput,
-)
+from storage_engine.repository.protocol import CommitResult, Repository
 from storage_engine.runtime import arguments
-from storage_engine.runtime.asking import Reading
 from storage_engine.runtime.bound_types import BoundTypes, StoredClass
-from storage_engine.runtime.intents import Intents
+from storage_engine.runtime.core import SessionCore, SessionSettings, Terms
+from storage_engine.runtime.handlers import Handler, checked_handlers
+from storage_engine.runtime.history import Changes
+from storage_engine.runtime.reads import Reads, SqlQuery, View
 from storage_engine.runtime.sources import open_source
-from storage_engine.runtime.working import Working
 
 if TYPE_CHECKING:
+    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import (
         CompactionPolicy,
         CompactionProgress,
@@ -44,22 +36,8 @@ if TYPE_CHECKING:
     )
     from storage_engine.maintenance.metrics import Metrics
 
-log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class _Terms:
-    """What one `commit()` asks for beside the intents."""
-
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    expect: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    idempotency: Idempotency | None = None
-    isolated: bool = False
-    events: Sequence[Mapping[str, Any]] = ()
-    acks: Sequence[Ack] = ()
-
-
-class Session(Working, Reading):
+class Session:
     """Work on one storage.
 
         with Session("onto.db") as session:
@@ -89,56 +67,13 @@ class Session(Working, Reading):
     ) -> None:
         types = BoundTypes(entity_types, relation_types)
         config = config or OntologiaConfig()
-        settings = (
-            arguments.checked_namespace(namespace),
-            arguments.texts("instance_metadata", instance_metadata),
-        )
-        self._start(open_repository(uri_or_path, config), True, types, config, *settings)
+        settings = SessionSettings.of(config, types, namespace, instance_metadata)
+        repository = open_repository(uri_or_path, config)
+        self._begin(SessionCore(repository, settings, owns_repository=True))
 
-    @classmethod
-    def sharing(
-        cls,
-        repository: Repository,
-        *,
-        types: BoundTypes,
-        config: OntologiaConfig,
-        namespace: str = "default",
-        instance_metadata: Mapping[str, str] | None = None,
-    ) -> Self:
-        """A session on a repository that someone else opened and will close."""
-        session = cls.__new__(cls)
-        settings = (
-            arguments.checked_namespace(namespace),
-            arguments.texts("instance_metadata", instance_metadata),
-        )
-        session._start(repository, False, types, config, *settings)
-        return session
-
-    def _start(
-        self,
-        repository: Repository,
-        owns_repository: bool,
-        types: BoundTypes,
-        config: OntologiaConfig,
-        namespace: str,
-        instance_metadata: dict[str, str],
-    ) -> None:
-        self._repository = repository
-        self._owns_repository = owns_repository
-        self._types = types
-        self._config = config
-        self._namespace = namespace
-        self._instance_metadata = instance_metadata
-        self._intents = Intents(types)
-        self._metadata: dict[str, str] = {}
-        self._unfinished: _Terms | None = None  # of a commit that failed
-        self._snapshot: int | None = None
-        self._last_commit: CommitResult | None = None
-        self._events = None
-        self._counters = CommitCounters()
-        self._mutex = threading.RLock()
-        self._committing = False
-        self._closed = False
+    def _begin(self, core: SessionCore) -> None:
+        self._core = core
+        self._reads = Reads(core.repository, core.types, core.check_open)
 
     # --- stating intents ------------------------------------------------------------------------
 
@@ -148,9 +83,9 @@ class Session(Working, Reading):
         The last statement about an identity wins. A list with something else in it is refused as
         a whole. How many objects one commit takes is limited (`max_batch_size`).
         """
-        with self._use("ensure"):
-            self._base()
-            self._intents.ensure(objects)
+        with self._core.use("ensure"):
+            self._core.base()
+            self._core.intents.ensure(objects)
 
     def ingest(self, type: StoredClass, source: Any) -> None:
         """State that every row of a source should be stored, however many there are.
@@ -161,21 +96,21 @@ class Session(Working, Reading):
         its instance key under its own name. Columns are checked now; rows are read and checked
         by `commit()`, and a source that does not fit leaves nothing behind.
         """
-        with self._use("ingest"):
-            spec = self._types.bind(type)
+        with self._core.use("ingest"):
+            spec = self._core.types.bind(type)
             opened = open_source(spec, source)
-            self._base()
-            self._intents.ingest(spec, opened)
+            self._core.base()
+            self._core.intents.ingest(spec, opened)
 
     def add_commit_meta(self, key: str, value: str) -> None:
         """Attach a text to the next commit; a later value for the same key replaces it."""
-        with self._use("add_commit_meta"):
-            self._metadata |= arguments.texts("add_commit_meta", {key: value})
+        with self._core.use("add_commit_meta"):
+            self._core.metadata |= arguments.texts("add_commit_meta", {key: value})
 
     def discard(self) -> None:
         """Forget the intents and commit metadata that were not committed."""
-        with self._use("discard"):
-            self._forget()
+        with self._core.use("discard"):
+            self._core.forget()
 
     # --- committing -----------------------------------------------------------------------------
 
@@ -204,169 +139,145 @@ class Session(Working, Reading):
         and the intents stay, BatchSizeExceededError included: call `commit()` again, or
         `discard()` them.
         """
-        with self._use("commit"):
-            return self._commit(
-                _Terms(
+        with self._core.use("commit"):
+            return self._core.commit(
+                Terms(
                     metadata=arguments.texts("meta", meta),
-                    expect=arguments.expectations(expect, self._types),
+                    expect=arguments.expectations(expect, self._core.types),
                     idempotency=arguments.unit_of_work(idempotency),
                     isolated=arguments.wants_snapshot(isolation),
-                    events=arguments.events(event, self._namespace),
+                    events=arguments.events(event, self.namespace),
                 )
             )
-
-    def _commit(self, terms: _Terms) -> int | None:
-        self._unfinished = terms
-        result = self._publish(
-            CommitRequest(
-                inputs=self._intents.inputs(limit=self._config.max_batch_size),
-                metadata={**self._metadata, **terms.metadata},
-                expect=terms.expect,
-                idempotency=terms.idempotency,
-                snapshot=self._base() if terms.isolated else None,
-                events=terms.events,
-                acks=terms.acks,
-                holder=self._instance_metadata,
-            )
-        )
-        self._forget()
-        if result is None:
-            return None
-        self._last_commit = result
-        self._snapshot = max(self._snapshot or 0, result.commit_id)
-        return result.commit_id
-
-    def _publish(self, request: CommitRequest) -> CommitResult | None:
-        stated = request.inputs or request.events or request.expect or request.idempotency
-        if not stated:
-            return None
-        self._committing = True
-        try:
-            result = self._repository.commit(request)
-        except BaseException:
-            self._counters.failure()
-            raise
-        finally:
-            self._committing = False
-        self._counters.succeeded(result)
-        return result
-
-    # --- for writers that stage rows themselves ---------------------------------------------
-
-    def bind(self, type: StoredClass) -> TypeSpec:
-        """The spec of a class, which becomes one of this session's types."""
-        with self._use("bind"):
-            return self._types.bind(type)
-
-    def commit_staged(
-        self,
-        staged: TypeInput,
-        event: Event | Iterable[Event] | None = None,
-        *,
-        meta: Mapping[str, str] | None = None,
-        expect: Mapping[StoredClass | str, int] | None = None,
-        idempotency: tuple[str, int | str] | None = None,
-        holder: Mapping[str, str] | None = None,
-    ) -> CommitResult | None:
-        """Publish parts that were staged for `repository.begin_staged`, on the terms of `commit`.
-
-        The intents of this session have no part in it.
-        """
-        with self._use("commit"):
-            result = self._publish(
-                CommitRequest(
-                    inputs=[staged],
-                    metadata=arguments.texts("meta", meta),
-                    expect=arguments.expectations(expect, self._types),
-                    idempotency=arguments.unit_of_work(idempotency),
-                    events=arguments.events(event, self._namespace),
-                    holder={**self._instance_metadata, **arguments.texts("holder", holder)},
-                )
-            )
-            if result is not None:
-                self._last_commit = result
-            return result
-
-    # --- as an event handler's session ----------------------------------------------------------
-
-    def for_handler(self) -> Session:
-        """A session for one handler's intents, so that a failure drops no others."""
-        return Session.sharing(
-            self._repository,
-            types=self._types.fresh(),
-            config=self._config,
-            namespace=self._namespace,
-            instance_metadata=self._instance_metadata,
-        )
-
-    def commit_handled(
-        self,
-        ack: Ack,
-        events: Sequence[Mapping[str, Any]],
-        *,
-        expect: Mapping[StoredClass | str, int] | None = None,
-        idempotency: tuple[str, int | str] | None = None,
-    ) -> bool:
-        """The commit of an event handler, which is also its ack; False if nothing differs."""
-        with self._use("commit"):
-            terms = _Terms(
-                expect=arguments.expectations(expect, self._types),
-                idempotency=arguments.unit_of_work(idempotency),
-                events=events,
-                acks=(ack,),
-            )
-            return self._commit(terms) is not None
-
-    @property
-    def has_intents(self) -> bool:
-        """Whether something was stated since the last commit."""
-        return bool(self._intents)
-
-    def end_handler(self) -> None:
-        """Close without waiting for the work that follows commits: others go on with it."""
-        with self._mutex:
-            self._forget()
-            self._closed = True
-
-    # --- what it is based on --------------------------------------------------------------------
 
     @property
     def last_commit(self) -> CommitResult | None:
         """What this session's latest commit did: rows inserted and updated per type, attempts."""
-        return self._last_commit
+        return self._core.last_commit
 
     @property
     def snapshot(self) -> int:
         """The commit on which this session is based: head when the session was first used (for
         intents or for this property), then the session's own latest commit."""
-        with self._use("snapshot"):
-            return self._base()
+        with self._core.use("snapshot"):
+            return self._core.base()
 
-    def _base(self) -> int:
-        if self._snapshot is None:
-            self._snapshot = self._repository.head_commit_id()
-        return self._snapshot
+    # --- reading: what is committed, not the intents --------------------------------------------
 
-    def _forget(self) -> None:
-        self._intents.clear()
-        self._metadata.clear()
-        self._unfinished = None
+    def query(self) -> Query:
+        """Begin a query: `session.query().entities(Customer).where(...).collect()`.
 
-    # --- looking --------------------------------------------------------------------------------
+        Queries see what is committed, not the intents of this session.
+        """
+        with self._core.use("query"):
+            return self._reads.query()
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> SqlQuery:
+        """Read-only SQL over the latest rows of every stored type, through DuckDB.
+
+            session.sql("select tier, count(*) as n from Customer group by tier").collect()
+
+        Values go into `parameters`: a list for `?`, a dict for `$name`.
+        """
+        with self._core.use("sql"):
+            return self._reads.sql(statement, parameters)
+
+    def at(self, reference: Reference) -> View:
+        """The storage as of a commit id, an instant or a tag, for reading; it stays the same."""
+        with self._core.use("at"):
+            return self._reads.at(reference)
+
+    def diff(self, before: Reference, after: Reference) -> list[dict[str, Any]]:
+        """What differs between two commits: kind, type_name, identity, commit_id (the last that
+        changed it), operation, and the fields that differ, `before` (None: insert) and `after`."""
+        with self._core.use("diff"):
+            return self._reads.diff(before, after)
+
+    def changes(self, since: int | str = 0, limit: int = 1000) -> Changes:
+        """The change feed: the oldest changes after a commit id or a cursor, at most `limit`.
+
+        Each is a dict: commit_id, kind, type_name, identity, fields, operation (insert or
+        update). The page's `cursor` is where to go on; it is a text that can be kept.
+        """
+        with self._core.use("changes"):
+            return self._reads.changes(since, limit)
+
+    def list_commits(
+        self, limit: int = 10, since_commit_id: int | None = None
+    ) -> list[dict[str, Any]]:
+        """The latest commits, newest first; with `since_commit_id`, only later ones."""
+        with self._core.use("list_commits"):
+            return self._reads.list_commits(limit, since_commit_id)
+
+    def get_commit(self, commit_id: int) -> dict[str, Any] | None:
+        """One commit, None when there is none of that id."""
+        with self._core.use("get_commit"):
+            return self._reads.get_commit(commit_id)
+
+    def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
+        """What a commit wrote: kind, type_name, identity and operation (insert or update)."""
+        with self._core.use("list_commit_changes"):
+            return self._core.repository.list_commit_changes(commit_id)
+
+    # --- events ---------------------------------------------------------------------------------
+
+    def emit(self, events: Event | Iterable[Event]) -> None:
+        """Put events on the bus, one or many, without a commit."""
+        with self._core.use("emit"):
+            self._core.worker.emit(events)
+
+    def run(
+        self,
+        handlers: Iterable[Handler[Any]],
+        *,
+        schedules: Iterable[Schedule] = (),
+        max_iterations: int | None = None,
+        progress: Callable[[Totals], None] | None = None,
+    ) -> Totals:
+        """Handle events as they come, until `stop()`, SIGTERM, or `max_iterations` rounds.
+
+        A round claims up to `event_claim_limit` events and handles them one after the other;
+        while there are none, one is made every `event_poll_interval_ms`. `progress` is called
+        after each round. Several workers share the events of a handler between them.
+        """
+        schedules = arguments.schedules(schedules)
+        max_iterations = arguments.rounds(max_iterations)
+        with self._core.use("run"):
+            worker, checked = self._core.worker, checked_handlers(handlers)
+        return worker.work(checked, schedules, max_iterations=max_iterations, progress=progress)
+
+    def drain(
+        self,
+        handlers: Iterable[Handler[Any]],
+        *,
+        progress: Callable[[Totals], None] | None = None,
+    ) -> Totals:
+        """Handle events until none is due. Failed ones that wait for their next attempt stay."""
+        with self._core.use("drain"):
+            worker, checked = self._core.worker, checked_handlers(handlers)
+        return worker.work(checked, until_idle=True, progress=progress)
+
+    def stop(self) -> None:
+        """End `run()` or `drain()`, from a handler or another thread, after the handler that
+        runs now. What the worker had claimed besides is given back."""
+        self._core.stop_worker()
+
+    @property
+    def namespace(self) -> str:
+        """Where this session's events go, and those come from that it handles."""
+        return self._core.settings.namespace
+
+    # --- the storage ----------------------------------------------------------------------------
 
     @property
     def repository(self) -> Repository:
         """The storage engine underneath: Arrow tables instead of objects."""
-        return self._repository
-
-    @property
-    def namespace(self) -> str:
-        return self._namespace
+        return self._core.repository
 
     def storage_info(self) -> dict[str, Any]:
         """Engine, head, known types and, on object stores, the requests made so far."""
-        with self._use("storage_info"):
-            return self._repository.storage_info()
+        with self._core.use("storage_info"):
+            return self._core.repository.storage_info()
 
     def compact(
         self,
@@ -381,49 +292,36 @@ class Session(Working, Reading):
         """
         from storage_engine.maintenance.compaction import compact
 
-        with self._use("compact"):
-            repository = self._repository
+        with self._core.use("compact"):
             names = None
             if types is not None:
-                names = [t if isinstance(t, str) else self._types.find(t).name for t in types]
-        return compact(repository, policy, progress, types=names)
+                find = self._core.types.find
+                names = [t if isinstance(t, str) else find(t).name for t in types]
+        return compact(self._core.repository, policy, progress, types=names)
 
     def metrics(self) -> Metrics:
         """Figures of this session's commits and of the storage; `.prometheus()` as text."""
         from storage_engine.maintenance.metrics import collect
 
-        with self._use("metrics"):
-            return collect(self._repository, self._counters)
+        with self._core.use("metrics"):
+            return collect(self._core.repository, self._core.counters)
 
     # --- lifetime -------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Wait until the work that follows a commit (indices, lock release) is done."""
-        with self._use("flush"):
-            self._repository.flush()
+        with self._core.use("flush"):
+            self._core.repository.flush()
 
     def close(self) -> None:
         """Drop what was not committed, wait for the work that follows commits, and close.
 
         Closing again does nothing.
         """
-        with self._mutex:
-            if self._closed:
-                return
-            self._refuse_reentry("close")
-            if self.is_working:
-                raise ConfigurationError("close(): this session is running; stop() it first")
-            if self._intents:
-                log.warning("%s: session closed with uncommitted intents", self._repository.uri)
-            self._forget()
-            self._closed = True
-            if self._owns_repository:
-                self._repository.close()
-            else:
-                self._repository.flush()
+        self._core.close()
 
     def __enter__(self) -> Self:
-        with self._use("with"):
+        with self._core.use("with"):
             return self
 
     def __exit__(
@@ -432,41 +330,11 @@ class Session(Working, Reading):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            try:
-                if not self._closed and (self._intents or self._unfinished):
-                    with self._use("commit"):
-                        self._commit(self._unfinished or _Terms())
-            except BaseException:
-                self._abandon()
-                raise
-            self.close()
-        else:
-            self._abandon()
+        self._core.leave(failed=kind is not None)
 
-    def _abandon(self) -> None:
-        """Close while an exception is on its way, which nothing here may replace."""
-        with self._mutex:
-            self._forget()
-            try:
-                self.close()
-            except OntologiaError as error:
-                log.warning("%s: while closing: %s", self._repository.uri, error)
 
-    def _check_open(self, operation: str) -> None:
-        if self._closed:
-            raise ClosedError("session", operation)
-
-    @contextmanager
-    def _use(self, operation: str) -> Iterator[None]:
-        with self._mutex:
-            self._check_open(operation)
-            self._refuse_reentry(operation)
-            yield
-
-    def _refuse_reentry(self, operation: str) -> None:
-        if self._committing:
-            raise ConfigurationError(
-                f"{operation}() was called while commit() of the same session reads a source; "
-                "use another session there"
-            )
+def session_on(repository: Repository, settings: SessionSettings) -> Session:
+    """A session on a repository that someone else opened and will close."""
+    session = Session.__new__(Session)
+    session._begin(SessionCore(repository, settings, owns_repository=False))
+    return session

@@ -1,4 +1,5 @@
-"""A session as a worker: which handlers it runs, how their work is published, and when it ends."""
+"""A session as event worker: what it emits, which handlers it runs, how their work is published,
+and when it ends."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ import socket
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     CommitStateUnknownError,
     ConfigurationError,
     EventLoopLimitError,
 )
+from storage_engine.events import open_event_store
 from storage_engine.events.dispatcher import (
     Dispatcher,
     Done,
@@ -29,75 +30,72 @@ from storage_engine.events.dispatcher import (
     Pace,
     Totals,
 )
-from storage_engine.events.open import open_event_store
 from storage_engine.events.protocol import Claim, EventStore
 from storage_engine.events.schedules import Schedule, Scheduler
+from storage_engine.model.declarations import Event
 from storage_engine.repository.protocol import ClaimLost, Repository
+from storage_engine.runtime import arguments
+from storage_engine.runtime.core import SessionSettings, internals
 from storage_engine.runtime.handlers import Handler, HandlerContext
-
-if TYPE_CHECKING:
-    from storage_engine.runtime.session import Session
+from storage_engine.runtime.session import Session, session_on
 
 log = logging.getLogger(__name__)
 
 _ERROR_LENGTH = 2_000
 
 
-class EventRuntime:
-    """The event side of one session."""
+class EventWorker:
+    """The event side of one session: its bus, and the worker that it is while it runs."""
 
-    def __init__(
-        self,
-        repository: Repository,
-        config: OntologiaConfig,
-        namespace: str,
-        open_session: Callable[[], Session],
-    ) -> None:
-        self._config = config
-        self._namespace = namespace
-        self._open_session = open_session
-        self.store: EventStore = open_event_store(repository, config)
-        self._worker: Dispatcher | None = None
+    def __init__(self, repository: Repository, settings: SessionSettings) -> None:
+        self._repository = repository
+        self._settings = settings
+        self._config = settings.config
+        self._namespace = settings.namespace
+        self.store: EventStore = open_event_store(repository, settings.config)
+        self._dispatcher: Dispatcher | None = None
         self._guard = threading.Lock()
+
+    def emit(self, events: Event | Iterable[Event]) -> None:
+        """Put events on the bus, without a commit."""
+        self.store.enqueue(arguments.events(events, self._namespace, "emit"))
 
     @property
     def running(self) -> bool:
-        return self._worker is not None
+        return self._dispatcher is not None
 
     def stop(self) -> None:
-        worker = self._worker
-        if worker is not None:
-            worker.stop()
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            dispatcher.stop()
 
     def work(
         self,
         handlers: Sequence[Handler[Any]],
-        schedules: Sequence[Schedule],
-        metadata: Mapping[str, Any],
+        schedules: Sequence[Schedule] = (),
         *,
         max_iterations: int | None = None,
         until_idle: bool = False,
         progress: Callable[[Totals], None] | None = None,
     ) -> Totals:
         """Run a worker to its end."""
-        worker = self._dispatcher(handlers, schedules, metadata, progress)
+        dispatcher = self._new_dispatcher(handlers, schedules, progress)
         with self._guard:
-            if self._worker is not None:
+            if self._dispatcher is not None:
                 raise ConfigurationError(
                     "this session is running already: open another session, or stop() this one"
                 )
-            self._worker = worker
+            self._dispatcher = dispatcher
         try:
-            with _stopped_by_sigterm(worker):
-                return worker.run(max_iterations=max_iterations, until_idle=until_idle)
+            with _stopped_by_sigterm(dispatcher):
+                return dispatcher.run(max_iterations=max_iterations, until_idle=until_idle)
         finally:
-            self._worker = None
+            self._dispatcher = None
 
-    def _dispatcher(
+    def _new_dispatcher(
         self,
         handlers: Sequence[Handler[Any]],
         schedules: Sequence[Schedule],
-        metadata: Mapping[str, Any],
         progress: Callable[[Totals], None] | None,
     ) -> Dispatcher:
         config, session_id = self._config, str(uuid.uuid4())
@@ -120,7 +118,7 @@ class EventRuntime:
                 "hostname": socket.gethostname(),
                 "pid": os.getpid(),
                 "handlers": sorted(by_id),
-                **metadata,
+                **self._settings.instance_metadata,
             },
             progress=progress,
         )
@@ -132,7 +130,7 @@ class EventRuntime:
             event_class = handler.event_types[claim.envelope["type"]]
             event = event_class.from_envelope(_stored(claim.envelope))
             context = HandlerContext(
-                event, claim, self._open_session, self._config.max_event_chain_depth
+                event, claim, self._handler_session, self._config.max_event_chain_depth
             )
             handler(context)
             emits, committed = context._finish()
@@ -146,7 +144,11 @@ class EventRuntime:
             return self._failed(handler, claim, error)
         finally:
             if context is not None and context._session is not None:
-                context._session.end_handler()
+                internals(context._session).end_handler()
+
+    def _handler_session(self) -> Session:
+        """A session for one handler's intents, so that a failure drops no others."""
+        return session_on(self._repository, self._settings.fresh())
 
     @staticmethod
     def _failed(
@@ -163,12 +165,12 @@ def _stored(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _stopped_by_sigterm(worker: Dispatcher) -> Iterator[None]:
+def _stopped_by_sigterm(dispatcher: Dispatcher) -> Iterator[None]:
     """SIGTERM ends the worker in order; only the main thread can be told."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    before = signal.signal(signal.SIGTERM, lambda *_: dispatcher.stop())
     try:
         yield
     finally:

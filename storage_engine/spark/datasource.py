@@ -31,7 +31,8 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
-from storage_engine.query.spec import Reference, When
+from storage_engine.query.reference import Reference, parse_reference
+from storage_engine.query.spec import When
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.object.read.splits import OPERATION, ChangePlan, shares
@@ -45,7 +46,7 @@ from storage_engine.spark.schema import (
     spark_schema,
     stored_columns,
 )
-from storage_engine.spark.storage import commit_of, find_type, opened, parse_reference
+from storage_engine.spark.storage import commit_of, find_type, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -254,11 +255,11 @@ class Asked:
 
     def check(self, repository: Repository) -> None:
         """Before Spark builds on it: the filter can be asked, and the engine can answer."""
-        if isinstance(repository, ObjectRepository):
+        if (objects := repository.objects) is not None:
             if self.options.filter is not None:
-                plan = repository.executor().plan(self.spec, When(0, history=True))
+                plan = objects.executor().plan(self.spec, When(0, history=True))
                 asked = ChangePlan(plan) if self.options.changes else plan
-                for _ in self.scan(repository, asked):
+                for _ in self.scan(objects, asked):
                     pass
             return
         for name, given in (("filter", self.options.filter), ("changes", self.options.changes)):
@@ -314,8 +315,9 @@ def read_share(asked: Asked, partition: InputPartition) -> Iterator[pa.RecordBat
     if partition.plan is not None:
         # Closed at the end: Python workers are killed without a chance to remove spill folders.
         with opened(place.uri, place.settings) as repository:
-            assert isinstance(repository, ObjectRepository)
-            yield from asked.scan(repository, partition.plan)
+            objects = repository.objects
+            assert objects is not None, "plans are of files"
+            yield from asked.scan(objects, partition.plan)
         return
     target = arrow_schema(asked.schema)
     stored = pa.schema([target.field(name).with_name(asked.columns[name]) for name in asked.shown])
@@ -333,16 +335,14 @@ class BatchReader(DataSourceReader):
         asked = self._asked
         place = asked.options.place
         with opened(place.uri, place.settings) as repository:
-            if not isinstance(repository, ObjectRepository):
+            if (objects := repository.objects) is None:
                 return [Share()]
             if asked.options.changes:
                 since = asked.options.since or 0
                 return partitions_of(
-                    repository.executor().plan_changes(
-                        asked.spec, since=since, upto=asked.commit_id
-                    )
+                    objects.executor().plan_changes(asked.spec, since=since, upto=asked.commit_id)
                 )
-            return partitions_of(shares(repository.executor().plan(asked.spec, asked.when)))
+            return partitions_of(shares(objects.executor().plan(asked.spec, asked.when)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_share(self._asked, partition)

@@ -29,6 +29,7 @@ from storage_engine.repository.object.write.staged_write import StagedAttempt
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import arguments
 from storage_engine.runtime.bound_types import StoredClass
+from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
 from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Reconciled
@@ -153,7 +154,7 @@ def check_unique(
     `repeated` finds some that are, where it is not for the driver alone to look.
     """
     files = attempt.files
-    if not files or (ascending and disjoint(attempt.spec, files)):
+    if not files or (ascending and disjoint(files)):
         return
     found = (repeated or attempt.repeated)()
     if found:
@@ -175,7 +176,7 @@ def publish(session: Session, attempt: StagedAttempt, options: WriteOptions) -> 
     while True:
         tries += 1
         try:
-            return session.commit_staged(
+            return internals(session).commit_staged(
                 attempt.as_input(),
                 events,
                 meta=options.meta,

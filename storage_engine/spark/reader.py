@@ -19,8 +19,8 @@ from pyspark.sql import functions
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import Kind, TypeSpec
-from storage_engine.query.spec import QuerySpec, Reference, When
-from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.query.reference import Reference
+from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.open import MEMORY
@@ -138,14 +138,14 @@ def _rows(
     """The rows with these columns under the names that users know them by."""
     stored = [stored_columns(spec)[name] for name in shown]
     lead = [COMMIT_ID] if with_commit_id else []
-    if isinstance(repository, ObjectRepository):
-        plan = repository.executor().plan(spec, when)
+    if (objects := repository.objects) is not None:
+        plan = objects.executor().plan(spec, when)
         if not plan.rows:
             schema = spark_schema(spec, with_commit_id=with_commit_id)
             return spark.createDataFrame([], schema).select(*lead, *shown)
         if plan.newer:  # the key is read anyway, so it stands for the field that it is made of
             stored = ["entity_key" if name == spec.primary_key else name for name in stored]
-        scan = scan_of(spark, repository.store, repository.config, spec, plan.files)
+        scan = scan_of(spark, objects.store, objects.config, spec, plan.files)
         rows = visible(scan, plan, stored, with_commit_id=with_commit_id)
     else:
         rows = _by_engine(spark, repository, spec, when, [*lead, *stored])

@@ -20,8 +20,7 @@ from pyspark.sql.types import StructType
 
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
-from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, bulk_of
-from storage_engine.objectstore.s3_settings import S3Settings
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, versioned_schema
 from storage_engine.repository.object.read.splits import packed
 from storage_engine.spark.schema import COMMIT_ID
@@ -58,7 +57,7 @@ def scan_of(
     files: Iterable[DataFile],
 ) -> Scan:
     """The best way to read these files."""
-    s3a = store.kind == "s3" and reaches(spark, store.uri, config)
+    s3a = reaches(spark, store)
     urls = {item.file.path: _url(store, item.file.path, s3a=s3a) for item in files}
     if all(url is not None for url in urls.values()):
         return NativeScan(spark, spec, {path: str(url) for path, url in urls.items()})
@@ -88,16 +87,15 @@ def has_s3a(spark: SparkSession) -> bool:
     return context.hadoopConfiguration().getClassByNameOrNull(_S3A) is not None
 
 
-def reaches(spark: SparkSession, uri: str, config: OntologiaConfig) -> bool:
+def reaches(spark: SparkSession, store: ObjectStore) -> bool:
     """Whether Spark's `s3a://` means the store's own server: its settings may be for another one,
     where a bucket of that name can hold anything."""
-    if not has_s3a(spark):
+    if store.server is None or not has_s3a(spark):
         return False
     hadoop: Any = spark._jsc.hadoopConfiguration()
-    bucket = uri.removeprefix("s3://").partition("/")[0]
+    bucket = store.uri.removeprefix("s3://").partition("/")[0]
     theirs = hadoop.get(f"fs.s3a.bucket.{bucket}.endpoint") or hadoop.get("fs.s3a.endpoint") or ""
-    ours = S3Settings.resolve(config).endpoint or ""
-    return same_server(theirs, ours)
+    return same_server(theirs, store.server)
 
 
 def same_server(one: str, other: str) -> bool:
@@ -262,7 +260,7 @@ def _read_file(
     store: ObjectStore, path: str, schema: pa.Schema, commit_id: int | None
 ) -> Iterator[pa.RecordBatch]:
     try:
-        content = pa.BufferReader(bulk_of(store).get(path).data)
+        content = pa.BufferReader(store.bulk.get(path).data)
     except ObjectNotFound:
         raise MissingFileError(
             f"{path} was named by the log when this DataFrame was made, and is now missing from "

@@ -24,7 +24,6 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Head
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.open import open_store
-from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.write.staged_write import discard_staged
 from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
@@ -127,8 +126,8 @@ class Sink:
     def discard(self) -> None:
         """Delete what was staged, unless it is published or may yet be."""
         with opened(self.place.uri, self.place.settings) as repository:
-            if isinstance(repository, ObjectRepository):
-                discard_staged(repository.chain, self.target.attempt, since=self.base)
+            if (objects := repository.objects) is not None:
+                discard_staged(objects.chain, self.target.attempt, since=self.base)
 
 
 class BatchSink(DataSourceArrowWriter):

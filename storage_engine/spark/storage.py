@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
-from storage_engine.commitlog.tags import is_instant
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
-from storage_engine.query.builder import checked_reference
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.bound_types import declared_types
@@ -77,11 +74,3 @@ def commit_of(repository: Repository, as_of: Reference | None) -> int:
     if as_of is None:
         return repository.head_commit_id()
     return repository.commit_at(checked_reference(as_of))
-
-
-def parse_reference(text: str) -> Reference:
-    """A commit id, an instant or a tag that was given as text: tags look like neither."""
-    given = text.strip()
-    if given.lstrip("+-").isdecimal():
-        return int(given)
-    return datetime.fromisoformat(given) if is_instant(given) else given

@@ -98,9 +98,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One for the life of the query, in the process that plans its batches."""
         if self._opened is None:
             place = self._asked.options.place
-            found = open_repository(place.uri, place.settings)
-            assert isinstance(found, ObjectRepository)
-            self._opened = found
+            self._opened = open_repository(place.uri, place.settings).objects
+            assert self._opened is not None, "no storage but this kind has changes to stream"
         return self._opened
 
     def stop(self) -> None:

@@ -23,6 +23,7 @@ from storage_engine.repository.object.write.staged_write import StagedAttempt
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import arguments
 from storage_engine.runtime.bound_types import StoredClass
+from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
 from storage_engine.spark.driver import Jobs, is_connect
 from storage_engine.spark.publish import (
@@ -90,7 +91,7 @@ def _write(
     *,
     kind: str | None,
 ) -> WriteResult:
-    spec = type if isinstance(type, TypeSpec) else session.bind(type)
+    spec = type if isinstance(type, TypeSpec) else internals(session).bind(type)
     if kind is not None and spec.kind != kind:
         other = "write_relations" if kind == "entity" else "write_entities"
         raise ConfigurationError(f"{spec.name} is a {spec.kind} type: use {other}")
@@ -307,8 +308,7 @@ class _Write:
         )
 
     def _requests(self) -> dict[str, int]:
-        store = getattr(self._repository, "store", None)
-        return dict(store.meter.snapshot()) if store is not None else {}
+        return self._repository.requests()
 
     def _since(self, before: Mapping[str, int]) -> dict[str, int]:
         now = self._requests()

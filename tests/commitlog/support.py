@@ -18,7 +18,6 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Head, Manifest
 from storage_engine.config import OntologiaConfig
 from storage_engine.model import TypeSpec
-from storage_engine.objectstore.faults import Fault, FaultKind, FaultPlan, FaultRule
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.open import memory_backend
 from storage_engine.repository import CommitResult, TypeInput, Window, initialize_storage
@@ -26,6 +25,7 @@ from storage_engine.repository.duck import Duck
 from storage_engine.repository.object import engine
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.open import open_object_repository
+from storage_engine.testing.faults import Fault, FaultKind, FaultPlan, FaultRule, plan_of
 from tests.engines import CUSTOMER, Row, commit, rows_of
 
 LEASE_TTL_MS = 30_000
@@ -70,10 +70,10 @@ class Writer:
     def fail(self, kind: FaultKind, request: str, key: str, **fault: Any) -> None:
         """Let requests to `key` fail from now on; `times` and `nth` as in FaultRule."""
         rule = {name: fault.pop(name) for name in ("times", "nth") if name in fault}
-        self.store.faults.rules.append(FaultRule(Fault(kind, **fault), request, key, **rule))
+        plan_of(self.store).rules.append(FaultRule(Fault(kind, **fault), request, key, **rule))
 
     def heal(self) -> None:
-        self.store.faults.rules.clear()
+        plan_of(self.store).rules.clear()
 
     def close(self) -> None:
         if not self.store.crashed:

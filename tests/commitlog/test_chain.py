@@ -18,10 +18,10 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, skip_pointers
 from storage_engine.commitlog.records import Checkpoint, CommitPoint, Head, Manifest, entry_of
 from storage_engine.errors import IntegrityError, StorageBackendError
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
-from storage_engine.objectstore.memory import MemoryBackend
+from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository import Idempotency, Window
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of
 

@@ -18,9 +18,9 @@ from storage_engine.errors import (
     LockContentionError,
     StorageBackendError,
 )
-from storage_engine.objectstore.faults import Fault, FaultKind, FaultRule
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.protocol import ObjectNotFound
+from storage_engine.testing.faults import Fault, FaultKind, FaultRule, plan_of
 from tests.commitlog.support import World, at
 from tests.engines import CUSTOMER, customer, rows_of, stream_of
 
@@ -53,7 +53,7 @@ def store_of(lock: WriteLock) -> MemoryStore:
 
 def fail(lock: WriteLock, kind: FaultKind, request: str, **fault: Any) -> None:
     rule = {name: fault.pop(name) for name in ("times", "nth") if name in fault}
-    store_of(lock).faults.rules.append(
+    plan_of(store_of(lock)).rules.append(
         FaultRule(Fault(kind, **fault), request, layout.LOCK, **rule)
     )
 
@@ -376,7 +376,7 @@ def test_a_failed_renewal_makes_the_lease_unsafe(backend: MemoryBackend, kind: F
     with pytest.raises(LeaseExpiredError):
         lease.guard()
     assert "renewed" in warnings[0]
-    store_of(lock).faults.rules.clear()
+    plan_of(store_of(lock)).rules.clear()
     assert not lease.renew(), "once unsafe, always unsafe"
 
 

@@ -19,10 +19,10 @@ from storage_engine.errors import (
     StorageBackendError,
 )
 from storage_engine.model import Entity, Field, spec_of
-from storage_engine.objectstore.faults import FaultKind
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.resident import Resident, ResidentType
 from storage_engine.repository.protocol import Idempotency
+from storage_engine.testing.faults import FaultKind, plan_of
 from tests.commitlog.support import World, Writer, at
 from tests.engines import (
     CUSTOMER,
@@ -438,7 +438,7 @@ def test_failures_after_the_cas_are_warnings(
 
     assert result.commit_id == 1
     assert len(world.chain()) == 1
-    reached = any(f.fault.kind is fault for f in ours.store.faults.fired)
+    reached = any(f.fault.kind is fault for f in plan_of(ours.store).fired)
     settled = fault is FaultKind.RESPONSE_LOST and request_kind != "READ" and key != layout.LOCK
     if reached and not settled:  # a write whose answer was lost is read back, and then all is well
         assert ours.warning() is not None

@@ -23,7 +23,7 @@ from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.model import TypeSpec
 from storage_engine.model.arrow import objects_to_table
 from storage_engine.model.declarations import spec_of
-from storage_engine.objectstore.clock import VirtualClock
+from storage_engine.objectstore.memory import VirtualClock
 from storage_engine.objectstore.open import memory_backend, open_store
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.object.engine import ObjectRepository

@@ -15,7 +15,7 @@ from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.resources.secrets import hidden_options, is_secret
 from ontologia_dagster.resources.spark import SparkResource
 from storage_engine.errors import ConfigurationError
-from storage_engine.objectstore.s3_settings import S3Settings
+from storage_engine.objectstore.s3 import S3Settings
 from storage_engine.spark.jobs.program import spark_config, storage_config
 from tests.dagster import driver
 from tests.dagster.world import customers, storage

@@ -90,9 +90,11 @@ def test_a_schedule_takes_the_partition_that_is_complete_in_utc(tmp_path: Path) 
     [schedule] = defs.schedules or ()
     assert isinstance(schedule, dg.ScheduleDefinition)
     moment = datetime(2013, 3, 1, 0, 30, tzinfo=UTC)
-    context = dg.build_schedule_context(scheduled_execution_time=moment)
     bound = resources(storage(tmp_path))
     whole = dg.Definitions.merge(defs, dg.Definitions(resources=bound))
+    context = dg.build_schedule_context(
+        scheduled_execution_time=moment, repository_def=whole.get_repository_def()
+    )
     data = whole.get_schedule_def(schedule.name).evaluate_tick(context)
     assert [request.partition_key for request in data.run_requests or ()] == ["2013-02-01"]
 

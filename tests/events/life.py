@@ -17,9 +17,10 @@ from typing import Any
 from storage_engine import Entity, Event, Field, HandlerContext, Session, on_event
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import OntologiaError
-from storage_engine.objectstore.faults import FaultPlan, SimulatedCrash
-from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
+from storage_engine.runtime.core import SessionSettings
+from storage_engine.runtime.session import session_on
+from storage_engine.testing.faults import FaultPlan
 from tests.commitlog.support import World, Writer, new_world
 
 LEASE_MS = 30_000
@@ -206,7 +207,7 @@ def open_session(writer: Writer) -> Session:
         s3_lease_ttl_ms=LEASE_MS,
         s3_lock_timeout_ms=2 * LEASE_MS,
     )
-    return Session.sharing(writer.repo, types=BoundTypes(), config=config)
+    return session_on(writer.repo, SessionSettings.of(config))
 
 
 def new_shop() -> Shop:

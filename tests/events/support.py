@@ -10,7 +10,7 @@ from typing import Any
 
 from storage_engine import Event, Field
 from storage_engine.config import OntologiaConfig
-from storage_engine.events.open import open_event_store
+from storage_engine.events import open_event_store
 from storage_engine.events.protocol import Claim, Consumer, EventStore, Subscription
 from storage_engine.repository import Repository, initialize_storage, open_repository
 

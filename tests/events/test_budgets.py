@@ -10,11 +10,11 @@ import pytest
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import to_json
 from storage_engine.errors import StorageBackendError
-from storage_engine.events.open import open_event_store
+from storage_engine.events import open_event_store
 from storage_engine.events.protocol import Claim, Consumer, EventStore
-from storage_engine.objectstore.faults import FaultKind
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository.protocol import CommitRequest
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, new_world
 from tests.engines import CUSTOMER, customer, rows_of
 from tests.events.support import BILL, NAMESPACE, order, take_all

@@ -14,8 +14,8 @@ from storage_engine.events.object import claims
 from storage_engine.events.object.claims import ObjectClaims, Stands
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.pending_events import Window
-from storage_engine.objectstore.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from storage_engine.repository.object import engine
+from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.events.life import Broken, Shop, copy_of, new_shop
 
 pytestmark = pytest.mark.simulation

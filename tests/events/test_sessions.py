@@ -28,6 +28,7 @@ from storage_engine import (
     on_event,
 )
 from storage_engine.events.dispatcher import Totals
+from storage_engine.runtime.core import internals
 from tests.events.support import Bus, made_bus
 
 
@@ -65,7 +66,7 @@ def counted(totals: Totals) -> tuple[int, int, int]:
 
 
 def rest(session: Session, seconds: float = 0.15) -> None:
-    session._event_runtime().store.sleep(seconds)
+    internals(session).worker.store.sleep(seconds)
 
 
 def invoices(session: Session) -> dict[str, int]:
@@ -90,7 +91,7 @@ def test_the_example_of_the_api(open_session: Callable[..., Session]) -> None:
     @on_event(Billed)
     def listen(ctx: HandlerContext[Billed]) -> None:
         heard.append((ctx.event.n, ctx.event.chain_depth, ctx.event.root_event_id))
-        assert ctx.lease_until > session._event_runtime().store.now()
+        assert ctx.lease_until > internals(session).worker.store.now()
 
     session = open_session()
     first, second = Ordered(n=1), Ordered(n=2)
@@ -176,7 +177,7 @@ def test_a_circle_of_events_ends(open_session: Callable[..., Session]) -> None:
 
     assert seen == [0, 1, 2, 3]
     assert counted(totals) == (3, 1, 1)
-    (letter,) = session._event_runtime().store.list_dead_letters("default", 5)
+    (letter,) = internals(session).worker.store.list_dead_letters("default", 5)
     assert EventLoopLimitError.__name__ in (letter.last_error or "")
     assert "max_event_chain_depth" in (letter.last_error or "")
 
@@ -232,7 +233,7 @@ def test_a_handler_reads_with_its_session(open_session: Callable[..., Session]) 
     session.drain([look])
 
     assert heads == [1]
-    assert session.has_intents  # a handler does not touch the intents of who runs it
+    assert internals(session).has_intents  # a handler does not touch the intents of who runs it
     session.discard()
 
 
@@ -261,7 +262,7 @@ def test_a_commit_of_unknown_outcome_is_settled_by_the_log(simulated: Bus) -> No
         assert (counted(totals), totals.dropped) == ((0, 0, 0), 1)
         rest(session, 31)
         assert counted(session.drain([bill])) == (0, 0, 0)
-        (info,) = session._event_runtime().store.list_events("default", 5)
+        (info,) = internals(session).worker.store.list_events("default", 5)
     assert info.status == "acked"
     assert runs == [1]
 
@@ -302,7 +303,7 @@ def test_a_running_worker_is_a_session_and_leaves_none_behind(
 ) -> None:
     seen: list[Any] = []
     session = open_session()
-    store = session._event_runtime().store
+    store = internals(session).worker.store
 
     @on_event(Ordered, id="look")
     def look(ctx: HandlerContext[Ordered]) -> None:
@@ -417,7 +418,7 @@ def test_a_schedule_fires_once_for_several_workers(simulated: Bus) -> None:
         for _ in range(100):
             for session in (one, two):
                 session.run([tick], schedules=[schedule()], max_iterations=1)
-            one._event_runtime().store.sleep(10)
+            internals(one).worker.store.sleep(10)
         assert len(fired) == len(set(fired)) == 4  # 100 rounds of 12 s
         assert all(at.minute % 5 == 0 and at.second == 0 for at in fired)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from storage_engine.commitlog import layout
-from storage_engine.objectstore.faults import FaultKind
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, made_world
 from tests.engines import CUSTOMER, PRODUCT, customer
 from tests.index.support import covered, put_product, watermark

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from storage_engine.commitlog import layout
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import initialize_storage
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at, made_world
 from tests.engines import CUSTOMER, PRODUCT, customer
 from tests.index.support import (

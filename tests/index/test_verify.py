@@ -15,7 +15,7 @@ from storage_engine.commitlog import layout
 from storage_engine.errors import HeadMismatchError, LeaseExpiredError, SchemaMetadataError
 from storage_engine.index import repair as repair_module
 from storage_engine.maintenance.indices import repair_indices, verify_indices
-from storage_engine.objectstore.faults import FaultKind
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at, made_world
 from tests.engines import CUSTOMER, PRODUCT, customer
 from tests.index.support import index_of, lag_behind, put_product, spoil, watermark

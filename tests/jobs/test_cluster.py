@@ -12,6 +12,7 @@ import pytest
 from storage_engine import Session, initialize_storage
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
+from storage_engine.model import spec_of
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.spark.jobs.ingest import Source
 from tests.jobs.support import new_storage, order_for, rows
@@ -65,7 +66,7 @@ def _speculates(cluster: Cluster, folder: Path) -> None:
         assert isinstance(repository, ObjectRepository)
 
         def state() -> tuple[list[str], set[str]]:
-            [entry] = entries_of(repository, session.bind(Row))
+            [entry] = entries_of(repository, spec_of(Row))
             staged = {info.key for info in repository.store.list("staged/")}
             ids = [str(row.id) for row in session.query().entities(Row).collect()]
             return sorted(ids), staged - {file.path for file in entry.files}

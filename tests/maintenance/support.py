@@ -9,16 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_engine.errors import OntologiaError
-from storage_engine.objectstore.faults import (
-    READS,
-    Fault,
-    FaultKind,
-    FaultPlan,
-    FaultRule,
-    SimulatedCrash,
-)
-from storage_engine.objectstore.memory import MemoryBackend
+from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
 from storage_engine.repository import Window
+from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import HISTORY, LEASE_TTL_MS, World, Writer
 from tests.engines import CUSTOMER, PRODUCT
 

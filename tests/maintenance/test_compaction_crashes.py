@@ -28,16 +28,9 @@ from storage_engine.maintenance.compaction import (
     merge,
     plan_compaction,
 )
-from storage_engine.objectstore.faults import (
-    READS,
-    Fault,
-    FaultKind,
-    FaultPlan,
-    FaultRule,
-    SimulatedCrash,
-)
-from storage_engine.objectstore.memory import MemoryBackend
+from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
 from storage_engine.repository import Window
+from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import World, Writer, at, new_world
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of
 

@@ -22,9 +22,9 @@ from storage_engine.maintenance.gc import GcPlan, GcReport, plan_gc, sweep
 from storage_engine.maintenance.gc import plan as plan_module
 from storage_engine.maintenance.gc.sweep import _Sweeper
 from storage_engine.maintenance.indices import repair_indices, verify_indices
-from storage_engine.maintenance.tags import create_tag, delete_tag
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository.protocol import CommitRequest
+from storage_engine.testing.faults import FaultKind
 from tests.cli.support import onto
 from tests.commitlog.support import HISTORY, World, Writer, at, made_world
 from tests.engines import (
@@ -528,14 +528,14 @@ def test_a_tag_keeps_the_files_it_was_made_on(either_world: World) -> None:
     writer = world.open("writer")
     for age in range(4):
         writer.put(customer("a", age=age))
-    create_tag(writer.repo, "v1", 2)
+    writer.repo.create_tag("v1", 2)
     compact(writer.repo, ALL)
     days(world, 8)
     before = everything(world.open("reader"))
     _, report = collect(world, purge_compacted=True)
     assert report.reasons == {plan_module.COMPACTED: 2}, "commits 3 and 4 are not the tag's"
     check(world)
-    delete_tag(writer.repo, "v1")
+    writer.repo.delete_tag("v1")
     _, report = collect(world, purge_compacted=True)
     assert report.reasons == {plan_module.COMPACTED: 2}
     check(world)
@@ -548,7 +548,7 @@ def test_planted_pins_that_are_forgotten_are_seen(
     writer = world.open("writer")
     for age in range(4):
         writer.put(customer("a", age=age))
-    create_tag(writer.repo, "v1", 2)
+    writer.repo.create_tag("v1", 2)
     compact(writer.repo, ALL)
     days(world, 8)
     monkeypatch.setattr("storage_engine.maintenance.gc.reach._pinned", lambda chain, head: {})
@@ -561,7 +561,7 @@ def test_a_tag_that_cannot_be_followed_stops_everything(world: World) -> None:
     writer = world.open("writer", checkpoint_interval=2)
     for age in range(2):
         writer.put(customer("a", age=age))
-    create_tag(writer.repo, "v1")
+    writer.repo.create_tag("v1")
     crashed(world, 9)
     days(world, 8)
     document = world.document(layout.tag("v1"))

@@ -19,7 +19,6 @@ from storage_engine.commitlog.records import sha256
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import IntegrityReport, verify_storage
-from storage_engine.maintenance.tags import create_tag
 from storage_engine.repository import initialize_storage
 from tests.cli.support import onto
 from tests.commitlog.support import World, Writer
@@ -82,7 +81,7 @@ def test_a_sound_storage_has_no_findings(storage: Storage, deep: bool) -> None:
     assert verify_storage(repository, deep=deep).ok
     populated(repository)
     commit(repository, rows_of(EVERYTHING, everything_row("e")))
-    create_tag(repository, "v1", 2)
+    repository.create_tag("v1", 2)
     report = verify_storage(repository, deep=deep)
     assert report.findings == []
     assert report.head_commit_id == 6
@@ -103,7 +102,7 @@ def test_a_sound_storage_has_no_findings(storage: Storage, deep: bool) -> None:
 def damaged(world: World) -> Writer:
     writer = world.open("writer", checkpoint_interval=2)
     populated(writer.repo)
-    create_tag(writer.repo, "v1", 4)
+    writer.repo.create_tag("v1", 4)
     writer.repo.flush()
     return writer
 
@@ -337,7 +336,7 @@ def test_json_that_does_not_parse_is_found(either_world: World) -> None:
     world = either_world
     writer = world.open("writer")
     commit(writer.repo, rows_of(EVERYTHING, everything_row("e")))
-    create_tag(writer.repo, "v1")
+    writer.repo.create_tag("v1")
     rewritten(world, 1, lambda t: with_rows(t, tags=["[1"]))
     report = verify_storage(world.open().repo, deep=True)
     assert ("rows", "not_json") in found(report)
@@ -399,7 +398,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 def test_planted_in_sqlite(database: Storage, statement: str, expected: tuple[str, str]) -> None:
     repository = database.open()
     populated(repository)
-    create_tag(repository, "v1")
+    repository.create_tag("v1")
     repository.close()
     with sqlite3.connect(database.path) as connection:
         connection.execute(statement)

@@ -143,7 +143,7 @@ def test_cache_figures_are_passed_on(world: World) -> None:
         def stats(self) -> dict[str, int]:
             return {"hits": 3, "misses": 1}
 
-    repo._cache = Cache()  # type: ignore[assignment]
+    repo.cache = Cache()  # type: ignore[assignment]
     found = samples(collect(repo))
     assert found["ontologia_cache_hits_total"] == 3
     assert found["ontologia_cache_misses_total"] == 1

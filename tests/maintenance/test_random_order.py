@@ -16,9 +16,9 @@ from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.maintenance.restore import restore
-from storage_engine.maintenance.tags import create_tag, delete_tag, list_tags, resolve_tag
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import Window
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import HISTORY, World, made_world
 from tests.engines import CUSTOMER, customer, rows_of, stream_of
 from tests.index.support import index_of, spoil
@@ -138,13 +138,13 @@ class Run:
         if self.model.commits:
             commit_id = self.random.randint(1, len(self.model.commits))
             name = f"t{len(self.done)}"
-            create_tag(self.opened("tagger").repo, name, commit_id)
+            self.opened("tagger").repo.create_tag(name, commit_id)
             self.model.tags[name] = commit_id
 
     def untag(self) -> None:
         if self.model.tags:
             name = self.random.choice(sorted(self.model.tags))
-            delete_tag(self.opened("tagger").repo, name)
+            self.opened("tagger").repo.delete_tag(name)
             del self.model.tags[name]
 
     def restore(self) -> None:
@@ -176,9 +176,9 @@ class Run:
             rows = reader.rows(window=Window(as_of=upto))
             found = {row["entity_key"]: row["age"] for row in rows}
             assert found == self.model.state(max(0, upto)), upto
-        assert {t.name: t.commit_id for t in list_tags(reader.repo)} == self.model.tags
+        assert {t.name: t.commit_id for t in reader.repo.list_tags()} == self.model.tags
         for name, commit_id in self.model.tags.items():
-            assert resolve_tag(reader.repo, name).commit_id == commit_id
+            assert reader.repo.resolve_tag(name).commit_id == commit_id
         assert [r.id for r in reader.repo.list_commits(head + 1)] == list(range(head, 0, -1))
         assert reader.rows(window=HISTORY) is not None
 

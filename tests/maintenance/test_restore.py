@@ -16,7 +16,6 @@ from storage_engine.errors import (
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.maintenance.restore import restore
-from storage_engine.maintenance.tags import create_tag
 from storage_engine.repository import Repository, Window, open_repository
 from tests.cli.support import onto
 from tests.commitlog.support import World, at, made_world
@@ -82,7 +81,7 @@ def values(repository: Repository, spec: Any, window: Window) -> dict[tuple[str,
 def test_the_old_state_is_the_latest_and_history_stays(storage: Storage) -> None:
     repository = storage.open()
     populated(repository)
-    create_tag(repository, "v1", 2)
+    repository.create_tag("v1", 2)
     then = {spec.name: values(repository, spec, Window(as_of=2)) for spec in SPECS}
     history = {spec.name: repository.read(spec, Window(history=True)) for spec in SPECS}
 
@@ -250,7 +249,7 @@ def test_a_crash_at_any_write_changes_no_earlier_read_and_a_rerun_finishes(
 def test_the_command(storage: Storage) -> None:
     repository = storage.open()
     populated(repository)
-    create_tag(repository, "v1", 2)
+    repository.create_tag("v1", 2)
     repository.close()
     place = ("--storage-uri", storage.uri)
     shown = onto("restore", "v1", *place)

@@ -9,10 +9,9 @@ import pytest
 
 from storage_engine.commitlog import layout
 from storage_engine.errors import ConfigurationError, TagExistsError, UnknownTagError
-from storage_engine.maintenance.references import commit_of, parse_reference
-from storage_engine.maintenance.tags import create_tag, delete_tag, list_tags, resolve_tag
-from storage_engine.objectstore.faults import FaultKind
+from storage_engine.query.reference import parse_reference
 from storage_engine.repository import initialize_storage
+from storage_engine.testing.faults import FaultKind
 from tests.cli.support import onto
 from tests.commitlog.support import World, at, made_world
 from tests.engines import Storage, customer, on_servers, put
@@ -24,40 +23,40 @@ def test_tags_are_created_listed_resolved_and_deleted(storage: Storage) -> None:
     repository = storage.open(runtime_id="tagger")
     for age in (1, 2, 3):
         put(repository, customer("a", age=age))
-    assert list_tags(repository) == []
-    made = create_tag(repository, "release-1", 2)
-    latest = create_tag(repository, "latest.good")
+    assert repository.list_tags() == []
+    made = repository.create_tag("release-1", 2)
+    latest = repository.create_tag("latest.good")
     assert (made.commit_id, latest.commit_id, made.runtime_id) == (2, 3, "tagger")
-    assert [t.name for t in list_tags(repository)] == ["latest.good", "release-1"]
-    assert resolve_tag(repository, "release-1") == made
+    assert [t.name for t in repository.list_tags()] == ["latest.good", "release-1"]
+    assert repository.resolve_tag("release-1") == made
     repository.close()
 
     again = storage.open()
-    assert resolve_tag(again, "release-1") == made
-    assert create_tag(again, "release-1", 2) == made, "saying the same again is no error"
+    assert again.resolve_tag("release-1") == made
+    assert again.create_tag("release-1", 2) == made, "saying the same again is no error"
     with pytest.raises(TagExistsError) as taken:
-        create_tag(again, "release-1", 3)
+        again.create_tag("release-1", 3)
     assert (taken.value.commit_id, taken.value.asked) == (2, 3)
-    assert delete_tag(again, "release-1") == made
-    assert [t.name for t in list_tags(again)] == ["latest.good"]
+    assert again.delete_tag("release-1") == made
+    assert [t.name for t in again.list_tags()] == ["latest.good"]
     with pytest.raises(UnknownTagError):
-        delete_tag(again, "release-1")
-    assert create_tag(again, "release-1", 1).commit_id == 1
+        again.delete_tag("release-1")
+    assert again.create_tag("release-1", 1).commit_id == 1
     again.close()
 
 
 def test_an_unknown_tag_is_a_value_error_with_the_nearest_names(storage: Storage) -> None:
     repository = storage.open()
     with pytest.raises(ValueError, match="no tags yet"):
-        resolve_tag(repository, "release-1")
+        repository.resolve_tag("release-1")
     put(repository, customer("a", age=1))
     for name in ("release-1", "release-2", "nightly"):
-        create_tag(repository, name)
+        repository.create_tag(name)
     with pytest.raises(ValueError, match="did you mean release-") as unknown:
-        resolve_tag(repository, "relaese-1")
+        repository.resolve_tag("relaese-1")
     assert unknown.value.nearest[0] == "release-1"  # type: ignore[attr-defined]
     with pytest.raises(UnknownTagError):
-        resolve_tag(repository, "../head")
+        repository.resolve_tag("../head")
     repository.close()
 
 
@@ -69,19 +68,19 @@ def test_names_that_cannot_be_kept_are_refused(storage: Storage, name: str) -> N
     repository = storage.open()
     put(repository, customer("a", age=1))
     with pytest.raises(ConfigurationError, match="no name for a tag"):
-        create_tag(repository, name)
-    assert list_tags(repository) == []
+        repository.create_tag(name)
+    assert repository.list_tags() == []
     repository.close()
 
 
 def test_there_must_be_a_commit_to_tag(storage: Storage) -> None:
     repository = storage.open()
     with pytest.raises(ConfigurationError, match="there are none yet"):
-        create_tag(repository, "v1")
+        repository.create_tag("v1")
     put(repository, customer("a", age=1))
     for commit_id in (0, -1, 2):
         with pytest.raises(ConfigurationError, match="1 to 1 are there"):
-            create_tag(repository, "v1", commit_id)
+            repository.create_tag("v1", commit_id)
     repository.close()
 
 
@@ -89,17 +88,17 @@ def test_references_are_ids_times_and_tags(storage: Storage) -> None:
     repository = storage.open()
     for age in (1, 2, 3):
         put(repository, customer("a", age=age))
-    create_tag(repository, "two", 2)
+    repository.create_tag("two", 2)
     times = {r.id: r.created_at for r in repository.list_commits(3)}
-    assert commit_of(repository, parse_reference("2")) == 2
-    assert commit_of(repository, parse_reference("two")) == 2
-    assert commit_of(repository, times[2]) == 2
-    assert commit_of(repository, parse_reference(times[2].isoformat())) == 2
-    assert commit_of(repository, times[3] + timedelta(days=1)) == 3
+    assert repository.require_commit(parse_reference("2")) == 2
+    assert repository.require_commit(parse_reference("two")) == 2
+    assert repository.require_commit(times[2]) == 2
+    assert repository.require_commit(parse_reference(times[2].isoformat())) == 2
+    assert repository.require_commit(times[3] + timedelta(days=1)) == 3
     with pytest.raises(ConfigurationError, match="no commit yet"):
-        commit_of(repository, times[1] - timedelta(days=1))
+        repository.require_commit(times[1] - timedelta(days=1))
     with pytest.raises(ConfigurationError, match="1 to 3 are there"):
-        commit_of(repository, 4)
+        repository.require_commit(4)
     repository.close()
 
 
@@ -110,7 +109,7 @@ def test_a_tag_says_where_its_commit_is(world: World) -> None:
     writer = world.open("writer", checkpoint_interval=2)
     for age in (1, 2, 3):
         writer.put(customer("a", age=age))
-    create_tag(writer.repo, "v1", 1)
+    writer.repo.create_tag("v1", 1)
     stored = world.document(layout.tag("v1"))
     assert stored["commit_id"] == 1
     assert stored["manifest_path"] == world.chain()[0].files[0].path.split("/entities")[0] + (
@@ -125,10 +124,10 @@ def test_of_two_who_want_the_same_name_one_gets_it(world: World) -> None:
     one, other = world.open("one"), world.open("other")
     one.put(customer("a", age=1))
     one.put(customer("a", age=2))
-    at(one.store, "PUT_IF", layout.tag("v"), lambda: create_tag(other.repo, "v", 2))
+    at(one.store, "PUT_IF", layout.tag("v"), lambda: other.repo.create_tag("v", 2))
     with pytest.raises(TagExistsError):
-        create_tag(one.repo, "v", 1)
-    assert resolve_tag(one.repo, "v").commit_id == 2
+        one.repo.create_tag("v", 1)
+    assert one.repo.resolve_tag("v").commit_id == 2
 
 
 @pytest.mark.parametrize("kind", [FaultKind.RESPONSE_LOST, FaultKind.TIMEOUT])
@@ -136,29 +135,29 @@ def test_an_unanswered_request_is_settled(world: World, kind: FaultKind) -> None
     writer = world.open("writer")
     writer.put(customer("a", age=1))
     writer.fail(kind, "PUT_IF", layout.tag("v"))
-    assert create_tag(writer.repo, "v").commit_id == 1
+    assert writer.repo.create_tag("v").commit_id == 1
     writer.fail(kind, "DELETE_IF", layout.tag("v"))
-    assert delete_tag(writer.repo, "v").commit_id == 1
-    assert list_tags(writer.repo) == []
+    assert writer.repo.delete_tag("v").commit_id == 1
+    assert writer.repo.list_tags() == []
 
 
 def test_tags_of_an_erased_log_do_not_count(world: World) -> None:
     writer = world.open("writer")
     writer.put(customer("a", age=1))
-    create_tag(writer.repo, "v")
+    writer.repo.create_tag("v")
     left = world.backend.objects()[layout.tag("v")]
     uri = f"memory://{world.backend.name}"
     token = initialize_storage(uri, "v2", force=True, dry_run=True).token
     initialize_storage(uri, "v2", force=True, token=token)
     world.backend.write(layout.tag("v"), left)
     fresh = world.open("fresh")
-    assert list_tags(fresh.repo) == []
+    assert fresh.repo.list_tags() == []
     with pytest.raises(UnknownTagError):
-        resolve_tag(fresh.repo, "v")
+        fresh.repo.resolve_tag("v")
     fresh.put(customer("b", age=1))
     fresh.put(customer("b", age=2))
-    assert create_tag(fresh.repo, "v").commit_id == 2
-    assert resolve_tag(fresh.repo, "v").commit_id == 2
+    assert fresh.repo.create_tag("v").commit_id == 2
+    assert fresh.repo.resolve_tag("v").commit_id == 2
 
 
 @pytest.mark.simulation
@@ -168,19 +167,19 @@ def test_a_crash_at_any_write_changes_no_read_and_a_rerun_finishes(what: str) ->
         writer = world.open("writer")
         writer.put(customer("a", age=1))
         if what == "delete":
-            create_tag(writer.repo, "v")
+            writer.repo.create_tag("v")
         objects = world.backend.objects()
 
     def act(repo: Any) -> None:
         if what == "create":
-            create_tag(repo, "v")
-        elif list_tags(repo):
-            delete_tag(repo, "v")
+            repo.create_tag("v")
+        elif repo.list_tags():
+            repo.delete_tag("v")
 
     def after(world: World, before: dict[str, Any]) -> None:
         assert everything(world.open("reader")) == before
         act(world.open("again").repo)
-        assert len(list_tags(world.open().repo)) == (1 if what == "create" else 0)
+        assert len(world.open().repo.list_tags()) == (1 if what == "create" else 0)
         assert everything(world.open("reader")) == before
 
     assert Crashes(objects, "v2", lambda w: act(w.repo)).each(after) == 3

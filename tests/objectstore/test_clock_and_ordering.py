@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_engine.objectstore.clock import ClockOffset
 from storage_engine.objectstore.protocol import ObjectInfo
+from storage_engine.objectstore.s3 import ClockOffset
 from storage_engine.objectstore.s3_listing import in_byte_order, just_before
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,20 +9,19 @@ from datetime import timedelta
 import pytest
 
 from storage_engine.errors import StorageBackendError
-from storage_engine.objectstore.faults import (
-    Fault,
-    FaultKind,
-    FaultPlan,
-    FaultRule,
+from storage_engine.objectstore.memory import (
+    MemoryBackend,
+    MemoryStore,
     SimulatedCrash,
+    VirtualClock,
 )
-from storage_engine.objectstore.memory import MemoryBackend, MemoryStore, VirtualClock
 from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,
     OutcomeUnknown,
     PreconditionFailed,
 )
+from storage_engine.testing.faults import Fault, FaultKind, FaultPlan, FaultRule
 
 
 def client_with(backend: MemoryBackend, *rules: FaultRule) -> MemoryStore:

@@ -11,7 +11,7 @@ import pytest
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.open import StoreUri, memory_backend, open_store, parse_uri
-from storage_engine.objectstore.s3_settings import S3Settings
+from storage_engine.objectstore.s3 import S3Settings
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from storage_engine.objectstore.protocol import (
     ObjectNotFound,
     OutcomeUnknown,
     PreconditionFailed,
-    bulk_of,
 )
 from storage_engine.objectstore.s3 import S3Store
 from storage_engine.objectstore.s3_bulk import S3Bulk
@@ -50,8 +49,8 @@ def test_an_s3_store_offers_it_and_others_are_their_own(bulk: S3Bulk) -> None:
     from storage_engine.objectstore.memory import MemoryStore
 
     memory = MemoryStore()
-    assert bulk_of(memory) is memory
-    assert bulk_of(bulk) is bulk
+    assert memory.bulk is memory
+    assert bulk.bulk is bulk
 
 
 def test_a_conditional_write_carries_its_condition_and_write_id(bulk: S3Bulk, fake: FakeS3) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import storage_engine
-from storage_engine import errors
+from storage_engine import Session, errors
 
 ROOT = Path(storage_engine.__file__).parent
 
@@ -44,6 +44,24 @@ def test_type_checkers_see_the_same_names() -> None:
         assert module is not None
         assert getattr(importlib.import_module(module), name) is getattr(storage_engine, name)
     assert (ROOT / "py.typed").exists()
+
+
+SESSION = {
+    "intents": {"ensure", "ingest", "add_commit_meta", "discard"},
+    "commits": {"commit", "last_commit", "snapshot"},
+    "reads": {"query", "sql", "at"},
+    "history": {"diff", "changes", "list_commits", "get_commit", "list_commit_changes"},
+    "events": {"emit", "run", "drain", "stop", "namespace"},
+    "storage": {"repository", "storage_info", "compact", "metrics"},
+    "lifetime": {"flush", "close"},
+}
+
+
+def test_a_session_shows_what_users_need_and_explains_it() -> None:
+    with Session(":memory:") as session:
+        shown = {name for name in dir(session) if not name.startswith("_")}
+    assert shown == set().union(*SESSION.values())
+    assert [name for name in shown if not getattr(Session, name).__doc__] == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

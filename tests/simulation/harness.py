@@ -17,7 +17,7 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Manifest
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model import TypeSpec
-from storage_engine.objectstore.faults import SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import TypeInput, Window
 from tests.commitlog.support import LEASE_TTL_MS, World, Writer
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from storage_engine.objectstore.faults import FaultKind, FaultPlan
+from storage_engine.testing.faults import FaultKind, FaultPlan, plan_of
 from tests.commitlog.support import World, Writer, new_world
 from tests.simulation.harness import Intent, Ledger
 
@@ -119,7 +119,7 @@ def simulate(
         jobs[name] = _job(ledger, name, start, _intents(script))
     scheduler.run(jobs)
     trace = [(r.client, r.operation, _ID.sub("x", r.key), r.outcome) for r in world.backend.log]
-    fired = sum(len(writer.store.faults.fired) for writer in world.writers)
+    fired = sum(len(plan_of(writer.store).fired) for writer in world.writers)
     return Outcome(world, ledger, trace, fired)
 
 

@@ -18,10 +18,10 @@ from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.publisher import Base, Publisher, Upload
 from storage_engine.commitlog.records import Head
 from storage_engine.errors import LeaseExpiredError
-from storage_engine.objectstore.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.objectstore.protocol import PreconditionFailed as Refused
+from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import LEASE_TTL_MS, World, Writer, at, new_world
 from tests.simulation.harness import (
     Intent,

@@ -9,9 +9,9 @@ import pytest
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.publisher import Publisher
-from storage_engine.objectstore.faults import FaultKind
 from storage_engine.objectstore.memory import MemoryStore
 from storage_engine.objectstore.protocol import content_etag
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import at, new_world
 from tests.simulation.harness import InvariantViolated, Ledger, index_problems, recover, verify
 from tests.simulation.schedule import COMMITS, WRITERS, Outcome, simulate

@@ -77,9 +77,10 @@ def repository(tmp_path: Path) -> Iterator[ObjectRepository]:
 
 
 def _session(repository: ObjectRepository) -> Session:
-    from storage_engine.runtime.bound_types import BoundTypes
+    from storage_engine.runtime.core import SessionSettings
+    from storage_engine.runtime.session import session_on
 
-    return Session.sharing(repository, types=BoundTypes(), config=SMALL)
+    return session_on(repository, SessionSettings.of(SMALL))
 
 
 def test_reads_stay_the_same_and_parts_do_not_overlap(

@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from storage_engine import OntologiaConfig, initialize_storage
-from storage_engine.maintenance.tags import create_tag
 from storage_engine.spark import register
 from tests.spark import read_world as world
 from tests.spark.read_world import Place, Rows, Sample, expected, in_order, rows, sample
@@ -45,7 +44,7 @@ def _quoted(value: object) -> str:
 def test_the_rows_of_a_session(spark: SparkSession, place: Place) -> None:
     with place.open() as session:
         world.commit(session, *(sample(n) for n in range(6)))
-        create_tag(session.repository, "first")
+        session.repository.create_tag("first")
         world.stage(session, range(4, 9), 200)
         instant = datetime.now(UTC).isoformat()
         world.commit(session, sample(0, 300), sample(20))

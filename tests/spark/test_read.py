@@ -24,7 +24,6 @@ from storage_engine import (
     initialize_storage,
 )
 from storage_engine.config import S3Credentials
-from storage_engine.maintenance.tags import create_tag
 from storage_engine.model import spec_of
 from storage_engine.spark import scans, write_type
 from storage_engine.spark.reader import read_entities, read_relations, read_type
@@ -179,7 +178,7 @@ def _plan_of(frame: Any) -> str:
 def test_points_in_history_by_time_and_tag(spark: SparkSession, directory: Place) -> None:
     with directory.open() as session:
         commit(session, sample(1))
-        create_tag(session.repository, "before")
+        session.repository.create_tag("before")
         between = datetime.now(UTC)
         commit(session, sample(2))
         first = expected(session, Sample, as_of=1)

@@ -24,10 +24,11 @@ from storage_engine import (
     ValidationError,
     initialize_storage,
 )
-from storage_engine.events.open import open_event_store
+from storage_engine.events import open_event_store
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.model.expectations import parse_expectation
 from storage_engine.repository import open_repository
+from storage_engine.runtime.core import internals
 from storage_engine.spark import (
     WriteProgress,
     stored_rows,
@@ -467,7 +468,7 @@ class Loaded(Event):
 def test_events_outlive_a_publish_that_is_tried_again(
     spark: SparkSession, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right, tries = session.commit_staged, []
+    right, tries = internals(session).commit_staged, []
 
     def contended(*arguments: Any, **options: Any) -> Any:
         tries.append(1)
@@ -475,7 +476,7 @@ def test_events_outlive_a_publish_that_is_tried_again(
             raise LockContentionError(waited_ms=1)
         return right(*arguments, **options)
 
-    monkeypatch.setattr(session, "commit_staged", contended)
+    monkeypatch.setattr(internals(session), "commit_staged", contended)
     df = spark.createDataFrame([("a", "x", 1)], CUSTOMERS)
     events = (Loaded(what=name) for name in ("customers", "all"))
     assert write_entities(df, Customer, session, event=events).commit_id == 1

@@ -20,7 +20,8 @@ from storage_engine.model import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, OutcomeUnknown
 from storage_engine.repository.open import open_object_repository
-from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.core import SessionSettings
+from storage_engine.runtime.session import session_on
 from storage_engine.spark import write_entities, writer
 from tests.engines import CUSTOMER, PRODUCT, Customer, Product
 from tests.spark.gates import Gate, await_file, in_thread
@@ -177,7 +178,7 @@ def test_a_lost_response_to_the_cas(spark: SparkSession, folder: Path) -> None:
     config = OntologiaConfig()
     store = MuteStore(open_store(str(folder), config))
     repository = open_object_repository(cast(ObjectStore, store), config)
-    session = Session.sharing(repository, types=BoundTypes(), config=config)
+    session = session_on(repository, SessionSettings.of(config))
     df = spark.createDataFrame(ROWS, CUSTOMERS)
     written = write_entities(df, Customer, session, idempotency=("crm", 1))
     assert (written.commit_id, written.inserted, store.lost) == (1, 2, 1)

@@ -55,8 +55,8 @@ class ObjectEventStore:
         self._policy = policy
 
     @property
-    def simulated(self) -> bool:
-        return self._store.kind == "memory"
+    def timers(self) -> bool:
+        return self._store.timers
 
     def now(self) -> datetime:
         return self._store.now()

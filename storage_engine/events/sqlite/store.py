@@ -49,7 +49,7 @@ class Finished(Generic[T]):
 class SqliteEventStore:
     """See `EventStore`."""
 
-    simulated = False
+    timers = True
 
     def __init__(self, repository: SqliteRepository, policy: Policy) -> None:
         self._repository = repository

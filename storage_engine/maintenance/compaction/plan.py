@@ -87,8 +87,7 @@ class CompactionPolicy:
         return rows(older) <= self.ratio * sum(rows(entry) for entry in run)
 
     def _is_small(self, entry: Entry) -> bool:
-        is_commit = entry.min_commit_id == entry.max_commit_id
-        return is_commit and size(entry) < self.small_bytes
+        return entry.is_single and size(entry) < self.small_bytes
 
 
 def rows(entry: Entry) -> int:
@@ -225,9 +224,9 @@ def plan_compaction(
     types: Iterable[str] | None = None,
 ) -> CompactionPlan:
     """Plan for the types with these names (of either kind), or for all."""
-    if repository.backend == "sqlite":
+    opened = repository.objects
+    if opened is None:
         return CompactionPlan(repository.uri, repository.head_commit_id(), "", (), NOT_NEEDED)
-    opened: ObjectRepository = repository  # type: ignore[assignment]
     head = opened.chain.read_head().head
     truth = state.current_checkpoint(opened.chain, head).entries
     policy = policy or CompactionPolicy()

@@ -172,7 +172,6 @@ class _Compactor:
             lease_ttl_ms=self._config.s3_lease_ttl_ms,
             timeout_ms=timeout_ms,
             holder={"operation": "compact"},
-            keep_alive=self._store.kind != "memory",
             warn=self._repository.warn,
             key=key,
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from storage_engine.maintenance.integrity.data import RowCheck, check_files
 from storage_engine.maintenance.integrity.log import LogCheck
 from storage_engine.maintenance.integrity.report import Finding, IntegrityReport, Progress
 from storage_engine.maintenance.integrity.sqlite import check_sqlite
-from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.protocol import Repository
-from storage_engine.repository.sqlite.engine import SqliteRepository
+
+if TYPE_CHECKING:
+    from storage_engine.repository.object.engine import ObjectRepository
 
 __all__ = ["Finding", "IntegrityReport", "verify_storage"]
 
@@ -20,13 +23,16 @@ def verify_storage(
     report = IntegrityReport(repository.uri, deep=deep)
     tell: Progress = progress if progress is not None else lambda _what, _done, _total: None
     repository.flush()
-    if isinstance(repository, SqliteRepository):
-        check_sqlite(repository, report, tell)
-        return report
-    assert isinstance(repository, ObjectRepository)
+    if (database := repository.database) is not None:
+        check_sqlite(database, report, tell)
+    if (objects := repository.objects) is not None:
+        _check_objects(objects, report, tell)
+    return report
+
+
+def _check_objects(repository: ObjectRepository, report: IntegrityReport, tell: Progress) -> None:
     log = LogCheck(repository.store, report, tell).run()
     if log is not None:
         check_files(repository.store, log, repository.engine_version, report, tell)
-        if deep:
+        if report.deep:
             RowCheck(repository, log, report, tell).run()
-    return report

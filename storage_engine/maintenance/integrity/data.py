@@ -253,7 +253,7 @@ class RowCheck:
     ) -> None:
         expected: Counter[int] = Counter()
         for _, manifest in self._log.commits:
-            if any(e.min_commit_id <= manifest.commit_id <= e.max_commit_id for e in entries):
+            if any(e.contains(manifest.commit_id) for e in entries):
                 files: Sequence[CommitFile] = manifest.files_of(spec.ref)
                 if any(f.row_count < 0 for f in files):
                     return  # the log does not say

@@ -266,13 +266,13 @@ class LogCheck:
     ) -> None:
         left = dict(files)
         for entry in entries:
-            inside = [n for n in left if entry.min_commit_id <= n <= entry.max_commit_id]
+            inside = [n for n in left if entry.contains(n)]
             replaced = [file for n in inside for file in left.pop(n)]
             span = f"{kind[1]} {entry.min_commit_id}-{entry.max_commit_id}"
             if not replaced:
                 said = f"{span} covers no commit of the type, or one that is covered already"
                 self._checkpoints("wrong_entry", said, ref, kind[1])
-            elif entry.min_commit_id == entry.max_commit_id:
+            elif entry.is_single:
                 if _paths(entry.files) != _paths(replaced):
                     said = f"{span} names other files than the manifest"
                     self._checkpoints("wrong_entry", said, ref, kind[1])

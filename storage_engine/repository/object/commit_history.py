@@ -1,15 +1,16 @@
-"""Commits as people look at them: lists, one commit, and what it changed."""
+"""Commits as people look at them: lists, one commit, what it changed, the one that did a work."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Manifest, TypeRef, parse_timestamp
+from storage_engine.commitlog.records import Head, Manifest, TypeRef, parse_timestamp
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.protocol import CommitRecord
+from storage_engine.repository.protocol import CommitRecord, Idempotency
 
 
 def list_commits(chain: Chain, limit: int, since: int) -> list[CommitRecord]:
@@ -22,6 +23,12 @@ def list_commits(chain: Chain, limit: int, since: int) -> list[CommitRecord]:
 def get_commit(chain: Chain, commit_id: int) -> CommitRecord | None:
     manifest = _find(chain, commit_id)
     return _record(manifest) if manifest is not None else None
+
+
+def applied_by(chain: Chain, head: Head, unit: Idempotency) -> int | None:
+    """The commit that did this unit of work, None when it is still to be done."""
+    mark = state.last_applied(chain, head, unit.app_id)
+    return mark.commit_id if mark is not None and mark.covers(unit.version) else None
 
 
 def list_commit_changes(chain: Chain, versions: Versions, commit_id: int) -> list[dict[str, Any]]:

@@ -12,17 +12,17 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state
+from storage_engine.commitlog import state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import Published, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
-from storage_engine.commitlog.tags import resolve_tag
+from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     SchemaMetadataError,
@@ -34,9 +34,9 @@ from storage_engine.index.objects import IndexObjects
 from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
-from storage_engine.objectstore.cache import ImmutableCache, open_cache
-from storage_engine.objectstore.protocol import ObjectStore, bulk_of
-from storage_engine.query.spec import Reference
+from storage_engine.objectstore.cache import cache_for
+from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.object import commit_history
@@ -55,6 +55,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     Window,
+    checked_commit,
     no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types
@@ -67,6 +68,7 @@ class ObjectRepository(ABC):
 
     backend = "s3"
     engine_version: ClassVar[EngineVersion]
+    database: None = None
 
     def __init__(self, store: ObjectStore, config: OntologiaConfig, stamp: Stamp) -> None:
         self.uri = store.uri
@@ -76,10 +78,13 @@ class ObjectRepository(ABC):
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
-        secret = getattr(store, "duckdb_secret", None)  # S3: credentials of the AWS chain
-        self._duck = Duck(uri=store.uri, memory_limit=config.s3_duckdb_memory_limit, secret=secret)
-        self._cache = _cache_for(store, config)
-        scanner = Scanner(store, self._duck, self._cache)
+        self._duck = Duck(
+            uri=store.uri,
+            memory_limit=config.s3_duckdb_memory_limit,
+            secret=store.duckdb_secret,
+        )
+        self.cache = cache_for(store, config)
+        scanner = Scanner(store, self._duck, self.cache)
         self._resident = Resident()
         self._versions = Versions(
             self.chain,
@@ -98,13 +103,11 @@ class ObjectRepository(ABC):
             self._commit_at,
             v1=self.engine_version == "v1",
         )
-        simulated = store.kind == "memory"  # its clock moves only when told to
         self.lock = WriteLock(
             store,
             owner_id=config.runtime_id,
             lease_ttl_ms=config.s3_lease_ttl_ms,
             timeout_ms=config.s3_lock_timeout_ms,
-            keep_alive=not simulated,
             warn=self._warn,
         )
         self._holder = self.lock.holder
@@ -116,13 +119,16 @@ class ObjectRepository(ABC):
             checkpoint_interval=config.checkpoint_interval,
             project=self._project,
             warn=self._warn,
-            **({"linger_s": 0.0} if simulated else {}),
         )
         self._last_index_warning: str | None = None
         self._commit_mutex = threading.Lock()
         self._log_id: str | None = None
 
     # -- what maintenance works with ----------------------------------------------------------
+
+    @property
+    def objects(self) -> Self:
+        return self
 
     @property
     def config(self) -> OntologiaConfig:
@@ -164,8 +170,26 @@ class ObjectRepository(ABC):
         if isinstance(reference, datetime):
             return state.commit_at(self.chain, head, reference)
         if isinstance(reference, str):
-            return resolve_tag(self.chain, reference, head).commit_id
+            return tags.resolve_tag(self.chain, reference, head).commit_id
         return min(max(reference, 0), head.commit_id)
+
+    def require_commit(self, reference: Reference) -> int:
+        head = self.chain.read_head().head
+        return checked_commit(reference, self._commit_at(head, reference), head.commit_id)
+
+    def list_tags(self) -> list[Tag]:
+        return tags.list_tags(self.chain)
+
+    def resolve_tag(self, name: str) -> Tag:
+        return tags.resolve_tag(self.chain, name)
+
+    def create_tag(self, name: str, commit_id: int | None = None) -> Tag:
+        check_tag(name)
+        self.flush()
+        return tags.create_tag(self.chain, name, commit_id, runtime_id=self.lock.owner_id)
+
+    def delete_tag(self, name: str) -> Tag:
+        return tags.delete_tag(self.chain, name)
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
@@ -205,6 +229,9 @@ class ObjectRepository(ABC):
                 ),
                 request,
             ).run()
+
+    def applied(self, unit: Idempotency) -> int | None:
+        return commit_history.applied_by(self.chain, self.chain.read_head().head, unit)
 
     def begin_staged(
         self,
@@ -258,7 +285,7 @@ class ObjectRepository(ABC):
 
     def _project(self, published: Published) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
-        outbox = projections(bulk_of(self.store), published.manifest)
+        outbox = projections(self.store.bulk, published.manifest)
         catalogs = catalog_writes(
             self._documents,
             registered,
@@ -316,11 +343,9 @@ class ObjectRepository(ABC):
                 for label, (ref, top) in named.items()
             },
             "last_index_warning": self._last_index_warning,
-            "requests": self.store.meter.snapshot(),
+            "requests": self.requests(),
         }
-        for name in ("bucket", "prefix"):
-            if hasattr(self.store, name):
-                info[name] = getattr(self.store, name)
+        info |= self.store.facts
         if self.engine_version == "v2":
             info["type_layouts"] = {
                 label: {
@@ -332,6 +357,9 @@ class ObjectRepository(ABC):
                 for label, (ref, top) in named.items()
             }
         return info
+
+    def requests(self) -> dict[str, int]:
+        return dict(self.store.meter.snapshot())
 
     def index_warnings(self) -> list[str]:
         """What is wrong with the indices now; reads are right all the same."""
@@ -382,10 +410,3 @@ class S3RepositoryV2(ObjectRepository):
     def _types_to_index(self, published: Published) -> list[TypeRef]:
         """The touched types: `type_heads` in the manifest tell readers that others are complete."""
         return published.manifest.touched()
-
-
-def _cache_for(store: ObjectStore, config: OntologiaConfig) -> ImmutableCache | None:
-    """None for a directory, which is as near as a cache, and for the simulated store."""
-    if store.kind == "directory" or (store.kind == "memory" and config.cache_dir is None):
-        return None
-    return open_cache(config)

@@ -16,26 +16,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import pyarrow as pa
 
 from storage_engine.commitlog.records import timestamp
+from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.executor import SqlExecutor
-from storage_engine.query.spec import Reference
+from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.labels import labels
 from storage_engine.repository.protocol import (
     CommitRecord,
     CommitRequest,
     CommitResult,
+    Idempotency,
     TypeChange,
     Window,
+    checked_commit,
     no_staging,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
@@ -67,6 +70,7 @@ class SqliteRepository(ABC):
 
     backend: str = control_tables.BACKEND
     engine_version: str
+    objects: None = None
     shape: ClassVar[Shape]  # of its data tables, for compiled queries
     _temporary: ClassVar[Iterator[int]] = itertools.count(1)
 
@@ -79,6 +83,10 @@ class SqliteRepository(ABC):
         self.in_memory = self._connections.in_memory
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
+
+    @property
+    def database(self) -> Self:
+        return self
 
     # --- what the engines differ in -------------------------------------------------------------
 
@@ -139,6 +147,10 @@ class SqliteRepository(ABC):
                     rollback(connection)
                     raise
         return result
+
+    def applied(self, unit: Idempotency) -> int | None:
+        with self.reading("look up a unit of work") as connection:
+            return control_tables.applied_by(connection, unit) if connection else None
 
     def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
         raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
@@ -355,6 +367,24 @@ class SqliteRepository(ABC):
             return {}
         return {tag.name: tag.commit_id for tag in tags.stored_tags(connection)}
 
+    def require_commit(self, reference: Reference) -> int:
+        with self.reading("resolve a reference") as connection:
+            head = control_tables.head(connection)[0] if connection else 0
+            return checked_commit(reference, self.commit_on(connection, reference), head)
+
+    def list_tags(self) -> list[Tag]:
+        return tags.list_tags(self)
+
+    def resolve_tag(self, name: str) -> Tag:
+        return tags.resolve_tag(self, name)
+
+    def create_tag(self, name: str, commit_id: int | None = None) -> Tag:
+        check_tag(name)
+        return tags.create_tag(self, name, commit_id)
+
+    def delete_tag(self, name: str) -> Tag:
+        return tags.delete_tag(self, name)
+
     def type_head(self, spec: TypeSpec) -> int:
         with self.reading("read type head") as connection:
             return self._type_head(connection, *spec.ref) if connection else 0
@@ -431,6 +461,10 @@ class SqliteRepository(ABC):
                         "last_commit_id": self._type_head(connection, *spec.ref),
                     }
             return info | self._engine_info(connection)
+
+    def requests(self) -> dict[str, int]:
+        """None: a file is not asked over a network."""
+        return {}
 
     def _engine_info(self, connection: sqlite3.Connection | None) -> dict[str, Any]:
         """What `storage_info` says besides."""

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_engine.commitlog.tags import unknown
-from storage_engine.query.spec import Reference, When
-from storage_engine.repository.references import after_pin
+from storage_engine.query.reference import Reference
+from storage_engine.query.spec import When, after_pin
 from storage_engine.repository.sqlite.data_table import DataTable, identity_columns, quoted
 
 LAST_ID = 2**63 - 1  # of any commit; SQLite takes no larger number

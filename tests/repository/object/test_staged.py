@@ -22,11 +22,12 @@ from storage_engine.errors import (
 )
 from storage_engine.maintenance.compaction import compact
 from storage_engine.model import TypeSpec
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository import CommitRequest, CommitResult, Idempotency, open_repository
 from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
 from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at, made_world
 from tests.engines import (
     CUSTOMER,

@@ -19,7 +19,8 @@ from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
 from storage_engine.query.executor import Diagnostic, Parameters, Plan, Rows, Traversal
-from storage_engine.query.spec import QuerySpec, Reference, When
+from storage_engine.query.reference import Reference
+from storage_engine.query.spec import QuerySpec, When, after_pin
 from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.endpoints import endpoint_spec
 from storage_engine.repository.object.read.files import (
@@ -34,7 +35,6 @@ from storage_engine.repository.object.read.splits import ChangePlan, change_shar
 from storage_engine.repository.object.read.visible import Wanted, visible
 from storage_engine.repository.object.write.evaluation import check_schema
 from storage_engine.repository.protocol import Window
-from storage_engine.repository.references import after_pin
 from storage_engine.repository.user_sql import Tables, run_sql, tables_of
 
 if TYPE_CHECKING:

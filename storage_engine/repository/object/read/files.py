@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,7 +30,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache
-from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, bulk_of
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import Duck, literal, quoted
 
 if TYPE_CHECKING:
@@ -79,12 +79,6 @@ class MissingFileError(IntegrityError):
     """A file is named, by the log or by an index, but it is not in the store."""
 
 
-class RemoteFiles(Protocol):
-    """A store whose objects DuckDB can range-read itself."""
-
-    def duckdb_url(self, key: str) -> str: ...
-
-
 Brought = dict[str, str | pa.Table]  # by path: a name that DuckDB opens, or the rows
 
 
@@ -109,7 +103,7 @@ class Scanner:
 
     def __init__(self, store: ObjectStore, duck: Duck, cache: ImmutableCache | None = None) -> None:
         self._store = store
-        self._bulk = bulk_of(store)
+        self._bulk = store.bulk
         self._duck = duck
         self._cache = cache
         self._decoded = DecodedFiles()
@@ -228,11 +222,12 @@ class Scanner:
             raise self._missing(file)
         if path is not None and not _GLOB.search(str(path)):
             return str(path)
-        if self._store.kind == "s3" and file.bytes > FETCH_WHOLE:
-            remote: RemoteFiles = self._store  # type: ignore[assignment]
+        if file.bytes <= FETCH_WHOLE:
+            return None
+        url = self._store.duckdb_url(file.path)
+        if url is not None:
             self._duck.reach_s3()
-            return remote.duckdb_url(file.path)
-        return None
+        return url
 
     def _copy(self, file: CommitFile) -> str | bytes:
         """The path of the file's copy in the cache; its content where there is none."""

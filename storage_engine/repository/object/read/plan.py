@@ -7,7 +7,6 @@ Which files a query opens, and why it leaves the others out.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_engine.commitlog.ranges import KeyRange, KeyRanges, may_hold
 from storage_engine.commitlog.records import CommitFile, Entry, TypeHead, timestamp
 from storage_engine.index.resolve import Resolution
 from storage_engine.model.expressions import (
@@ -64,54 +64,6 @@ def may_match(condition: Filter, file: CommitFile, *, negate: bool = False) -> b
             except TypeError:  # statistics of another kind: written by someone else
                 return True
     return True
-
-
-Bound = tuple[int, str]  # (0, key); (-1, "") is below every key, (1, "") above
-_BELOW: Bound = (-1, "")
-_ABOVE: Bound = (1, "")
-
-
-class KeyRanges:
-    """The first identity column's ranges of many files, merged where they touch."""
-
-    def __init__(self) -> None:
-        self._ranges: list[tuple[Bound, Bound]] = []  # disjoint, ascending
-
-    def add(self, files: Iterable[CommitFile]) -> None:
-        for file in files:
-            low, high = _key_range(file)
-            first, last = self._touching(low, high)
-            touching = self._ranges[first:last]
-            if touching:
-                low, high = min(low, touching[0][0]), max(high, touching[-1][1])
-            self._ranges[first:last] = [(low, high)]
-
-    def overlap(self, file: CommitFile) -> bool:
-        """Whether an identity may be in this file and in one of those."""
-        first, last = self._touching(*_key_range(file))
-        return first < last
-
-    def _touching(self, low: Bound, high: Bound) -> tuple[int, int]:
-        first = bisect_left(self._ranges, low, key=lambda r: r[1])
-        last = bisect_right(self._ranges, high, key=lambda r: r[0])
-        return first, last
-
-
-def _key_range(file: CommitFile) -> tuple[Bound, Bound]:
-    name = "entity_key" if file.kind == "entity" else "left_key"
-    low, high = file.key_range.get(name) or (None, None)
-    return _BELOW if low is None else (0, low), _ABOVE if high is None else (0, high)
-
-
-def may_hold(file: CommitFile, ranges: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether an identity within these ranges (column: least and greatest key) may be there."""
-    return all(_overlap(file.key_range.get(name), bounds) for name, bounds in ranges.items())
-
-
-def _overlap(one: Sequence[Any] | None, other: Sequence[Any] | None) -> bool:
-    if not one or not other:
-        return True
-    return _at_most(one[0], other[1]) and _at_most(other[0], one[1])
 
 
 def _at_most(low: Any, high: Any) -> bool:
@@ -268,7 +220,7 @@ def plan_type(
     reachable = [
         item
         for item in files
-        if may_hold(item.file, ranges) and all(may_match(c, item.file) for c in by_key)
+        if may_hold(item.file.key_range, ranges) and all(may_match(c, item.file) for c in by_key)
     ]
     rows = [item for item in reachable if all(may_match(c, item.file) for c in by_value)]
     pruned["key range"] = len(files) - len(reachable)
@@ -295,11 +247,11 @@ def may_supersede(
     found: list[DataFile] = []
     for entry, items in groupby(reachable, key=lambda item: item.entry):
         together = list(items)
-        own = [item.file for item in together if item.file.path in wanted]
+        own = [item.file.leading_keys for item in together if item.file.path in wanted]
         repeats = not entry.unique(upto)
         if repeats:
             older.add(own)
-        found += [item for item in together if older.overlap(item.file)]
+        found += [item for item in together if older.overlaps(item.file.leading_keys)]
         if not repeats:
             older.add(own)
     return found
@@ -309,11 +261,11 @@ def _count(entries: Iterable[Entry]) -> int:
     return sum(len(entry.files) for entry in entries)
 
 
-def _ranges(keys: pa.Table | None) -> dict[str, tuple[str, str]]:
+def _ranges(keys: pa.Table | None) -> dict[str, KeyRange]:
     if keys is None or not keys.num_rows:
         return {}
     bounds = {name: pc.min_max(keys.column(name)).as_py() for name in keys.column_names}
-    return {name: (b["min"], b["max"]) for name, b in bounds.items()}
+    return {name: KeyRange(b["min"], b["max"]) for name, b in bounds.items()}
 
 
 def _before_activation(top: TypeHead | None, window: CommitWindow) -> tuple[Diagnostic, ...]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from storage_engine.commitlog.ranges import KeyRanges
 from storage_engine.config import MIB
 from storage_engine.errors import ConfigurationError
 from storage_engine.query.executor import Rows
 from storage_engine.repository.duck import Stream, quoted
 from storage_engine.repository.object.read.files import DataFile, versioned_schema
-from storage_engine.repository.object.read.plan import KeyRanges, TypePlan, may_supersede
+from storage_engine.repository.object.read.plan import TypePlan, may_supersede
 from storage_engine.repository.object.read.visible import visible
 
 if TYPE_CHECKING:
@@ -68,8 +69,10 @@ def change_shares(span: TypePlan, everything: TypePlan) -> list[ChangePlan]:
     made = []
     for files in packed(span.rows, SHARE_BYTES):
         unknown = KeyRanges()
-        unknown.add(item.file for item in files if _known_operation(item) is None)
-        earlier = tuple(item for item in everything.rows if unknown.overlap(item.file))
+        unknown.add(item.file.leading_keys for item in files if _known_operation(item) is None)
+        earlier = tuple(
+            item for item in everything.rows if unknown.overlaps(item.file.leading_keys)
+        )
         made.append(ChangePlan(replace(span, rows=files), earlier))
     return made
 
@@ -187,7 +190,7 @@ def _changes(
 
 def _known_operation(item: DataFile) -> str | None:
     """Of all rows of a file, where the log says it."""
-    if item.entry.min_commit_id != item.entry.max_commit_id:
+    if item.entry.is_snapshot:
         return None
     if item.file.updated == 0:
         return "insert"

@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_engine.commitlog.ranges import KeyRange, ascending
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead
 from storage_engine.errors import ConcurrentWriteError
 from storage_engine.model.arrow import row_schema
@@ -179,12 +179,8 @@ class BulkInput:
     def _is_ascending(self) -> bool:
         """Sorted input, as extracts often are: each part ascends and ends before the next."""
         name = self._spec.identity[0]
-        ranges = [part.encoded.key_range.get(name) for part in self._spool.parts]
-        if not all(part.ascending for part in self._spool.parts):
-            return False
-        known = [r for r in ranges if r is not None and None not in r]
-        return len(known) == len(ranges) and all(
-            before[1] < after[0] for before, after in pairwise(known)
+        return all(part.ascending for part in self._spool.parts) and ascending(
+            KeyRange.parse(part.encoded.key_range.get(name)) for part in self._spool.parts
         )
 
     def _count_distinct(self, expression: str) -> int:
@@ -250,8 +246,8 @@ def key_bounds(spec: TypeSpec, ranges: Iterable[Mapping[str, Any]]) -> pa.Table:
     """The least and greatest keys of some files, enough to prune stored ones by."""
     name = spec.identity[0]
     bounds: list[str] = []
-    for found in ranges:
-        low, high = found.get(name) or (None, None)
+    for stored in ranges:
+        low, high = KeyRange.parse(stored.get(name))
         bounds += [low if low is not None else "", high if high is not None else "\U0010ffff"]
     return pa.table({name: pa.array(bounds, pa.string())})
 

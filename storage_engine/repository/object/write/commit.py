@@ -27,6 +27,7 @@ from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
+from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.read.resident import Resident, ResidentType
@@ -125,9 +126,9 @@ class CommitRun:
             return
         head = self._chain.read_head().head
         if (mark := self._request.idempotency) is not None:
-            applied = state.last_applied(self._chain, head, mark.app_id)
-            if applied is not None and applied.covers(mark.version):
-                raise _AlreadyApplied(applied.commit_id)  # before anything is read or staged
+            applied = applied_by(self._chain, head, mark)
+            if applied is not None:
+                raise _AlreadyApplied(applied)  # before anything is read or staged
         heads = state.type_heads(self._chain, head)
         schema_versions = {item.spec.ref: _version(heads.get(item.spec.ref)) for item in streams}
         if self._engine_version == "v2":

@@ -23,6 +23,7 @@ from storage_engine.errors import (
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec, schema_differences
+from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.write.bulk import BulkParts, PartsSource
 from storage_engine.repository.object.write.reconcile import (
@@ -77,9 +78,9 @@ class Evaluator:
         request = self._request
         self._check_log(head)
         if request.idempotency is not None:
-            applied = state.last_applied(self._chain, head, request.idempotency.app_id)
-            if applied is not None and applied.covers(request.idempotency.version):
-                return Evaluation(version, {}, {}, applied_by=applied.commit_id)
+            applied = applied_by(self._chain, head, request.idempotency)
+            if applied is not None:
+                return Evaluation(version, {}, {}, applied_by=applied)
         heads = state.type_heads(self._chain, head)
         self._check_expected(heads)
         deltas: dict[TypeRef, tuple[TypeSpec, Delta]] = {}

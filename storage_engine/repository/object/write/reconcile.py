@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_engine.commitlog.ranges import KeyRange
 from storage_engine.commitlog.records import Entry
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
@@ -129,15 +130,7 @@ def prune_by_keys(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table) -> l
     if keys.num_rows == 0:
         return []
     bounds = pc.min_max(keys.column(name)).as_py()
+    wanted = KeyRange(bounds["min"], bounds["max"])
     return [
-        entry
-        for entry in entries
-        if any(_may_hold(file.key_range.get(name), bounds) for file in entry.files)
+        entry for entry in entries if any(file.keys(name).overlaps(wanted) for file in entry.files)
     ]
-
-
-def _may_hold(key_range: Sequence[str | None] | None, bounds: dict[str, str]) -> bool:
-    if not key_range:
-        return True
-    low, high = key_range
-    return (low is None or low <= bounds["max"]) and (high is None or high >= bounds["min"])

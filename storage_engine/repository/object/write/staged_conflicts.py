@@ -17,13 +17,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_engine.commitlog import ranges
 from storage_engine.commitlog.records import CommitFile, Entry, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
@@ -156,8 +156,8 @@ def overtaken(
     order = quoted(order_by) if order_by is not None else "NULL"
     written = pa.table({})
     if met:
-        ranges = [e for e in fresh if any(_meet(spec, files[n], e) for n in met)]
-        with versions.scan(spec, ranges) as cursor:
+        meeting = [e for e in fresh if any(_meet(spec, files[n], e) for n in met)]
+        with versions.scan(spec, meeting) as cursor:
             # A snapshot that compaction made meanwhile holds older rows too: the id tells.
             written = cursor.execute(
                 f"SELECT {keys}, arg_max({order}, commit_id) AS stored FROM versions "
@@ -221,26 +221,15 @@ def repeated(versions: Versions, spec: TypeSpec, files: Sequence[CommitFile]) ->
     return [row[0] if len(row) == 1 else row for row in found]
 
 
-def disjoint(spec: TypeSpec, files: Iterable[CommitFile]) -> bool:
+def disjoint(files: Iterable[CommitFile]) -> bool:
     """Whether no two files can hold the same identity, by their ranges of the first key."""
-    name = spec.identity[0]
-    ranges = [file.key_range.get(name) for file in files]
-    known = sorted(tuple(r) for r in ranges if r is not None and None not in r)
-    return len(known) == len(ranges) and all(a[1] < b[0] for a, b in pairwise(known))
+    return ranges.disjoint(file.leading_keys for file in files)
 
 
 def _meet(spec: TypeSpec, file: CommitFile, entry: Entry) -> bool:
-    return any(_overlap(spec, file, other) for other in entry.files)
-
-
-def _overlap(spec: TypeSpec, one: CommitFile, other: CommitFile) -> bool:
     name = spec.identity[0]
-    a, b = one.key_range.get(name), other.key_range.get(name)
-    if not a or not b:
-        return True
-    below = a[1] is not None and b[0] is not None and a[1] < b[0]
-    above = a[0] is not None and b[1] is not None and a[0] > b[1]
-    return not below and not above
+    keys = file.keys(name)
+    return any(keys.overlaps(other.keys(name)) for other in entry.files)
 
 
 def _count(mask: pa.ChunkedArray) -> int:

@@ -33,6 +33,7 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import SchemaOutdatedError, StorageBackendError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
+from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts
 from storage_engine.repository.object.write.evaluation import (
@@ -163,9 +164,7 @@ class StagedAttempt:
         self.schema_version_id = top.schema_version_id if top is not None else FIRST_VERSION
         self.applied_by: int | None = None
         if idempotency is not None:
-            applied = state.last_applied(chain, head, idempotency.app_id)
-            if applied is not None and applied.covers(idempotency.version):
-                self.applied_by = applied.commit_id
+            self.applied_by = applied_by(chain, head, idempotency)
         check_schema(chain, head, spec, top)
         self.spec = aligned(chain, head, spec, top)
         self._staging = Staging(

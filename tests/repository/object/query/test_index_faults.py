@@ -10,8 +10,9 @@ import pytest
 
 from storage_engine.commitlog import layout
 from storage_engine.errors import IntegrityError
-from storage_engine.objectstore.faults import FaultKind, SimulatedCrash
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.query.spec import QuerySpec, When
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer
 from tests.engines import CUSTOMER, customer, rows_of
 from tests.index.support import index_of, lag_behind, spoil

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_engine.commitlog.ranges import KeyRange, KeyRanges, may_hold
 from storage_engine.commitlog.records import CommitFile
 from storage_engine.model import objects_to_table
 from storage_engine.model.expressions import Filter
-from storage_engine.repository.object.read.plan import KeyRanges, may_hold, may_match
+from storage_engine.repository.object.read.plan import may_match
 from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
 from storage_engine.testing import evaluator
 from tests.campaigns import examples
@@ -76,23 +77,23 @@ def test_statistics_of_another_kind_keep_a_file() -> None:
 @given(st.lists(st.lists(TEXTS, min_size=1, max_size=4), max_size=6), st.lists(TEXTS, min_size=1))
 def test_files_that_share_a_key_are_seen_to(others: list[list[str]], keys: list[str]) -> None:
     ranges = KeyRanges()
-    ranges.add(_with_keys(some) for some in others)
+    ranges.add(_with_keys(some).leading_keys for some in others)
     shared = any(min(some) <= max(keys) and min(keys) <= max(some) for some in others)
-    assert ranges.overlap(_with_keys(keys)) is shared
+    assert ranges.overlaps(_with_keys(keys).leading_keys) is shared
 
 
 def test_a_range_whose_end_was_cut_reaches_as_far_as_need_be() -> None:
     cut = CommitFile("entity", "Thing", "x", 1, 1, "", key_range={"entity_key": ["x" * 64, None]})
     ranges = KeyRanges()
-    ranges.add([cut])
-    assert ranges.overlap(_with_keys([LONG]))
-    assert ranges.overlap(_with_keys(["z"]))
-    assert not ranges.overlap(_with_keys(["a"]))
-    assert may_hold(cut, {"entity_key": (LONG, LONG)})
-    assert not may_hold(cut, {"entity_key": ("a", "b")})
-    assert KeyRanges().overlap(cut) is False
+    ranges.add([cut.leading_keys])
+    assert ranges.overlaps(_with_keys([LONG]).leading_keys)
+    assert ranges.overlaps(_with_keys(["z"]).leading_keys)
+    assert not ranges.overlaps(_with_keys(["a"]).leading_keys)
+    assert may_hold(cut.key_range, {"entity_key": KeyRange(LONG, LONG)})
+    assert not may_hold(cut.key_range, {"entity_key": KeyRange("a", "b")})
+    assert KeyRanges().overlaps(cut.leading_keys) is False
     unknown = CommitFile("entity", "Thing", "y", 1, 1, "")
-    assert ranges.overlap(unknown)
+    assert ranges.overlaps(unknown.leading_keys)
 
 
 def _with_keys(keys: list[str]) -> CommitFile:

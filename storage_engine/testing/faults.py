@@ -1,4 +1,6 @@
-"""Faults that the simulated store injects, by schedule or drawn from a seed, and its request log.
+"""Faults of the simulated store, by schedule or drawn from a seed.
+
+    store = memory_backend("name").client(faults=FaultPlan([FaultRule(Fault(FaultKind.TIMEOUT))]))
 
 A plan is consulted once for each request of one client, in order, so the same plan over the same
 requests always does the same: a failing run is replayed from its seed, or by `FaultPlan.replay`.
@@ -7,17 +9,27 @@ requests always does the same: a failing run is replayed from its seed, or by `F
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
+from typing import TypeVar
+
+from storage_engine.errors import StorageBackendError
+from storage_engine.objectstore.memory import ClientRequest, MemoryStore, SimulatedCrash
+from storage_engine.objectstore.protocol import (
+    ConditionalConflict,
+    ObjectStoreError,
+    OutcomeUnknown,
+    PreconditionFailed,
+)
+
+T = TypeVar("T")
 
 READS = frozenset({"GET", "LIST", "HEAD"})
 CONDITIONAL = frozenset({"PUT_IF", "DELETE_IF"})
-
-
-class SimulatedCrash(BaseException):
-    """The simulated process died here. Not an Exception: no handler of the engine may catch it."""
 
 
 class FaultKind(Enum):
@@ -95,18 +107,6 @@ class FiredFault:
     fault: Fault
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request as the log keeps it: who asked what, and how it ended for the client."""
-
-    number: int
-    client: str
-    kind: str
-    operation: str
-    key: str
-    outcome: str
-
-
 class FaultPlan:
     """What goes wrong for one client: explicit rules first, then chance.
 
@@ -135,13 +135,23 @@ class FaultPlan:
         self._max_seconds = max_seconds
         self._requests = 0
         self._replay: dict[int, Fault] = {}
+        self._lock = threading.Lock()
 
     @classmethod
     def replay(cls, fired: Iterable[FiredFault]) -> FaultPlan:
         """A plan that does again what another one did, at the same requests."""
         plan = cls()
-        plan._replay = {one.request: one.fault for one in fired}
+        plan._replay = {event.request: event.fault for event in fired}
         return plan
+
+    def serve(self, client: MemoryStore, request: ClientRequest, action: Callable[[], T]) -> T:
+        """Answer a request of a client as the plan has it."""
+        with self._lock:
+            fault = self.next(request.kind, request.operation, request.key)
+        if fault is None:
+            return client.backend.serve(action)
+        request.outcome = fault.kind.value
+        return _serve_badly(client, request, action, fault)
 
     def next(self, kind: str, operation: str, key: str) -> Fault | None:
         """The fault of the client's next request, if any. Called once for each request."""
@@ -181,3 +191,54 @@ class FaultPlan:
                 return fault_kind
             draw -= chance
         return None
+
+
+def plan_of(client: MemoryStore) -> FaultPlan:
+    """The plan of a client, to add rules to or to ask what happened; made if it had none."""
+    if client.faults is None:
+        client.faults = FaultPlan()
+    assert isinstance(client.faults, FaultPlan)
+    return client.faults
+
+
+def _serve_badly(
+    client: MemoryStore, request: ClientRequest, action: Callable[[], T], fault: Fault
+) -> T:
+    backend, what = client.backend, f"{request.operation} {request.key}"
+    match fault.kind:
+        case FaultKind.SLOW:
+            client.clock.sleep(fault.seconds)
+            return backend.serve(action)
+        case FaultKind.SKEW:
+            client.skew += fault.seconds
+            return backend.serve(action)
+        case FaultKind.CRASH_BEFORE:
+            client.crashed = True
+            raise SimulatedCrash(f"before {what}")
+        case FaultKind.DELAYED if request.kind not in READS:
+            backend.serve_later(action, seconds=fault.seconds, requests=fault.requests)
+        case FaultKind.CRASH_AFTER | FaultKind.RESPONSE_LOST:
+            _serve_unanswered(client, action)
+        case _ if fault.applied:
+            _serve_unanswered(client, action)
+    if fault.kind is FaultKind.CRASH_AFTER:
+        client.crashed = True
+        raise SimulatedCrash(f"after {what}")
+    raise _failure(request, fault)
+
+
+def _serve_unanswered(client: MemoryStore, action: Callable[[], object]) -> None:
+    with suppress(ObjectStoreError):  # The answer is lost, whatever it was.
+        client.backend.serve(action)
+
+
+def _failure(request: ClientRequest, fault: Fault) -> Exception:
+    what = f"simulated {fault.kind.value} at {request.operation} {request.key}"
+    if fault.kind is FaultKind.CONFLICT:
+        return ConditionalConflict(what)
+    if fault.kind is FaultKind.PRECONDITION:
+        return PreconditionFailed(what)
+    if request.kind in CONDITIONAL:
+        return OutcomeUnknown(what)
+    # Reads, and writes that are safe to repeat, may simply be tried again.
+    return StorageBackendError(what, operation=request.operation, key=request.key, retryable=True)

@@ -1,0 +1,301 @@
+"""What a session is made of: its storage and types, its intents, and the commits they become.
+
+`Session` is what users hold, and delegates to this. What else works with a session (Spark's writer,
+which stages rows itself; the worker, whose handlers commit and ack at once) gets hold of it through
+`internals`, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
+from storage_engine.maintenance.metrics import CommitCounters
+from storage_engine.model.declarations import Event
+from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.protocol import (
+    Ack,
+    CommitRequest,
+    CommitResult,
+    Idempotency,
+    Repository,
+    TypeInput,
+)
+from storage_engine.runtime import arguments
+from storage_engine.runtime.bound_types import BoundTypes, StoredClass
+from storage_engine.runtime.intents import Intents
+
+if TYPE_CHECKING:
+    from storage_engine.runtime.session import Session
+    from storage_engine.runtime.worker import EventWorker
+
+log = logging.getLogger(__name__)
+
+
+def internals(session: Session) -> SessionCore:
+    """For the writers and workers of this library; users have no need of it."""
+    return session._core
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """What a session was opened with, checked."""
+
+    types: BoundTypes
+    config: OntologiaConfig
+    namespace: str
+    instance_metadata: dict[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        config: OntologiaConfig,
+        types: BoundTypes | None = None,
+        namespace: str = "default",
+        instance_metadata: Mapping[str, str] | None = None,
+    ) -> Self:
+        return cls(
+            types or BoundTypes(),
+            config,
+            arguments.checked_namespace(namespace),
+            arguments.texts("instance_metadata", instance_metadata),
+        )
+
+    def fresh(self) -> Self:
+        """For another session that is to be the same."""
+        return replace(self, types=self.types.fresh())
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one `commit()` asks for beside the intents."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    expect: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    idempotency: Idempotency | None = None
+    isolated: bool = False
+    events: Sequence[Mapping[str, Any]] = ()
+    acks: Sequence[Ack] = ()
+
+
+class SessionCore:
+    """The state of one session. Who reads or changes it says so with `use`."""
+
+    def __init__(
+        self, repository: Repository, settings: SessionSettings, *, owns_repository: bool
+    ) -> None:
+        self.repository = repository
+        self.settings = settings
+        self.types = settings.types
+        self.intents = Intents(settings.types)
+        self.metadata: dict[str, str] = {}
+        self.last_commit: CommitResult | None = None
+        self.counters = CommitCounters()
+        self._owns_repository = owns_repository
+        self._unfinished: Terms | None = None  # of a commit that failed
+        self._snapshot: int | None = None
+        self._worker: EventWorker | None = None
+        self._mutex = threading.RLock()
+        self._committing = False
+        self._closed = False
+
+    # --- who may use it -------------------------------------------------------------------------
+
+    @contextmanager
+    def use(self, operation: str) -> Iterator[None]:
+        """Refuse a session that is closed or busy; other threads wait."""
+        with self._mutex:
+            self.check_open(operation)
+            self._refuse_reentry(operation)
+            yield
+
+    def check_open(self, operation: str) -> None:
+        if self._closed:
+            raise ClosedError("session", operation)
+
+    def _refuse_reentry(self, operation: str) -> None:
+        if self._committing:
+            raise ConfigurationError(
+                f"{operation}() was called while commit() of the same session reads a source; "
+                "use another session there"
+            )
+
+    # --- intents and what they are based on -----------------------------------------------------
+
+    @property
+    def has_intents(self) -> bool:
+        """Whether something was stated since the last commit."""
+        return bool(self.intents)
+
+    def bind(self, type: StoredClass) -> TypeSpec:
+        """The spec of a class, which becomes one of this session's types."""
+        with self.use("bind"):
+            return self.types.bind(type)
+
+    def base(self) -> int:
+        """The commit on which the session is based."""
+        if self._snapshot is None:
+            self._snapshot = self.repository.head_commit_id()
+        return self._snapshot
+
+    def forget(self) -> None:
+        """Drop what was not committed."""
+        self.intents.clear()
+        self.metadata.clear()
+        self._unfinished = None
+
+    # --- committing -----------------------------------------------------------------------------
+
+    def commit(self, terms: Terms) -> int | None:
+        """Publish the intents; they stay, and the terms with them, when that fails."""
+        self._unfinished = terms
+        result = self._publish(
+            CommitRequest(
+                inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
+                metadata={**self.metadata, **terms.metadata},
+                expect=terms.expect,
+                idempotency=terms.idempotency,
+                snapshot=self.base() if terms.isolated else None,
+                events=terms.events,
+                acks=terms.acks,
+                holder=self.settings.instance_metadata,
+            )
+        )
+        self.forget()
+        if result is None:
+            return None
+        self.last_commit = result
+        self._snapshot = max(self._snapshot or 0, result.commit_id)
+        return result.commit_id
+
+    def commit_staged(
+        self,
+        staged: TypeInput,
+        event: Event | Iterable[Event] | None = None,
+        *,
+        meta: Mapping[str, str] | None = None,
+        expect: Mapping[StoredClass | str, int] | None = None,
+        idempotency: tuple[str, int | str] | None = None,
+        holder: Mapping[str, str] | None = None,
+    ) -> CommitResult | None:
+        """Publish parts that were staged for `repository.begin_staged`, on the terms of
+        `Session.commit`. The intents have no part in it."""
+        with self.use("commit"):
+            result = self._publish(
+                CommitRequest(
+                    inputs=[staged],
+                    metadata=arguments.texts("meta", meta),
+                    expect=arguments.expectations(expect, self.types),
+                    idempotency=arguments.unit_of_work(idempotency),
+                    events=arguments.events(event, self.settings.namespace),
+                    holder={
+                        **self.settings.instance_metadata,
+                        **arguments.texts("holder", holder),
+                    },
+                )
+            )
+            if result is not None:
+                self.last_commit = result
+            return result
+
+    def commit_handled(
+        self,
+        ack: Ack,
+        events: Sequence[Mapping[str, Any]],
+        *,
+        expect: Mapping[StoredClass | str, int] | None = None,
+        idempotency: tuple[str, int | str] | None = None,
+    ) -> bool:
+        """The commit of an event handler, which is also its ack; False if nothing differs."""
+        with self.use("commit"):
+            terms = Terms(
+                expect=arguments.expectations(expect, self.types),
+                idempotency=arguments.unit_of_work(idempotency),
+                events=events,
+                acks=(ack,),
+            )
+            return self.commit(terms) is not None
+
+    def _publish(self, request: CommitRequest) -> CommitResult | None:
+        stated = request.inputs or request.events or request.expect or request.idempotency
+        if not stated:
+            return None
+        self._committing = True
+        try:
+            result = self.repository.commit(request)
+        except BaseException:
+            self.counters.failure()
+            raise
+        finally:
+            self._committing = False
+        self.counters.succeeded(result)
+        return result
+
+    # --- events ---------------------------------------------------------------------------------
+
+    @property
+    def worker(self) -> EventWorker:
+        """The event side of the session, made when it is first asked for."""
+        if self._worker is None:
+            from storage_engine.runtime.worker import EventWorker
+
+            self._worker = EventWorker(self.repository, self.settings)
+        return self._worker
+
+    def stop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.stop()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """See `Session.close`."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._refuse_reentry("close")
+            if self._worker is not None and self._worker.running:
+                raise ConfigurationError("close(): this session is running; stop() it first")
+            if self.intents:
+                log.warning("%s: session closed with uncommitted intents", self.repository.uri)
+            self.forget()
+            self._closed = True
+            if self._owns_repository:
+                self.repository.close()
+            else:
+                self.repository.flush()
+
+    def leave(self, *, failed: bool) -> None:
+        """The end of a `with` block: commit and close, or drop everything and close."""
+        if failed:
+            self._abandon()
+            return
+        try:
+            if not self._closed and (self.intents or self._unfinished):
+                with self.use("commit"):
+                    self.commit(self._unfinished or Terms())
+        except BaseException:
+            self._abandon()
+            raise
+        self.close()
+
+    def end_handler(self) -> None:
+        """Close without waiting for the work that follows commits: others go on with it."""
+        with self._mutex:
+            self.forget()
+            self._closed = True
+
+    def _abandon(self) -> None:
+        """Close while an exception is on its way, which nothing here may replace."""
+        with self._mutex:
+            self.forget()
+            try:
+                self.close()
+            except OntologiaError as error:
+                log.warning("%s: while closing: %s", self.repository.uri, error)
