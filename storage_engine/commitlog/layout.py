@@ -78,6 +78,11 @@ def staged_part(attempt: str, kind: str, name: str, version: int, label: str) ->
     return f"{staged_prefix(attempt)}/{FOLDERS[kind]}/{name}/v{version}/part-{label}.parquet"
 
 
+def quarantine(kind: str, name: str, attempt: str) -> str:
+    """The folder of rows that a write has set aside; garbage collection leaves it alone."""
+    return f"quarantine/{FOLDERS[kind]}/{name}/{attempt}/"
+
+
 def snapshot(kind: str, name: str, low: int, high: int) -> str:
     """What the keys of a snapshot of commits `low` to `high` begin with."""
     return f"snapshots/{FOLDERS[kind]}/{name}-{low}-{high}"

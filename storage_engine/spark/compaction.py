@@ -21,7 +21,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError, OntologiaError, StorageBackendError
 from storage_engine.maintenance.compaction import (
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from storage_engine.commitlog.records import CommitFile, Entry
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.protocol import Repository
     from storage_engine.runtime.session import Session
@@ -92,7 +92,7 @@ class ReadTask:
     uri: str
     config: OntologiaConfig
     schema: bytes  # of the rows, serialised: types do not travel otherwise
-    files: tuple[tuple[int, CommitFile], ...]  # with the commit of rows that do not say it
+    entries: tuple[Entry, ...]  # of one file each; they tell the commit where rows do not
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
@@ -100,9 +100,9 @@ class ReadTask:
         try:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    commit_id, file = self.files[number]
+                    entry = self.entries[number]
+                    [file] = entry.files
                     with tempfile.TemporaryDirectory(prefix="ontologia-compact-") as folder:
-                        entry = Entry(commit_id, commit_id, (file,))
                         inputs = open_inputs(store, [entry], Path(folder))
                         if not inputs.schema.equals(schema):
                             raise IntegrityError(
@@ -253,37 +253,34 @@ class SparkBuild:
     def __call__(self, run: RunPlan, attempt: Attempt, *, tell: Tell, guard: Guard) -> Entry:
         tell("read", 0)
         schema = self._schema(run)
-        inputs = self._rows(schema, [(e.max_commit_id, f) for e in run.entries for f in e.files])
+        inputs = self._rows(schema, _single_files(run.entries))
         jobs = Jobs(self._spark, attempt.id, None)
         with cancelled_when_lost(jobs, attempt, guard):
             tell("merge", 0)
             with jobs.running("stage", f"{run.type_name}: compact"):
                 written = self._merge(run, attempt, inputs, schema)
-            files = _files(run, written)
+            snapshot = run.snapshot(_files(run, written))
             tell("prove", run.rows)
-            outputs = self._rows(schema, [(run.max_commit_id, file) for file in files])
+            outputs = self._rows(schema, _single_files([snapshot]))
             with jobs.running("stage", f"{run.type_name}: prove the compaction"):
                 prove(run.kind, schema.names, inputs, outputs)
             guard()
-        return Entry(run.min_commit_id, run.max_commit_id, files)
+        return snapshot
 
     def _schema(self, run: RunPlan) -> pa.Schema:
         """Of the rows with their commit, from the smallest file: all others must have the same."""
-        entry, file = min(
-            ((e, f) for e in run.entries for f in e.files), key=lambda pair: pair[1].bytes
-        )
+        smallest = min(_single_files(run.entries), key=lambda entry: entry.files[0].bytes)
         with tempfile.TemporaryDirectory(prefix="ontologia-compact-") as folder:
-            one = Entry(entry.min_commit_id, entry.max_commit_id, (file,))
-            return open_inputs(self._repository.store, [one], Path(folder)).schema
+            return open_inputs(self._repository.store, [smallest], Path(folder)).schema
 
-    def _rows(self, schema: pa.Schema, files: Sequence[tuple[int, CommitFile]]) -> DataFrame:
+    def _rows(self, schema: pa.Schema, entries: Sequence[Entry]) -> DataFrame:
         task = ReadTask(
-            self._repository.uri, self._config, schema.serialize().to_pybytes(), tuple(files)
+            self._repository.uri, self._config, schema.serialize().to_pybytes(), tuple(entries)
         )
         columns = [
             StructField(field.name, field.dataType) for field in from_arrow_schema(schema).fields
         ]
-        numbers = self._spark.range(0, len(files), 1, max(1, len(files)))
+        numbers = self._spark.range(0, len(entries), 1, max(1, len(entries)))
         return numbers.mapInArrow(
             task, StructType([*columns, StructField(IS_CURRENT, BooleanType())])
         )
@@ -387,6 +384,11 @@ def _hash(columns: Sequence[Column]) -> Column:
 def _total(hashes: Column) -> Column:
     """A sum does not depend on order; as a decimal it does not run over."""
     return F.sum(hashes.cast("decimal(20,0)"))
+
+
+def _single_files(entries: Iterable[Entry]) -> list[Entry]:
+    """An entry for each file, so that files can be handed out one by one."""
+    return [replace(entry, files=(file,)) for entry in entries for file in entry.files]
 
 
 def _files(run: RunPlan, written: Sequence[Written]) -> tuple[CommitFile, ...]:

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import CommitFile, timestamp
 from storage_engine.errors import (
     ConfigurationError,
     HeadMismatchError,
@@ -34,7 +32,7 @@ from storage_engine.runtime.session import Session
 from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Reconciled
 from storage_engine.spark.results import WriteProgress, WriteResult
-from storage_engine.spark.staged_parts import Target, TaskReport
+from storage_engine.spark.staged_parts import StageTarget, TaskReport
 
 if TYPE_CHECKING:
     pass
@@ -87,9 +85,9 @@ def check_options(spec: TypeSpec, options: WriteOptions) -> None:
             )
 
 
-def target_of(attempt: StagedAttempt, options: WriteOptions) -> Target:
+def target_of(attempt: StagedAttempt, options: WriteOptions) -> StageTarget:
     """Where the parts of a write go."""
-    return Target(
+    return StageTarget(
         uri=attempt.uri,
         config=attempt.config,
         attempt=attempt.attempt,
@@ -103,9 +101,7 @@ def target_of(attempt: StagedAttempt, options: WriteOptions) -> Target:
 def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
     uri, prefix = options.quarantine, ""
     if uri is None:
-        uri = attempt.uri
-        folder = layout.FOLDERS[attempt.spec.kind]
-        prefix = f"quarantine/{folder}/{attempt.spec.name}/{attempt.attempt}/"
+        uri, prefix = attempt.uri, attempt.quarantine_prefix
     mark = options.idempotency
     facts = {**(options.meta or {})}
     if mark is not None:
@@ -116,7 +112,7 @@ def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
         type_name=attempt.spec.name,
         attempt=attempt.attempt,
         base_commit_id=attempt.base.commit_id,
-        started_at=timestamp(attempt.now()),
+        started_at=attempt.timestamp(),
         job=tuple(sorted(facts.items())),
     )
 
@@ -127,7 +123,7 @@ def take_parts(attempt: StagedAttempt, reports: Sequence[TaskReport], part_bytes
     Whether no identity can be in any one part twice, as far as order tells.
     """
     parts = [part for report in reports for part in report.parts]
-    attempt.add(CommitFile.parse(part) for part in parts)
+    attempt.add_described(parts)
     held: list[pa.Table] = []
     inserted = size = 0
     for report in [*reports, None]:
@@ -190,7 +186,7 @@ def publish(session: Session, attempt: StagedAttempt, options: WriteOptions) -> 
                 raise
 
 
-def check_rows(target: Target, reports: Sequence[TaskReport]) -> None:
+def check_rows(target: StageTarget, reports: Sequence[TaskReport]) -> None:
     """Bad rows stop a write that has no side table for them."""
     bad = sum(report.bad for report in reports)
     if bad and target.quarantine is None:

@@ -20,11 +20,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import Head
 from storage_engine.errors import ConfigurationError
-from storage_engine.objectstore.open import open_store
-from storage_engine.repository.object.write.staged_write import discard_staged
+from storage_engine.repository.object.write.staged_write import discard_staged, head_commit_id
 from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
 from storage_engine.spark.datasource import Place, SinkOptions
@@ -38,7 +35,7 @@ from storage_engine.spark.publish import (
     target_of,
 )
 from storage_engine.spark.schema import check_dataframe
-from storage_engine.spark.staged_parts import LOOSE_BYTES, StageTask, Target, TaskReport
+from storage_engine.spark.staged_parts import LOOSE_BYTES, StageTarget, StageTask, TaskReport
 from storage_engine.spark.storage import find_type, opened
 
 if TYPE_CHECKING:
@@ -66,7 +63,7 @@ class Sink:
 
     place: Place
     options: WriteOptions
-    target: Target
+    target: StageTarget
     base: int
     applied: bool  # the unit of work is in the log already: there is nothing to do
 
@@ -174,7 +171,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         # another.
         attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
         sink = self._of(attempt)
-        base = _head(sink.place)
+        base = head_commit_id(sink.place.uri, sink.place.settings)
         return Staged(attempt, base, sink.stage(iterator), query_id=facts[0])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -208,11 +205,3 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [message for message in messages if isinstance(message, Staged)]
-
-
-def _head(place: Place) -> int:
-    store = open_store(place.uri, place.settings)
-    try:
-        return Head.parse(store.get(layout.HEAD).data, key=layout.HEAD).commit_id
-    finally:
-        store.close()

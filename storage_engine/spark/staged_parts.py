@@ -8,7 +8,6 @@ a successful task returns is taken into the write. Scalar columns never become P
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 import json
 import tempfile
@@ -21,15 +20,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.commitlog import layout
-from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.conform import Conformer, Fault, Sifted, conform
-from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
-from storage_engine.repository.object.write.bulk import ascends
-from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.repository.object.write.staged_write import PartFolder
 from storage_engine.spark.quarantine import Quarantine, QuarantineFile
 
 INSERT = "__insert"  # bool: the identity is new (all are when the column is missing)
@@ -46,21 +41,16 @@ _LOOSE_TASKS = 512  # the first ones: the driver's memory is bounded, whatever t
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where the parts of a write go, and in what form."""
+class StageTarget(PartFolder):
+    """Where the parts of a write go, how large they get, and where bad rows go."""
 
-    uri: str
-    config: OntologiaConfig
-    attempt: str
-    spec: TypeSpec
-    schema_version_id: int
     part_bytes: int
     quarantine: Quarantine | None  # None: bad rows are counted, and the write will fail
 
 
 @dataclass
 class TaskReport:
-    """What one task did. `parts` are CommitFile fields, with `ascending` beside them."""
+    """What one task did. `parts` are the descriptions that `PartFolder.stage` gives."""
 
     rows: int = 0
     bad: int = 0
@@ -93,7 +83,7 @@ class StageTask:
     rows are looked at and counted, none is staged or set aside. `loose_bytes`: up to this much is
     returned instead of staged, so that many small tasks do not make many small files."""
 
-    target: Target
+    target: StageTarget
     conformed: bool = False
     rehearsal: bool = False
     loose_bytes: int = 0
@@ -114,7 +104,7 @@ class StageTask:
 class _Run:
     """One task at work."""
 
-    def __init__(self, target: Target, folder: Path, task: StageTask) -> None:
+    def __init__(self, target: StageTarget, folder: Path, task: StageTask) -> None:
         self._target = target
         self._spec = target.spec
         self._folder = folder
@@ -224,32 +214,11 @@ class _Run:
         self._held, self._held_bytes, self._held_new = [], 0, 0
         number = len(self._report.parts)
         path = self._folder / f"{number}.parquet"
-        table = stored_table(
-            self._spec,
-            rows,
-            engine_version="v2",
-            schema_version_id=target.schema_version_id,
-            commit_id=None,
-        )
-        encoded = encode_file(self._spec, table, path)
         label = self._label if number == 0 else f"{self._label}-{number:03d}"
-        key = layout.staged_part(
-            target.attempt, self._spec.kind, self._spec.name, target.schema_version_id, label
-        )
         if self._store is None:
             self._store = open_store(target.uri, target.config)
-        self._store.put_file(key, path)
+        self._report.parts.append(target.stage(self._store, label, rows, path, inserted=inserted))
         path.unlink()
-        described = encoded.describe(
-            self._spec,
-            key,
-            schema_version_id=target.schema_version_id,
-            part=None,
-            inserted=inserted,
-            commit_id_source="manifest",
-        )
-        ascending = ascends(rows.column(self._spec.identity[0]))
-        self._report.parts.append({**dataclasses.asdict(described), "ascending": ascending})
 
 
 def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.RecordBatch) -> Sifted:

@@ -9,11 +9,11 @@ would take too long, or would have to bring the parts over a network.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from storage_engine.commitlog.records import Entry
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
@@ -21,6 +21,9 @@ from storage_engine.repository.object.read.files import files_of
 from storage_engine.repository.object.write.staged_write import StagedAttempt
 from storage_engine.spark.scans import scan_of
 from storage_engine.spark.schema import COMMIT_ID as COMMIT
+
+if TYPE_CHECKING:
+    from storage_engine.commitlog.records import Entry
 
 __all__ = ["COMMIT", "stored_rows"]
 
@@ -58,8 +61,9 @@ def for_spark(attempt: StagedAttempt) -> bool:
 def repeated(spark: SparkSession, attempt: StagedAttempt) -> list[object]:
     """Three identities at most."""
     identity = list(attempt.spec.identity)
-    parts = [Entry(0, 0, attempt.files)]
-    keys = stored_rows(spark, attempt.uri, attempt.config, attempt.spec, parts, identity)
+    keys = stored_rows(
+        spark, attempt.uri, attempt.config, attempt.spec, [attempt.as_entry()], identity
+    )
     # Hashes are shuffled, and only what they have in common is looked at itself.
     hashed = keys.select(F.xxhash64(*identity).alias("__hash"))
     again = hashed.groupBy("__hash").count().filter("count > 1").limit(1000)

@@ -40,7 +40,13 @@ from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
-from storage_engine.spark.staged_parts import LOOSE_BYTES, REPORT_DDL, StageTask, Target, TaskReport
+from storage_engine.spark.staged_parts import (
+    LOOSE_BYTES,
+    REPORT_DDL,
+    StageTarget,
+    StageTask,
+    TaskReport,
+)
 from storage_engine.spark.stored_rows import for_spark, repeated, stored_rows
 
 
@@ -152,7 +158,7 @@ class _Write:
                     frame.unpersist()
 
     def _run(
-        self, attempt: StagedAttempt, target: Target, jobs: Jobs, before: Mapping[str, int]
+        self, attempt: StagedAttempt, target: StageTarget, jobs: Jobs, before: Mapping[str, int]
     ) -> WriteResult:
         spec = attempt.spec
         df = self._expected(self._df, spec)
@@ -259,7 +265,7 @@ class _Write:
         result: CommitResult | None,
         counts: Counts,
         reports: Sequence[TaskReport],
-        target: Target,
+        target: StageTarget,
         before: Mapping[str, int],
     ) -> WriteResult:
         reasons: Counter[str] = Counter()

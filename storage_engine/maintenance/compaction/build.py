@@ -136,7 +136,7 @@ class LocalBuild:
             key = _key(run, attempt, output, number)
             named.append((described(run, key, output.role, output.part, number), output))
         files = self._store.parallel.map(lambda item: self._put(attempt, *item), named)
-        return Entry(run.min_commit_id, run.max_commit_id, tuple(files))
+        return run.snapshot(files)
 
     def _put(self, attempt: Attempt, file: CommitFile, output: Output) -> CommitFile:
         if output.role is not None:
