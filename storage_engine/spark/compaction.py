@@ -1,15 +1,10 @@
-"""What executors do in a compaction: bring the rows of files, and write sorted rows to new ones.
-
-Both run in Spark's Python workers (`mapInArrow`) and know the store by its URI. Names of files are
-unique per partition and task attempt: a task that runs twice leaves orphans and never a mixture.
-
-Compaction by Spark, for runs of files that have outgrown one machine.
+"""Compaction by Spark, for runs of files that have outgrown one machine.
 
 Planning, leases, the attempt's heartbeat and the publish are those of `maintenance.compaction`;
 what differs is who merges. Executors read the inputs, Spark sorts them by ranges of identities,
-and executors write `current` and `superseded` parts straight into the store. The proof reads what
-was written back and compares it with the inputs: without it nothing is published, and a crash
-leaves files that nobody names.
+and executors write `current` and `superseded` parts straight into the store (`mapInArrow`), under
+names that no other attempt at a task has. The proof reads what was written back and compares it
+with the inputs: without it nothing is published, and a crash leaves files that nobody names.
 """
 
 from __future__ import annotations
@@ -396,23 +391,23 @@ def _files(run: RunPlan, written: Sequence[Written]) -> tuple[CommitFile, ...]:
     files: list[CommitFile] = []
     for role in (CURRENT, SUPERSEDED):
         parts = sorted((w for w in written if w.role == role), key=lambda w: w.key)
-        for number, one in enumerate(parts):
+        for number, part_written in enumerate(parts):
             part = number if len(parts) > 1 else None
-            files.append(described(run, one.key, role, one.part, part))
+            files.append(described(run, part_written.key, role, part_written.part, part))
     return tuple(files)
 
 
 def _as_known(error: Exception) -> Exception:
     """What a task raised on purpose; types do not survive the way from Python workers."""
-    found = _IN_TASK.search(str(error))
-    if found is None:
+    raised = _IN_TASK.search(str(error))
+    if raised is None:
         first = str(error).strip().partition("\n")[0]
         return StorageBackendError(
             f"Spark could not merge; nothing was published: {first}",
             operation="compact",
             retryable=True,
         )
-    name, message = found.groups()
+    name, message = raised.groups()
     if name == "IntegrityError":
         return IntegrityError(message)
     return StorageBackendError(message, operation="compact", retryable=True)

@@ -1,8 +1,7 @@
 """The driver's part of a write, whoever staged the rows: where parts go, what stops it, publish.
 
-Shared by `write_type` and the data source, so that both keep the same rules.
-
-What is said of a write's rows: that some cannot be written, or what would become of them.
+Shared by `write_type` and the data source, so that both keep the same rules and say the same of
+rows that cannot be written.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -33,9 +32,6 @@ from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Reconciled
 from storage_engine.spark.results import WriteProgress, WriteResult
 from storage_engine.spark.staged_parts import StageTarget, TaskReport
-
-if TYPE_CHECKING:
-    pass
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
 
@@ -152,15 +148,15 @@ def check_unique(
     files = attempt.files
     if not files or (ascending and disjoint(files)):
         return
-    found = (repeated or attempt.repeated)()
-    if found:
-        shown = ", ".join(repr(identity) for identity in found)
+    identities = (repeated or attempt.repeated)()
+    if identities:
+        shown = ", ".join(repr(identity) for identity in identities)
         raise ValidationError(
             f"{attempt.spec.name}: identities appear more than once in the input, for example "
             f"{shown}; nothing was published. Make them unique, or name the column that says "
             "which row is the latest (order_by)",
             type=attempt.spec.name,
-            identity=found,
+            identity=identities,
         )
 
 
@@ -196,7 +192,7 @@ def check_rows(target: StageTarget, reports: Sequence[TaskReport]) -> None:
 def previewed(
     spec: TypeSpec,
     type_commit_id: int,
-    found: Reconciled,
+    reconciled: Reconciled,
     reports: Sequence[TaskReport],
     options: WriteOptions,
 ) -> WriteResult:
@@ -206,15 +202,15 @@ def previewed(
     for report in reports:
         reasons.update(report.reasons)
     parts = [part for report in reports for part in report.parts]
-    counts = found.counts
+    counts = reconciled.counts
     bad = sum(report.bad for report in reports)
     problem = None
     if bad and options.on_bad_rows == "fail":
         problem = str(bad_rows(spec, bad, reports))
-    elif found.repeated and options.order_by is None:
+    elif reconciled.repeated and options.order_by is None:
         problem = (
-            f"{spec.name}: {found.repeated} rows have an identity that another one has; make them "
-            "unique, or name the column that says which row is the latest (order_by)"
+            f"{spec.name}: {reconciled.repeated} rows have an identity that another one has; make "
+            "them unique, or name the column that says which row is the latest (order_by)"
         )
     return WriteResult(
         type_name=spec.name,

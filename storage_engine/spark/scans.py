@@ -98,20 +98,20 @@ def reaches(spark: SparkSession, store: ObjectStore) -> bool:
     return same_server(theirs, store.server)
 
 
-def same_server(one: str, other: str) -> bool:
+def same_server(server: str, other: str) -> bool:
     """Whether two endpoints are one; "" is AWS, whatever the region."""
 
     def name(endpoint: str) -> str:
         plain = endpoint.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
         return "" if plain.partition(":")[0].endswith(".amazonaws.com") else plain
 
-    return name(one) == name(other)
+    return name(server) == name(other)
 
 
 def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:
-    known = versioned_schema(spec)
+    declared = versioned_schema(spec)
     names = [COMMIT_ID, *columns] if with_commit_id else list(columns)
-    return pa.schema([known.field(name) for name in names])
+    return pa.schema([declared.field(name) for name in names])
 
 
 def _row_count(files: Iterable[DataFile]) -> int:
@@ -157,18 +157,18 @@ class NativeScan:
         The path tells the commit of a staged part, which costs nothing until somebody asks.
         """
         schema = from_arrow_schema(_schema(self.spec, columns, with_commit_id=bool(own)))
-        found = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
-        known = [found[COMMIT_ID]] if own else []  # null where the file has no such column
+        scan = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
+        commit_columns = [scan[COMMIT_ID]] if own else []  # null where the file has no such column
         if named:
-            path = found.metadataColumn("_metadata")["file_path"]
+            path = scan.metadataColumn("_metadata")["file_path"]
             told: Any = functions  # `when` begins a CASE here, and continues it there
             for commit_id, staged in named.items():
                 attempts = {item.file.path.split("/")[1] for item in staged}
                 there = [path.contains(f"/staged/{attempt}/") for attempt in sorted(attempts)]
                 told = told.when(reduce(lambda a, b: a | b, there), functions.lit(commit_id))
-            known.append(told)
-        commit_ids = functions.coalesce(*known).cast("long").alias(COMMIT_ID)
-        return found.select(commit_ids, *(found[name] for name in columns))
+            commit_columns.append(told)
+        commit_ids = functions.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
+        return scan.select(commit_ids, *(scan[name] for name in columns))
 
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
         # A folder named `tier=Gold` above the files is no column.
@@ -189,10 +189,10 @@ class NativeScan:
         commits = self.spark.createDataFrame(
             list(attempts.items()), f"__attempt string, {COMMIT_ID} long"
         )
-        found = self._open([item for staged in given.values() for item in staged], schema)
-        path = found.metadataColumn("_metadata")["file_path"]
+        scan = self._open([item for staged in given.values() for item in staged], schema)
+        path = scan.metadataColumn("_metadata")["file_path"]
         attempt = functions.regexp_extract(path, _ATTEMPT, 1)
-        joined = found.select("*", attempt.alias("__attempt")).join(
+        joined = scan.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )
         return joined.select(COMMIT_ID, *schema.names)

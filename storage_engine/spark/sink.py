@@ -24,7 +24,7 @@ from storage_engine.errors import ConfigurationError
 from storage_engine.repository.object.write.staged_write import discard_staged, head_commit_id
 from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
-from storage_engine.spark.datasource import Place, SinkOptions
+from storage_engine.spark.datasource import SinkOptions, TypeLocation
 from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
@@ -48,7 +48,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class TaskMessage(WriterCommitMessage):
     """What one task tells the driver."""
 
     attempt: str
@@ -61,7 +61,7 @@ class Staged(WriterCommitMessage):
 class Sink:
     """A write, as plain data: `target` is where parts go, `base` the head when it was planned."""
 
-    place: Place
+    place: TypeLocation
     options: WriteOptions
     target: StageTarget
     base: int
@@ -92,10 +92,10 @@ class Sink:
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> tuple[str, ...]:
         task = StageTask(self.target, loose_bytes=min(LOOSE_BYTES, self.target.part_bytes))
-        found = [batch.column(0).to_pylist() for batch in task(batches)]
-        return tuple(text for texts in found for text in texts)
+        reports = [batch.column(0).to_pylist() for batch in task(batches)]
+        return tuple(text for texts in reports for text in texts)
 
-    def publish(self, messages: Sequence[Staged]) -> None:
+    def publish(self, messages: Sequence[TaskMessage]) -> None:
         """What differs, as one commit, or nothing."""
         reports = [TaskReport.parse(text) for message in messages for text in message.reports]
         check_rows(self.target, reports)
@@ -136,7 +136,7 @@ class BatchSink(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         sink = self._sink
         reports = () if sink.applied else sink.stage(iterator)
-        return Staged(sink.target.attempt, sink.base, reports)
+        return TaskMessage(sink.target.attempt, sink.base, reports)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if not self._sink.applied:
@@ -172,7 +172,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
         sink = self._of(attempt)
         base = head_commit_id(sink.place.uri, sink.place.settings)
-        return Staged(attempt, base, sink.stage(iterator), query_id=facts[0])
+        return TaskMessage(attempt, base, sink.stage(iterator), query_id=facts[0])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for sink in self._sinks(messages, batchId):
@@ -203,5 +203,5 @@ class StreamSink(DataSourceStreamArrowWriter):
         return replace(self._sink, target=replace(target, attempt=attempt, quarantine=aside))
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [message for message in messages if isinstance(message, Staged)]
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[TaskMessage]:
+    return [message for message in messages if isinstance(message, TaskMessage)]

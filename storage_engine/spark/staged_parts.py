@@ -160,14 +160,14 @@ class _Run:
 
     def _sift(self, own: pa.RecordBatch, batch: pa.RecordBatch) -> Sifted:
         if self._conformed:
-            found = _carried(batch)
-            if not found:
+            carried = _carried(batch)
+            if not carried:
                 rows = pa.RecordBatch.from_arrays(own.columns, schema=row_schema(self._spec))
                 return Sifted(rows, None, {})
-            fits = _all_but(found, batch.num_rows)
+            fits = _all_but(carried, batch.num_rows)
             kept = own.filter(fits)
             rows = pa.RecordBatch.from_arrays(kept.columns, schema=row_schema(self._spec))
-            return Sifted(rows, fits, found)
+            return Sifted(rows, fits, carried)
         if self._conformer is None:
             self._conformer = conform(self._spec, own.schema)
         return sift_with_reasons(self._conformer, own, batch)
@@ -184,8 +184,8 @@ class _Run:
             texts = originals.take(pa.array(numbers, pa.int64())).to_pylist()
         else:
             texts = [as_json(row) for row in objects_of(bad)]
-        said = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
-        for text, reasons in zip(texts, said, strict=True):
+        reasons_by_row = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
+        for text, reasons in zip(texts, reasons_by_row, strict=True):
             if len(report.examples) >= _EXAMPLES:
                 break
             report.examples.append(f"{'; '.join(reasons)}: {text}")
@@ -194,7 +194,7 @@ class _Run:
                 self._quarantine = QuarantineFile(
                     self._target.quarantine, self._target.config, self._label, self._folder
                 )
-            self._quarantine.write(texts, said)
+            self._quarantine.write(texts, reasons_by_row)
 
     # -- parts --------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.Recor
     broken = _broken(batch)
     if not broken:
         return sifted
-    both = {row: [*sifted.faults.get(row, ()), *found] for row, found in broken.items()}
+    both = {row: [*sifted.faults.get(row, ()), *row_faults] for row, row_faults in broken.items()}
     faults: dict[int, Sequence[Fault]] = {**sifted.faults, **both}
     fits = _all_but(faults, batch.num_rows)
     kept = fits if sifted.fits is None else fits.filter(sifted.fits)
@@ -236,16 +236,16 @@ def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.Recor
 
 def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows that may hold times for which Python has no object: those columns come as text."""
-    found: list[dict[str, Any]]
+    objects: list[dict[str, Any]]
     try:
-        found = rows.to_pylist()
+        objects = rows.to_pylist()
     except (OverflowError, ValueError):
         texts = [
             column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
             for column in rows.columns
         ]
-        found = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
-    return found
+        objects = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
+    return objects
 
 
 def as_json(row: Mapping[str, Any]) -> str:
@@ -267,8 +267,8 @@ def _broken(batch: pa.RecordBatch) -> dict[int, list[Fault]]:
     some = pc.indices_nonzero(pc.fill_null(pc.greater(pc.list_value_length(reasons), 0), False))
     texts = reasons.take(some).to_pylist()
     return {
-        row: [Fault(text) for text in found]
-        for row, found in zip(some.to_pylist(), texts, strict=True)
+        row: [Fault(text) for text in row_texts]
+        for row, row_texts in zip(some.to_pylist(), texts, strict=True)
     }
 
 

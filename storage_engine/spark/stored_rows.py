@@ -1,9 +1,8 @@
-"""Stored rows as a DataFrame, for writers to compare with.
+"""Stored and staged rows as DataFrames, for writers to compare with.
 
-The files are those of one head, so that a DataFrame never mixes two.
-
-Identities that are in staged parts more than once, looked for by Spark: where the driver alone
-would take too long, or would have to bring the parts over a network.
+The files are those of one head, so that a DataFrame never mixes two. Identities that are in staged
+parts more than once are looked for by Spark where the driver alone would take too long, or would
+have to bring the parts over a network.
 """
 
 from __future__ import annotations
@@ -71,6 +70,6 @@ def repeated(spark: SparkSession, attempt: StagedAttempt) -> list[object]:
     if not hashes:
         return []
     some = keys.filter(F.xxhash64(*identity).isin(hashes))
-    found = some.groupBy(*identity).count().filter("count > 1").orderBy(*identity).limit(3)
-    rows = [tuple(row[name] for name in identity) for row in found.collect()]
+    twice = some.groupBy(*identity).count().filter("count > 1").orderBy(*identity).limit(3)
+    rows = [tuple(row[name] for name in identity) for row in twice.collect()]
     return [row[0] if len(row) == 1 else row for row in rows]
