@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ontologia_dagster.downstream.queries import query_asset
     from ontologia_dagster.ingestion.type_defs import build_type, build_types
     from ontologia_dagster.resources.environments import Environment, Environments
-    from ontologia_dagster.resources.failures import reported_failures
+    from ontologia_dagster.resources.failures import report_failures
     from ontologia_dagster.resources.location import location_resources
     from ontologia_dagster.resources.ontology import OntologyResource
     from ontologia_dagster.resources.spark import SparkResource
@@ -62,7 +62,7 @@ __all__ = [
     "location_resources",
     "on_new_data",
     "query_asset",
-    "reported_failures",
+    "report_failures",
 ]
 
 _MODULES = {
@@ -91,7 +91,7 @@ _MODULES = {
     "location_resources": "ontologia_dagster.resources.location",
     "on_new_data": "ontologia_dagster.declaration",
     "query_asset": "ontologia_dagster.downstream.queries",
-    "reported_failures": "ontologia_dagster.resources.failures",
+    "report_failures": "ontologia_dagster.resources.failures",
 }
 
 

@@ -1,6 +1,7 @@
 """All settings in one frozen, validated object, with the defaults of the specification.
 
-Spans of time as people write them: `90s`, `26h`, `7d`, `1d12h`.
+Sizes and spans of time are read here as people write them, in settings and elsewhere: `256MB`,
+`1.5GiB`; `90s`, `26h`, `7d`, `1d12h`.
 """
 
 from __future__ import annotations
@@ -98,7 +99,25 @@ class OntologiaConfig(BaseModel):
         return cls(**settings)
 
 
+def _describe(error: PydanticValidationError) -> str:
+    options = ", ".join(sorted(OntologiaConfig.model_fields))
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown option {name!r} (known: {options})")
+        elif problem["loc"][:1] == ("s3_credentials",):
+            lines.append(f"{name}: {problem['msg']}")  # what was given may be a secret
+        else:
+            lines.append(f"{name}: {problem['msg']}, got {problem['input']!r}")
+    return "; ".join(lines)
+
+
+# --- as people write them -----------------------------------------------------------------------
+
 _UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
+_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_SPAN = re.compile(r"(\d+)([smhdw])")
 
 
 def size_in_bytes(text: str) -> int:
@@ -109,31 +128,13 @@ def size_in_bytes(text: str) -> int:
     return int(float(unit[:-1]) * base ** _UNITS[unit[-1]])
 
 
-def _describe(error: PydanticValidationError) -> str:
-    known = ", ".join(sorted(OntologiaConfig.model_fields))
-    lines = []
-    for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown option {name!r} (known: {known})")
-        elif problem["loc"][:1] == ("s3_credentials",):
-            lines.append(f"{name}: {problem['msg']}")  # what was given may be a secret
-        else:
-            lines.append(f"{name}: {problem['msg']}, got {problem['input']!r}")
-    return "; ".join(lines)
-
-
-_SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-_PART = re.compile(r"(\d+)([smhdw])")
-
-
 def duration(text: str) -> timedelta:
-    """ValueError for anything that is not a sequence of numbers with units."""
-    found = _PART.findall(text)
-    if not found or "".join(f"{n}{unit}" for n, unit in found) != text.strip().lower():
+    """Of a sequence of numbers with units; ValueError for anything else."""
+    parts = _SPAN.findall(text)
+    if not parts or "".join(f"{n}{unit}" for n, unit in parts) != text.strip().lower():
         raise ValueError(f"{text!r} is no duration: write 90s, 30m, 12h, 7d, 2w or 1d12h")
     try:
-        return timedelta(seconds=sum(int(n) * _SPANS[unit] for n, unit in found))
+        return timedelta(seconds=sum(int(n) * _SPANS[unit] for n, unit in parts))
     except OverflowError:
         raise ValueError(f"{text!r} is too long") from None
 

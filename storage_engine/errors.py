@@ -245,28 +245,6 @@ class MigrationTokenError(OntologiaError):
     """The confirmation token is missing, or no longer fits what it was issued for."""
 
 
-class MissingUpgraderError(OntologiaError):
-    """A schema change needs an upgrader function that was not given."""
-
-
-class MigrationError(OntologiaError):
-    """A row could not be carried to the new schema version."""
-
-    def __init__(self, message: str, *, type: str, identity: Any, old_data: Any) -> None:
-        self.type = type
-        self.identity = identity
-        self.old_data = old_data
-        super().__init__(message)
-
-
-class TypeDroppedError(OntologiaError):
-    """The type was dropped and takes no more writes."""
-
-    def __init__(self, type: str) -> None:
-        self.type = type
-        super().__init__(f"{type} was dropped from this storage and takes no more writes")
-
-
 class TypeDeclarationError(OntologiaError, TypeError):
     """An Entity, Relation or Event class is declared wrongly; raised when it is declared."""
 

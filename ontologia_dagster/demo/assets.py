@@ -1,10 +1,8 @@
-"""Questions to the demo's ontology, in typed Python, about now or any commit before.
-
-How the delivered files become the demo's types: one declaration each, expressions in SQL.
-
-The demo's own assets around the ingested types: the delivery before them, alarms and reports
-after them.
+"""The demo's assets: the delivery of files, the types that are ingested from them (one declaration
+each, expressions in SQL), alarms that look for trouble, and a report about now or any past commit.
 """
+
+# No `from __future__ import annotations`: Dagster reads annotations of assets as objects.
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ from ontologia_dagster import (
     SourceSpec,
     on_new_data,
     query_asset,
-    reported_failures,
+    report_failures,
 )
 from ontologia_dagster.demo import events as demo_events
 from ontologia_dagster.demo.instance import DELIVERY, GROUP, landing_folder
@@ -31,34 +29,8 @@ from ontologia_dagster.downstream.metadata import request_metadata, table
 from storage_engine import Event, Session, View
 from storage_engine.query import avg, count
 
-_BAR = 20
-
-
-def punctuality(view: View) -> list[dict[str, Any]]:
-    """How late each airline's flights left on average, in minutes; the latest first."""
-    names = {one.carrier: one.name for one in view.query().entities(Airline).collect()}
-    grouped = (
-        view.query()
-        .relations(Flight)
-        .where(Flight.departure_delay.is_not_null())
-        .group_by(Flight.carrier)
-        .agg(departed=count(), late=avg(Flight.departure_delay))
-    )
-    rows = sorted(grouped.to_pylist(), key=lambda row: -row["late"])
-    most = max((row["late"] for row in rows), default=0.0) or 1.0
-    return [
-        {
-            "airline": names.get(row["carrier"], row["carrier"]),
-            "flights": row["departed"],
-            "average_delay": row["late"],
-            "chart": "█" * max(0, round(_BAR * row["late"] / most)),
-        }
-        for row in rows
-    ]
-
-
 MODELS = "ontologia_dagster.demo.ontology"
-
+_BAR = 20
 _AIRLINES = "carrier STRING, name STRING"
 _AIRPORTS = (
     "faa STRING, name STRING, lat DOUBLE, lon DOUBLE, alt INT, tz INT, dst STRING, tzone STRING"
@@ -80,6 +52,46 @@ _FLIGHTS = (
 )
 _DAY = "make_date(year, month, day)"
 _HOUR = "concat(origin, '/', date_format(time_hour, \"yyyy-MM-dd'T'HH:mm:ss'Z'\"))"
+
+
+# -- the delivery ---------------------------------------------------------------------------------
+
+
+class DeliveryConfig(dg.Config):
+    corrected: bool = Field(
+        default=True,
+        description="false: the files as the package has them, with all their mistakes",
+    )
+
+
+@dg.asset(
+    name=DELIVERY,
+    group_name=GROUP,
+    kinds={"csv"},
+    description=f"The CSV files of the package {PACKAGE}, as a supplier would deliver them. "
+    "Run it with `corrected: false` first to see deep checks fail, then with `true`.",
+)
+def flight_data(config: DeliveryConfig) -> dg.MaterializeResult[None]:
+    done = deliver(landing_folder(), corrected=config.corrected)
+    state = hashlib.sha256()
+    for name in sorted(done.rows):
+        state.update((done.folder / name).read_bytes())
+    return dg.MaterializeResult(
+        data_version=dg.DataVersion(state.hexdigest()[:16]),
+        metadata={
+            "dagster/uri": str(done.folder),
+            "corrected": done.corrected,
+            "rows": sum(done.rows.values()),
+            "files": table(
+                ["file", "rows", "changed"],
+                [(name, rows, name in done.changed) for name, rows in done.rows.items()],
+            ),
+            "files_changed": len(done.changed),
+        },
+    )
+
+
+# -- the types ------------------------------------------------------------------------------------
 
 
 def declarations() -> list[OntologyAsset]:
@@ -190,38 +202,7 @@ def _delivered(name: str, schema: str) -> SourceSpec:
     )
 
 
-class DeliveryConfig(dg.Config):
-    corrected: bool = Field(
-        default=True,
-        description="false: the files as the package has them, with all their mistakes",
-    )
-
-
-@dg.asset(
-    name=DELIVERY,
-    group_name=GROUP,
-    kinds={"csv"},
-    description=f"The CSV files of the package {PACKAGE}, as a supplier would deliver them. "
-    "Run it with `corrected: false` first to see deep checks fail, then with `true`.",
-)
-def flight_data(config: DeliveryConfig) -> dg.MaterializeResult[None]:
-    done = deliver(landing_folder(), corrected=config.corrected)
-    state = hashlib.sha256()
-    for name in sorted(done.rows):
-        state.update((done.folder / name).read_bytes())
-    return dg.MaterializeResult(
-        data_version=dg.DataVersion(state.hexdigest()[:16]),
-        metadata={
-            "dagster/uri": str(done.folder),
-            "corrected": done.corrected,
-            "rows": sum(done.rows.values()),
-            "files": table(
-                ["file", "rows", "changed"],
-                [(name, rows, name in done.changed) for name, rows in done.rows.items()],
-            ),
-            "files_changed": len(done.changed),
-        },
-    )
+# -- alarms ---------------------------------------------------------------------------------------
 
 
 def _alarm(
@@ -242,7 +223,7 @@ def _alarm(
     def alarm(
         context: dg.AssetExecutionContext, ontology: OntologyResource
     ) -> dg.MaterializeResult[None]:
-        with reported_failures(context.instance), opened(ontology) as session:
+        with report_failures(context.instance), open_session(ontology) as session:
             events = find(session)
             told = demo_events.tell(session, name, events)
             requests = session.storage_info().get("requests", {})
@@ -290,6 +271,32 @@ airport_notices = _alarm(
 )
 
 
+# -- the report -----------------------------------------------------------------------------------
+
+
+def punctuality(view: View) -> list[dict[str, Any]]:
+    """How late each airline's flights left on average, in minutes; the latest first."""
+    names = {airline.carrier: airline.name for airline in view.query().entities(Airline).collect()}
+    grouped = (
+        view.query()
+        .relations(Flight)
+        .where(Flight.departure_delay.is_not_null())
+        .group_by(Flight.carrier)
+        .agg(departed=count(), late=avg(Flight.departure_delay))
+    )
+    rows = sorted(grouped.to_pylist(), key=lambda row: -row["late"])
+    most = max((row["late"] for row in rows), default=0.0) or 1.0
+    return [
+        {
+            "airline": names.get(row["carrier"], row["carrier"]),
+            "flights": row["departed"],
+            "average_delay": row["late"],
+            "chart": "█" * max(0, round(_BAR * row["late"] / most)),
+        }
+        for row in rows
+    ]
+
+
 airline_punctuality = query_asset(
     "airline_punctuality",
     punctuality,
@@ -300,7 +307,7 @@ airline_punctuality = query_asset(
 )
 
 
-def opened(ontology: OntologyResource) -> Session:
+def open_session(ontology: OntologyResource) -> Session:
     return ontology.session(entity_types=ENTITIES, relation_types=RELATIONS)
 
 

@@ -65,7 +65,7 @@ def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions
         ),
         dg.define_asset_job(
             CHECK_JOB,
-            selection=dg.AssetSelection.checks_for_assets(*(one.asset_key for one in declared)),
+            selection=dg.AssetSelection.checks_for_assets(*(asset.asset_key for asset in declared)),
             description="Compare every type's index with the log.",
             executor_def=dg.in_process_executor,
         ),
@@ -87,9 +87,9 @@ def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions
 
 def demo_resources() -> dict[str, Any]:
     """Of the environment that was chosen, with settings that suit the demo where it has none."""
-    known = Environments.load()
-    current = known.current
+    environments = Environments.load()
+    current = environments.current
     spark = current.spark.model_copy(update={"config": {**_SPARK, **current.spark.config}})
     settings = {"engine": {**_ENGINE, **current.engine}, "spark": spark}
-    chosen = known.model_copy(update={"current": current.model_copy(update=settings)})
+    chosen = environments.model_copy(update={"current": current.model_copy(update=settings)})
     return location_resources(chosen, location=LOCATION)

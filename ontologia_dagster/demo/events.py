@@ -1,11 +1,10 @@
-"""What the demo does about its events. Each handler's commit is also its ack.
-
-Finds trouble in what is stored, and tells of it once.
+"""The demo's events: trouble is found in what is stored, told once, and handled.
 
 The events of one kind go out with one commit, under an idempotency key that names exactly these
 events: as long as the same troubles are found, nothing is sent again. When others are found, only
 those without an incident or disruption yet are sent; ids follow from what they are about, so that
-an event that is still on the bus is not handled twice either.
+an event that is still on the bus is not handled twice either. Each handler's commit is also its
+ack.
 """
 
 from __future__ import annotations
@@ -29,8 +28,90 @@ from ontologia_dagster.demo.ontology import (
 )
 from storage_engine import Event, HandlerContext, Session, on_event
 
+APP = "demo/alarms"
 SEVERE_DELAY = "severe_delay"
+DISRUPTED_DAY = "disrupted_day"
 NOTICE = "notice"
+
+
+# -- found and told -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AlarmResult:
+    """What a look came to: troubles found, and how many of them were told of now."""
+
+    found: int
+    sent: int
+    commit_id: int | None
+
+
+def severe_delays(session: Session) -> list[SevereDelay]:
+    query = session.query().relations(Flight).where(Flight.departure_delay > SEVERE_MINUTES)
+    return [
+        SevereDelay(
+            id=f"{SEVERE_DELAY}/{flight.flight}/{flight.left_key}/{flight.right_key}",
+            flight=flight.flight,
+            origin=flight.left_key,
+            destination=flight.right_key,
+            minutes=int(flight.departure_delay or 0),
+        )
+        for flight in query.order_by(Flight.flight).collect()
+    ]
+
+
+def disrupted_days(session: Session) -> list[DisruptedDay]:
+    counted = session.sql(
+        "select left_key as origin, day, count(*) as flights, "
+        "count(*) filter (departure_delay > $late) as late from Flight group by all order by all",
+        {"late": HOUR_LATE},
+    )
+    return [
+        DisruptedDay(id=f"{DISRUPTED_DAY}/{row['origin']}/{row['day'].isoformat()}", **row)
+        for row in counted.collect()
+        if disrupted(row["flights"], row["late"])
+    ]
+
+
+def notices(session: Session) -> list[AirportNotice]:
+    """The planted one: about the first airport that flights name and nobody knows, so that its
+    handler must fail. Once all are known there is none."""
+    airports = "select faa from Airport"
+    named = session.sql(
+        f"select min(right_key) as faa from Flight where right_key not in ({airports})"
+    ).collect()
+    faa = named[0]["faa"]
+    if faa is None:
+        return []
+    return [AirportNotice(id=f"{NOTICE}/{faa}", faa=faa, remark="flights go here")]
+
+
+def tell(session: Session, kind: str, events: Sequence[Event]) -> AlarmResult:
+    """Send what was not told before, with one commit that says so."""
+    ids = sorted(event.id for event in events)
+    version = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
+    handled = handled_ids(session)
+    new = [event for event in events if event.id not in handled]
+    if not new:
+        return AlarmResult(len(events), 0, None)
+    commit_id = session.commit(
+        event=new,
+        idempotency=(f"{APP}/{kind}", version),
+        meta={"alarm": kind, "events": str(len(new))},
+    )
+    done = session.last_commit
+    repeated = done is None or done.already_applied
+    return AlarmResult(len(events), 0 if repeated else len(new), commit_id)
+
+
+def handled_ids(session: Session) -> set[str]:
+    """Ids of events that incidents and disruptions came of."""
+    incidents = session.query().entities(Incident).collect()
+    days = session.query().entities(Disruption).collect()
+    return {incident.id for incident in incidents} | {f"{DISRUPTED_DAY}/{day.id}" for day in days}
+
+
+# -- handled --------------------------------------------------------------------------------------
 
 
 @on_event(SevereDelay, id="demo.record_incident")
@@ -77,8 +158,8 @@ def _worst_gust(ctx: HandlerContext[DisruptedDay], event: DisruptedDay) -> float
 def file_notice(ctx: HandlerContext[AirportNotice]) -> None:
     """Fails as long as the airport is not known, so that nothing is filed under no airport."""
     event = ctx.event
-    known = ctx.session.query().entities(Airport).where(Airport.faa == event.faa).first()
-    if known is None:
+    airport = ctx.session.query().entities(Airport).where(Airport.faa == event.faa).first()
+    if airport is None:
         raise LookupError(f"airport {event.faa} is not in the ontology")
     ctx.ensure(
         Incident(id=f"{NOTICE}/{event.faa}", kind=NOTICE, subject=event.faa, remark=event.remark)
@@ -87,81 +168,3 @@ def file_notice(ctx: HandlerContext[AirportNotice]) -> None:
 
 
 HANDLERS = (record_incident, record_disruption, file_notice)
-
-
-APP = "demo/alarms"
-DISRUPTED_DAY = "disrupted_day"
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What a look came to: troubles found, and how many of them were told of now."""
-
-    found: int
-    sent: int
-    commit_id: int | None
-
-
-def severe_delays(session: Session) -> list[SevereDelay]:
-    query = session.query().relations(Flight).where(Flight.departure_delay > SEVERE_MINUTES)
-    return [
-        SevereDelay(
-            id=f"{SEVERE_DELAY}/{flight.flight}/{flight.left_key}/{flight.right_key}",
-            flight=flight.flight,
-            origin=flight.left_key,
-            destination=flight.right_key,
-            minutes=int(flight.departure_delay or 0),
-        )
-        for flight in query.order_by(Flight.flight).collect()
-    ]
-
-
-def disrupted_days(session: Session) -> list[DisruptedDay]:
-    counted = session.sql(
-        "select left_key as origin, day, count(*) as flights, "
-        "count(*) filter (departure_delay > $late) as late from Flight group by all order by all",
-        {"late": HOUR_LATE},
-    )
-    return [
-        DisruptedDay(id=f"{DISRUPTED_DAY}/{row['origin']}/{row['day'].isoformat()}", **row)
-        for row in counted.collect()
-        if disrupted(row["flights"], row["late"])
-    ]
-
-
-def notices(session: Session) -> list[AirportNotice]:
-    """The planted one: about the first airport that flights name and nobody knows, so that its
-    handler must fail. Once all are known there is none."""
-    known = "select faa from Airport"
-    named = session.sql(
-        f"select min(right_key) as faa from Flight where right_key not in ({known})"
-    ).collect()
-    faa = named[0]["faa"]
-    if faa is None:
-        return []
-    return [AirportNotice(id=f"{NOTICE}/{faa}", faa=faa, remark="flights go here")]
-
-
-def tell(session: Session, kind: str, events: Sequence[Event]) -> Sent:
-    """Send what was not told before, with one commit that says so."""
-    ids = sorted(event.id for event in events)
-    version = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:16]
-    handled = handled_ids(session)
-    new = [event for event in events if event.id not in handled]
-    if not new:
-        return Sent(len(events), 0, None)
-    commit_id = session.commit(
-        event=new,
-        idempotency=(f"{APP}/{kind}", version),
-        meta={"alarm": kind, "events": str(len(new))},
-    )
-    done = session.last_commit
-    repeated = done is None or done.already_applied
-    return Sent(len(events), 0 if repeated else len(new), commit_id)
-
-
-def handled_ids(session: Session) -> set[str]:
-    """Ids of events that incidents and disruptions came of."""
-    incidents = session.query().entities(Incident).collect()
-    days = session.query().entities(Disruption).collect()
-    return {one.id for one in incidents} | {f"{DISRUPTED_DAY}/{one.id}" for one in days}

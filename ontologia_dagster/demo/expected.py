@@ -96,8 +96,8 @@ def _by_month(flights: pa.Table) -> dict[str, int]:
     return {f"{row['year']}-{row['month']:02}-01": row["year_count"] for row in months}
 
 
-def _not_in(values: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.invert(pc.is_in(values, value_set=known))
+def _not_in(values: pa.ChunkedArray, members: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.invert(pc.is_in(values, value_set=members))
 
 
 def _count(mask: pa.ChunkedArray) -> int:
@@ -105,8 +105,8 @@ def _count(mask: pa.ChunkedArray) -> int:
 
 
 def _any_time_is(flights: pa.Table, time: int) -> int:
-    found = [pc.fill_null(pc.equal(flights[name], time), False) for name in TIMES]
-    return _count(pc.or_(*found))
+    masks = [pc.fill_null(pc.equal(flights[name], time), False) for name in TIMES]
+    return _count(pc.or_(*masks))
 
 
 def _disrupted_days(flights: pa.Table) -> int:

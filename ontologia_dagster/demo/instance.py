@@ -1,8 +1,5 @@
-"""Where the demo keeps things, and what its assets are called.
-
-The Dagster instance that `make run` and `make ui` share, in a folder that is made for it.
-
-What a killed `make run` or `make ui` left behind in Dagster.
+"""Where the demo keeps things: its folder, the Dagster instance that `make run` and `make ui` share
+in it, and what a killed one of them left behind.
 
 A run whose process died stays "started", and keeps its place in its pool: the next run would wait
 for it for ever. Each program holds a lock as long as it lives, so that the next one can tell runs
@@ -32,10 +29,37 @@ HOME_VARIABLE = "ONTOLOGIA_HOME"
 SOURCE_VARIABLE = "ONTOLOGIA_DEMO_SOURCE"
 GROUP = "flights"
 DELIVERY = "flight_data"
+RUN, UI, SERVER = "run", "ui", "server"
+# Runs that `make run` executes in its own process; all others are the UI's.
+OWN_RUN = {"ontologia/executed_by": "make run"}
+POOL_LIMITS: Mapping[str, int] = {INGEST_POOL: 1, MAINTENANCE_POOL: 1, EVENTS_POOL: 1}
+SETTINGS: Mapping[str, Any] = {
+    "telemetry": {"enabled": False},
+    "nux": {"enabled": False},  # no letter box in front of the first page
+    # One run with Spark fills a small machine; others wait their turn instead of failing.
+    "concurrency": {
+        "runs": {"max_concurrent_runs": 2},
+        "pools": {"granularity": "op", "default_limit": 1},
+    },
+    # A run whose process died is marked as failed, so that the next can begin.
+    "run_monitoring": {
+        "enabled": True,
+        "start_timeout_seconds": 180,
+        "max_runtime_seconds": 7200,
+        "poll_interval_seconds": 30,
+    },
+    "retention": {"sensor": {"purge_after_days": {"skipped": 7, "success": 30}}},
+}
 _LOCAL_S3 = "s3"
+_NOT_BEGUN_OR_ENDED = (
+    dg.DagsterRunStatus.QUEUED,  # the next daemon takes it
+    dg.DagsterRunStatus.SUCCESS,
+    dg.DagsterRunStatus.FAILURE,
+    dg.DagsterRunStatus.CANCELED,
+)
 
 
-def settle(*, local_s3: bool = False) -> None:
+def choose_home(*, local_s3: bool = False) -> None:
     """Give the storage that was chosen a home of its own, for this process and its children.
 
     Dagster's record of what is materialised and the files delivered belong to one storage: what is
@@ -71,27 +95,6 @@ def _readable(uri: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', uri).strip('-')[-60:]}-{digest}"
 
 
-POOL_LIMITS: Mapping[str, int] = {INGEST_POOL: 1, MAINTENANCE_POOL: 1, EVENTS_POOL: 1}
-
-SETTINGS: Mapping[str, Any] = {
-    "telemetry": {"enabled": False},
-    "nux": {"enabled": False},  # no letter box in front of the first page
-    # One run with Spark fills a small machine; others wait their turn instead of failing.
-    "concurrency": {
-        "runs": {"max_concurrent_runs": 2},
-        "pools": {"granularity": "op", "default_limit": 1},
-    },
-    # A run whose process died is marked as failed, so that the next can begin.
-    "run_monitoring": {
-        "enabled": True,
-        "start_timeout_seconds": 180,
-        "max_runtime_seconds": 7200,
-        "poll_interval_seconds": 30,
-    },
-    "retention": {"sensor": {"purge_after_days": {"skipped": 7, "success": 30}}},
-}
-
-
 def prepare_instance(home: Path | None = None) -> Path:
     """Make the folder ready; settings that someone changed there are kept."""
     home = home or dagster_home()
@@ -113,19 +116,11 @@ def open_instance(home: Path | None = None) -> dg.DagsterInstance:
     return instance
 
 
-RUN, UI, SERVER = "run", "ui", "server"
-_NOT_BEGUN_OR_ENDED = (
-    dg.DagsterRunStatus.QUEUED,  # the next daemon takes it
-    dg.DagsterRunStatus.SUCCESS,
-    dg.DagsterRunStatus.FAILURE,
-    dg.DagsterRunStatus.CANCELED,
-)
-# Runs that `make run` executes in its own process; all others are the UI's.
-OWN_RUN = {"ontologia/executed_by": "make run"}
+# -- who is alive ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def alive(folder: Path, program: str) -> Iterator[None]:
+def hold(folder: Path, program: str) -> Iterator[None]:
     """Hold the program's lock: one of a kind works in a folder at a time.
 
     The lock ends with this process, also when it turns into another program (`exec`).
@@ -133,7 +128,7 @@ def alive(folder: Path, program: str) -> Iterator[None]:
     path = _lock_file(folder, program)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if not _locked(descriptor):
+        if not _try_lock(descriptor):
             holder = path.read_text().strip()
             raise ConfigurationError(
                 f"{folder} is in use ({program}, process {holder}): wait for its end, or name "
@@ -150,7 +145,7 @@ def alive(folder: Path, program: str) -> Iterator[None]:
 def is_alive(folder: Path, program: str) -> bool:
     descriptor = os.open(_lock_file(folder, program), os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        return not _locked(descriptor)
+        return not _try_lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -178,7 +173,7 @@ def _lock_file(folder: Path, program: str) -> Path:
     return folder / f"{program}.lock"
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

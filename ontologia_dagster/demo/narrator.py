@@ -87,9 +87,9 @@ class Narrator:
         took = time.monotonic() - self._began.get(step, time.monotonic())
         self.say(done.asset_key.to_user_string(), _outcome(facts), seconds=took)
 
-    def _checked(self, found: dg.AssetCheckEvaluation) -> None:
-        if not found.passed:
-            for name, what in findings(found):
+    def _checked(self, evaluation: dg.AssetCheckEvaluation) -> None:
+        if not evaluation.passed:
+            for name, what in findings(evaluation):
                 self.say(name, what, good=False)
 
 
@@ -138,4 +138,4 @@ def findings(check: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:
     listed: Any = check.metadata.get("finding_list")
     if listed is None or not listed.records:
         return [(check.check_name, check.description or "failed")]
-    return [(str(one.data["type"]), str(one.data["what"])) for one in listed.records]
+    return [(str(record.data["type"]), str(record.data["what"])) for record in listed.records]

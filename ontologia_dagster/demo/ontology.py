@@ -1,6 +1,6 @@
-"""What counts as trouble. The figures are definitions, not results.
+"""The demo's ontology: what flew, where, by whom, in what weather, and what came of it.
 
-The demo's ontology: what flew, where, by whom, in what weather, and what came of it.
+What counts as trouble stands here too: these figures are definitions, not results.
 """
 
 from __future__ import annotations

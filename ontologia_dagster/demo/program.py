@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from ontologia_dagster.demo.instance import home, settle
+from ontologia_dagster.demo.instance import choose_home, home
 from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError, OntologiaError
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     try:
         with ExitStack() as running:
-            settle(local_s3=given.s3)
+            choose_home(local_s3=given.s3)
             if given.s3:
                 running.enter_context(_on_local_s3(console))
             if given.command == "ui":
@@ -73,8 +73,8 @@ def run(console: Console, *, s3: bool) -> int:
     from ontologia_dagster.demo.expected import expected
     from ontologia_dagster.demo.instance import (
         RUN,
-        alive,
         end_dead_runs,
+        hold,
         open_instance,
         prepare_instance,
     )
@@ -92,7 +92,7 @@ def run(console: Console, *, s3: bool) -> int:
     source = expected()
     place = prepare_instance()
     try:
-        with alive(place, RUN), open_instance(place) as instance:
+        with hold(place, RUN), open_instance(place) as instance:
             if ended := end_dead_runs(instance, place, RUN):
                 console.print(f"{ended} runs of an earlier process were not ended: they are now.")
             outcome = _apart(Demo(instance, ontology, spark, narrator).run)
@@ -103,9 +103,9 @@ def run(console: Console, *, s3: bool) -> int:
         console.print(f"\n[red]A run failed:[/red] {error}", soft_wrap=True)
         console.print("[bold]make ui[/bold] shows it with its log, under Runs.")
         return FAILED
-    found = figures(ontology, outcome, source)
-    show(console, ontology, outcome, found, narrator.elapsed)
-    if not verdict(console, found):
+    compared = figures(ontology, outcome, source)
+    show(console, ontology, outcome, compared, narrator.elapsed)
+    if not verdict(console, compared):
         return MISMATCH
     console.print(f"\nSee it in Dagster: [bold]make {'ui-s3' if s3 else 'ui'}[/bold]")
     return 0
@@ -132,8 +132,8 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
     from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.instance import (
         UI,
-        alive,
         end_dead_runs,
+        hold,
         open_instance,
         prepare_instance,
     )
@@ -141,7 +141,7 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
 
     place = prepare_instance()
     ontology = demo_resources()[STORAGE]
-    with alive(place, UI):
+    with hold(place, UI):
         with open_instance(place) as instance:
             end_dead_runs(instance, place, UI)
         if not ensure_storage(ontology):
@@ -180,13 +180,13 @@ def _on_local_s3(console: Console) -> Iterator[None]:
     """A server with its data under the demo's folder; the storage is a bucket on it."""
     from dagster_aws.s3 import S3Resource
 
-    from ontologia_dagster.demo.instance import SERVER, alive
+    from ontologia_dagster.demo.instance import SERVER, hold
     from ontologia_dagster.demo.local_s3 import local_s3
 
     folder = home() / "seaweedfs"
     folder.mkdir(parents=True, exist_ok=True)
     # Two servers on the same files would spoil them: run-s3 and ui-s3 take turns.
-    with alive(folder, SERVER), local_s3(folder, _KEY, _KEY) as server:
+    with hold(folder, SERVER), local_s3(folder, _KEY, _KEY) as server:
         console.print(f"SeaweedFS at {server.endpoint}, data in {folder}", soft_wrap=True)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN"):
             os.environ.pop(name, None)  # they belong to another account

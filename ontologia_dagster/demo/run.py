@@ -1,17 +1,12 @@
-"""Keeps what a program's children write to stderr out of sight, but not out of reach.
-
-The demo's ontology with every request counted: of writes, reads, checks, events, maintenance.
-
-For `make run`, which does everything in one process. Whatever opens the storage through the
-resource is counted; Spark's Python workers are other processes, and are not.
-
-What the corrections did, read from the storage's history: it is true whichever run did it.
-
-Runs the whole demo once, in this process.
+"""Runs the whole demo once, in this process.
 
 The runs are ordinary Dagster runs of the demo's jobs on a Dagster instance that stays: afterwards
 the UI shows all of them. What to do is decided by what is stored, so that a demo that was stopped
-anywhere goes on, and a storage that has been through it is left as it is.
+anywhere goes on, and a storage that has been through it is left as it is. What the corrections did
+is read from the storage's history for the same reason: it is true whichever run did it.
+
+Every request is counted that goes through the resource in this process: of writes, reads, checks,
+events, maintenance. Spark's Python workers are other processes, and are not counted.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ from typing import Any
 import dagster as dg
 
 from ontologia_dagster import STORAGE, OntologyResource, SparkResource
-from ontologia_dagster.demo.assets import opened
+from ontologia_dagster.demo.assets import open_session
 from ontologia_dagster.demo.definitions import (
     ALARM_JOB,
     CHECK_JOB,
@@ -42,129 +37,21 @@ from ontologia_dagster.demo.instance import DELIVERY, OWN_RUN, home
 from ontologia_dagster.demo.narrator import LOGGER, Narrator, findings
 from ontologia_dagster.demo.ontology import Airport, Flight, Plane
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
-from ontologia_dagster.storage.events import load_handlers, look
+from ontologia_dagster.ingestion.source_sensor import RANGE_END, RANGE_START
+from ontologia_dagster.storage.events import load_handlers, read_backlog
 from storage_engine import Session, initialize_storage
 from storage_engine.errors import UninitializedStorageError
 from storage_engine.repository.protocol import Repository
 
-
-@contextmanager
-def stderr_in(path: Path) -> Iterator[None]:
-    """Processes started meanwhile write their stderr to `path`, for as long as they live."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    ours = os.dup(2)
-    try:
-        with open(path, "ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(ours, 2)
-        os.close(ours)
-
-
+_MIDNIGHT = int(NOT_MIDNIGHT)
+_PATIENCE_S = 60.0  # for events that a killed run had claimed; far longer than their lease
+_LOOKED_AT = 1_000
 # Of the process, as Dagster makes a new copy of a resource for each run.
 _meters: list[Any] = []
 
 
-class MeteredOntology(OntologyResource):
-    @classmethod
-    def of(cls, ontology: OntologyResource) -> MeteredOntology:
-        names = type(ontology).model_fields
-        return cls(**{name: getattr(ontology, name) for name in names})
-
-    @contextmanager
-    def repository(self) -> Iterator[Repository]:
-        with super().repository() as opened:
-            _count(opened)
-            yield opened
-
-    def session(self, **settings: Any) -> Session:
-        opened = super().session(**settings)
-        _count(opened.repository)
-        return opened
-
-
-def requests() -> Counter[str]:
-    """By kind, to all storages that were opened so far."""
-    total: Counter[str] = Counter()
-    for meter in _meters:
-        total.update(meter.requests)
-    return total
-
-
-def _count(repository: Repository) -> None:
-    if (objects := repository.objects) is not None:
-        _meters.append(objects.store.meter)
-
-
-_MIDNIGHT = int(NOT_MIDNIGHT)
-
-
-@dataclass(frozen=True)
-class Corrections:
-    """Rows that are corrected, those that were ever stored wrong, and the earliest commit that
-    corrected one of them (None: none is)."""
-
-    airports_added: int
-    planes_added: int
-    makers_wrong: int
-    makers_unified: int
-    times_wrong: int
-    times_mended: int
-    first_commit: int | None
-
-
-def corrections(session: Session) -> Corrections:
-    airports = session.query().entities(Airport).where(Airport.stub.is_true()).collect()
-    planes = session.query().entities(Plane).where(Plane.stub.is_true()).collect()
-    makers = _makers_ever_wrong(session)
-    unified = [one for one in makers if one.manufacturer not in SAME_MAKER]
-    flights = _times_ever_wrong(session)
-    mended = [one for one in flights if _MIDNIGHT not in (one.departure, one.arrival)]
-    corrected: list[Airport | Plane | Flight] = [*airports, *planes, *unified, *mended]
-    return Corrections(
-        airports_added=len(airports),
-        planes_added=len(planes),
-        makers_wrong=len(makers),
-        makers_unified=len(unified),
-        times_wrong=len(flights),
-        times_mended=len(mended),
-        first_commit=min((one.meta().commit_id for one in corrected), default=None),
-    )
-
-
-def _makers_ever_wrong(session: Session) -> list[Plane]:
-    """Planes whose maker has or had another name, as they are now."""
-    planes = session.query().entities(Plane)
-    found = planes.with_history().where(Plane.manufacturer.in_(list(SAME_MAKER))).collect()
-    known = sorted({one.tailnum for one in found})
-    return planes.where(Plane.tailnum.in_(known)).collect() if known else []
-
-
-def _times_ever_wrong(session: Session) -> list[Flight]:
-    """Flights that leave or come, or once did, at 24:00, as they are now."""
-    flights = session.query().relations(Flight)
-    wrong = (Flight.departure == _MIDNIGHT) | (Flight.arrival == _MIDNIGHT)
-    found = flights.with_history().where(wrong).collect()
-    known = {_identity(one) for one in found}
-    names = sorted({one.flight for one in found})
-    now = flights.where(Flight.flight.in_(names)).collect() if names else []
-    return [one for one in now if _identity(one) in known]
-
-
-def _identity(flight: Flight) -> tuple[str, str, str]:
-    return flight.flight, flight.left_key, flight.right_key
-
-
-RANGE_START, RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
-_PATIENCE_S = 60.0  # for events that a killed run had claimed; far longer than their lease
-_LOOKED_AT = 1_000
-
-
 @dataclass
-class Outcome:
+class DemoResult:
     """What the passes came to; figures are read from the storage by `summary`."""
 
     corrected_before: bool = False  # the corrections had begun when this run did
@@ -195,9 +82,9 @@ class Demo:
         self._definitions = dg.Definitions.merge(
             demo_definitions(ontology), dg.Definitions(loggers={LOGGER: narrator.definition()})
         )
-        self.outcome = Outcome()
+        self.outcome = DemoResult()
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoResult:
         outcome, chapter = self.outcome, self._narrator.chapter
         at_start = requests()
         before = self._prepare()
@@ -237,7 +124,7 @@ class Demo:
         """The head before anything is done; a storage that is not there yet is made."""
         head = ensure_storage(self._ontology)
         if head:
-            with opened(self._ontology) as session:
+            with open_session(self._ontology) as session:
                 self.outcome.corrected_before = corrections(session).first_commit is not None
         return head
 
@@ -261,25 +148,25 @@ class Demo:
         result = self._execute(f"{STORAGE}_deep_verify")
         evaluations = result.get_asset_check_evaluations()
         failed = {}
-        for found in evaluations:
-            if not found.passed:
-                failed[found.check_name] = "; ".join(what for _, what in findings(found))
+        for evaluation in evaluations:
+            if not evaluation.passed:
+                failed[evaluation.check_name] = "; ".join(what for _, what in findings(evaluation))
         self._narrator.say("deep verify", f"{len(evaluations) - len(failed)} checks passed")
         return failed
 
     def _drain(self) -> None:
         """Until no event is left: failed ones wait for their next attempt, and those that a killed
         run had claimed for the end of its lease."""
-        subscriptions = [one.subscription() for one in load_handlers([HANDLER_MODULE])]
+        subscriptions = [handler.subscription() for handler in load_handlers([HANDLER_MODULE])]
         deadline = time.monotonic() + _PATIENCE_S
         left = None
         while left is None or (left.due and time.monotonic() < deadline):
             done = self._output(self._execute(f"{STORAGE}_drain_events"))
             self._narrator.say("events", f"{done['handled']} handled, {done['failed']} failed")
-            left = look(self._ontology, subscriptions)
+            left = read_backlog(self._ontology, subscriptions)
             while left.waiting and not left.due and time.monotonic() < deadline:
                 time.sleep(0.2)
-                left = look(self._ontology, subscriptions)
+                left = read_backlog(self._ontology, subscriptions)
         if left.due or left.waiting:
             self._narrator.say("events", f"{left.due + left.waiting} are not handled", good=False)
 
@@ -300,11 +187,11 @@ class Demo:
 
     def _tidy(self) -> None:
         done = self._output(self._execute(f"{STORAGE}_compact"))
-        said = f"{done['rows_rewritten']:,} rows merged, {done['files']} files now"
-        self._narrator.say("compaction", said)
+        summary = f"{done['rows_rewritten']:,} rows merged, {done['files']} files now"
+        self._narrator.say("compaction", summary)
         self._collect_garbage()
         checks = self._execute(CHECK_JOB).get_asset_check_evaluations()
-        good = sum(found.passed for found in checks)
+        good = sum(evaluation.passed for evaluation in checks)
         self._narrator.say(
             "index checks", f"{good} of {len(checks)} passed", good=good == len(checks)
         )
@@ -313,13 +200,13 @@ class Demo:
         """What compaction replaced is shown; it is deleted when its grace is over, as somebody may
         be reading it just now, such as a question in the UI."""
         at_once = {"dry_run": True, "older_than": "0s", "purge_compacted": True}
-        found = self._gc(at_once)
-        size = sum(row.data["bytes"] for row in found["plan"].records) / 1024**2
-        said = f"{found['objects_planned']} objects are needed no more, {size:.1f} MiB"
-        self._narrator.say("garbage", said)
+        planned = self._gc(at_once)
+        size = sum(row.data["bytes"] for row in planned["plan"].records) / 1024**2
+        summary = f"{planned['objects_planned']} objects are needed no more, {size:.1f} MiB"
+        self._narrator.say("garbage", summary)
         done = self._gc({"dry_run": False, "purge_compacted": True})
-        said = f"{done['objects_deleted']} objects deleted that are older than a week"
-        self._narrator.say("garbage collection", said)
+        summary = f"{done['objects_deleted']} objects deleted that are older than a week"
+        self._narrator.say("garbage collection", summary)
 
     def _gc(self, config: Mapping[str, Any]) -> dict[str, Any]:
         collect = {f"{STORAGE}_collect_garbage": {"config": dict(config)}}
@@ -354,8 +241,8 @@ class Demo:
 
     def _output(self, result: dg.ExecuteInProcessResult) -> dict[str, Any]:
         """What the only step of a job said of its work."""
-        [event] = [one for one in result.all_events if one.event_type_value == "STEP_OUTPUT"]
-        return {name: one.value for name, one in event.step_output_data.metadata.items()}
+        [event] = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
+        return {name: value.value for name, value in event.step_output_data.metadata.items()}
 
 
 def ensure_storage(ontology: OntologyResource) -> int:
@@ -366,3 +253,112 @@ def ensure_storage(ontology: OntologyResource) -> int:
     except UninitializedStorageError:
         initialize_storage(ontology.storage_uri, config=ontology.config())
         return 0
+
+
+@contextmanager
+def stderr_in(path: Path) -> Iterator[None]:
+    """Processes started meanwhile write their stderr to `path`, for as long as they live."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, 2)
+        os.close(ours)
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+class MeteredOntology(OntologyResource):
+    @classmethod
+    def of(cls, ontology: OntologyResource) -> MeteredOntology:
+        names = type(ontology).model_fields
+        return cls(**{name: getattr(ontology, name) for name in names})
+
+    @contextmanager
+    def repository(self) -> Iterator[Repository]:
+        with super().repository() as opened:
+            _count(opened)
+            yield opened
+
+    def session(self, **settings: Any) -> Session:
+        opened = super().session(**settings)
+        _count(opened.repository)
+        return opened
+
+
+def requests() -> Counter[str]:
+    """By kind, to all storages that were opened so far."""
+    total: Counter[str] = Counter()
+    for meter in _meters:
+        total.update(meter.requests)
+    return total
+
+
+def _count(repository: Repository) -> None:
+    if (objects := repository.objects) is not None:
+        _meters.append(objects.store.meter)
+
+
+# -- corrections ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """Rows that are corrected, those that were ever stored wrong, and the earliest commit that
+    corrected one of them (None: none is)."""
+
+    airports_added: int
+    planes_added: int
+    makers_wrong: int
+    makers_unified: int
+    times_wrong: int
+    times_mended: int
+    first_commit: int | None
+
+
+def corrections(session: Session) -> Corrections:
+    airports = session.query().entities(Airport).where(Airport.stub.is_true()).collect()
+    planes = session.query().entities(Plane).where(Plane.stub.is_true()).collect()
+    makers = _makers_ever_wrong(session)
+    unified = [plane for plane in makers if plane.manufacturer not in SAME_MAKER]
+    flights = _times_ever_wrong(session)
+    mended = [flight for flight in flights if _MIDNIGHT not in (flight.departure, flight.arrival)]
+    corrected: list[Airport | Plane | Flight] = [*airports, *planes, *unified, *mended]
+    return Corrections(
+        airports_added=len(airports),
+        planes_added=len(planes),
+        makers_wrong=len(makers),
+        makers_unified=len(unified),
+        times_wrong=len(flights),
+        times_mended=len(mended),
+        first_commit=min((row.meta().commit_id for row in corrected), default=None),
+    )
+
+
+def _makers_ever_wrong(session: Session) -> list[Plane]:
+    """Planes whose maker has or had another name, as they are now."""
+    planes = session.query().entities(Plane)
+    versions = planes.with_history().where(Plane.manufacturer.in_(list(SAME_MAKER))).collect()
+    tailnums = sorted({plane.tailnum for plane in versions})
+    return planes.where(Plane.tailnum.in_(tailnums)).collect() if tailnums else []
+
+
+def _times_ever_wrong(session: Session) -> list[Flight]:
+    """Flights that leave or come, or once did, at 24:00, as they are now."""
+    flights = session.query().relations(Flight)
+    wrong = (Flight.departure == _MIDNIGHT) | (Flight.arrival == _MIDNIGHT)
+    versions = flights.with_history().where(wrong).collect()
+    identities = {_identity(flight) for flight in versions}
+    names = sorted({flight.flight for flight in versions})
+    now = flights.where(Flight.flight.in_(names)).collect() if names else []
+    return [flight for flight in now if _identity(flight) in identities]
+
+
+def _identity(flight: Flight) -> tuple[str, str, str]:
+    return flight.flight, flight.left_key, flight.right_key

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ontologia_dagster import OntologyResource
-from ontologia_dagster.demo.assets import opened, punctuality
+from ontologia_dagster.demo.assets import open_session, punctuality
 from ontologia_dagster.demo.events import NOTICE, SEVERE_DELAY
 from ontologia_dagster.demo.expected import Expected
 from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airport, Incident, Plane
-from ontologia_dagster.demo.run import Outcome, corrections
+from ontologia_dagster.demo.run import DemoResult, corrections
 from ontologia_dagster.demo.source import SAME_MAKER
 from ontologia_dagster.downstream.metadata import PER_REQUEST, price, request_total
 from storage_engine import Session
@@ -34,11 +34,11 @@ class Figure:
         return bool(self.found == self.expected)
 
 
-def figures(ontology: OntologyResource, outcome: Outcome, expected: Expected) -> list[Figure]:
+def figures(ontology: OntologyResource, outcome: DemoResult, expected: Expected) -> list[Figure]:
     """What is stored now, before the corrections, and what happened in between."""
-    with opened(ontology) as session:
+    with open_session(ontology) as session:
         stored, sent = _counts(session), _events_sent(session)
-        found = [
+        compared = [
             Figure("Airline", stored["Airline"], expected.airlines),
             Figure("Airport", stored["Airport"], expected.airports_then),
             Figure("Plane", stored["Plane"], expected.planes_then),
@@ -57,15 +57,15 @@ def figures(ontology: OntologyResource, outcome: Outcome, expected: Expected) ->
             Figure("DisruptedDay events sent", sent["disrupted_days"], expected.disrupted_days),
         ]
         if outcome.first_commit:
-            found += _first_pass(session, outcome, expected)
-    return [*found, Figure("failed checks at the end", len(outcome.failed_last), 0)]
+            compared += _first_pass(session, outcome, expected)
+    return [*compared, Figure("failed checks at the end", len(outcome.failed_last), 0)]
 
 
 def _counts(session: Session) -> dict[str, int]:
     query = session.query()
     return {
-        **{one.__name__: query.entities(one).count() for one in ENTITIES},
-        **{one.__name__: query.relations(one).count() for one in RELATIONS},
+        **{entity.__name__: query.entities(entity).count() for entity in ENTITIES},
+        **{relation.__name__: query.relations(relation).count() for relation in RELATIONS},
     }
 
 
@@ -95,13 +95,13 @@ def _changes(session: Session, expected: Expected) -> list[Figure]:
     ]
 
 
-def _first_pass(session: Session, outcome: Outcome, expected: Expected) -> list[Figure]:
+def _first_pass(session: Session, outcome: DemoResult, expected: Expected) -> list[Figure]:
     """The storage as the first pass left it, by time travel, and what the checks said of it."""
     then = session.at(outcome.first_commit).query()
     to_nowhere = session.at(outcome.first_commit).sql(
         "select count(*) as n from Flight where right_key not in (select faa from Airport)"
     )
-    said = " ".join(outcome.failed_first.values())
+    findings = " ".join(outcome.failed_first.values())
     return [
         Figure("Airport, first pass", then.entities(Airport).count(), expected.airports_first),
         Figure("Plane, first pass", then.entities(Plane).count(), expected.planes_first),
@@ -112,11 +112,13 @@ def _first_pass(session: Session, outcome: Outcome, expected: Expected) -> list[
         ),
         Figure(
             "the same, by deep verify",
-            f"({expected.flights_to_unknown_airports} relations)" in said,
+            f"({expected.flights_to_unknown_airports} relations)" in findings,
             True,
         ),
         Figure(
-            "unknown planes, by deep verify", f"{expected.unknown_planes} right keys" in said, True
+            "unknown planes, by deep verify",
+            f"{expected.unknown_planes} right keys" in findings,
+            True,
         ),
         Figure("dead letters", outcome.dead_letters, 1),
         Figure("dead letters redriven", outcome.redriven, 1),
@@ -139,12 +141,12 @@ def _events_sent(session: Session) -> Counter[str]:
 def show(
     console: Console,
     ontology: OntologyResource,
-    outcome: Outcome,
-    found: Sequence[Figure],
+    outcome: DemoResult,
+    compared: Sequence[Figure],
     seconds: float,
 ) -> None:
-    with opened(ontology) as session:
-        _show_figures(console, found)
+    with open_session(ontology) as session:
+        _show_figures(console, compared)
         _show_question(console, session)
         _show_time_travel(console, session, outcome)
         _show_commits(console, session)
@@ -154,26 +156,26 @@ def show(
     )
 
 
-def verdict(console: Console, found: Sequence[Figure]) -> bool:
+def verdict(console: Console, compared: Sequence[Figure]) -> bool:
     """Whether every figure is as the source says; those that are not are named."""
-    wrong = [one for one in found if not one.right]
+    wrong = [figure for figure in compared if not figure.right]
     if wrong:
         console.print(f"\n[red]{len(wrong)} figures are not what the source says:[/red]")
-        for one in wrong:
-            said = f"  {one.name}: found {one.found}, the source has {one.expected}"
-            console.print(said, soft_wrap=True)
+        for figure in wrong:
+            line = f"  {figure.name}: found {figure.found}, the source has {figure.expected}"
+            console.print(line, soft_wrap=True)
     return not wrong
 
 
-def _show_figures(console: Console, found: Sequence[Figure]) -> None:
+def _show_figures(console: Console, compared: Sequence[Figure]) -> None:
     table = Table(title="Found, beside what the source says", title_justify="left")
     table.add_column("figure", no_wrap=True)
     table.add_column("found", justify="right", no_wrap=True)
     table.add_column("source", justify="right", no_wrap=True)
     table.add_column("")
-    for one in found:
-        mark = "[green]✓[/green]" if one.right else "[red]✗[/red]"
-        table.add_row(one.name, _shown(one.found), _shown(one.expected), mark)
+    for figure in compared:
+        mark = "[green]✓[/green]" if figure.right else "[red]✗[/red]"
+        table.add_row(figure.name, _shown(figure.found), _shown(figure.expected), mark)
     console.print()
     console.print(table)
 
@@ -198,7 +200,7 @@ def _show_question(console: Console, session: Session) -> None:
     console.print(table)
 
 
-def _show_time_travel(console: Console, session: Session, outcome: Outcome) -> None:
+def _show_time_travel(console: Console, session: Session, outcome: DemoResult) -> None:
     """Makers' names before and after the corrections, from one and the same storage."""
     first = outcome.first_commit or max(1, (corrections(session).first_commit or 1) - 1)
     console.print("\n[bold]Time travel: the makers of planes, then and now[/bold]")
@@ -233,7 +235,7 @@ def _show_commits(console: Console, session: Session) -> None:
     console.print(table)
 
 
-def _show_cost(console: Console, outcome: Outcome) -> None:
+def _show_cost(console: Console, outcome: DemoResult) -> None:
     requests, files = outcome.requests, outcome.files_by_spark
     kinds = ", ".join(f"{kind} {requests[kind]:,}" for kind in PER_REQUEST if kind in requests)
     cost = price({**requests, "PUT": requests["PUT"] + files})

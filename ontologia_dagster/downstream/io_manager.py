@@ -20,7 +20,7 @@ import pyarrow as pa
 from ontologia_dagster.dagster_compat import set_data_version
 from ontologia_dagster.downstream.metadata import column_schema
 from ontologia_dagster.ingestion import provenance
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.storage.type_assets import TYPE
 from storage_engine.errors import ConfigurationError
@@ -48,19 +48,21 @@ class OntologyIOManager(dg.ConfigurableIOManager):
             provenance.ASSET_KEY: key,
         }
         app = "/".join([self.ontology.location, key, *_partition(context)])
-        with reported_failures(), self.ontology.session(holder={"run_id": context.run_id}) as work:
+        with report_failures(), self.ontology.session(holder={"run_id": context.run_id}) as work:
             assert spec.python_class is not None
             work.ingest(spec.python_class, obj)
             commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
         set_data_version(context, head)
-        changes = [one for one in (last.changes if last else ()) if one.type_name == spec.name]
+        changes = [
+            change for change in (last.changes if last else ()) if change.type_name == spec.name
+        ]
         context.add_output_metadata(
             {
                 "commit": commit_id,
                 "type_commit": head,
-                "rows_inserted": sum(one.inserted for one in changes),
-                "rows_changed": sum(one.updated for one in changes),
+                "rows_inserted": sum(change.inserted for change in changes),
+                "rows_changed": sum(change.updated for change in changes),
                 "dagster/table_name": spec.name,
                 "dagster/uri": self.ontology.storage_uri,
                 "dagster/column_schema": column_schema(spec),
@@ -71,18 +73,22 @@ class OntologyIOManager(dg.ConfigurableIOManager):
         upstream = context.upstream_output
         assert upstream is not None
         spec = _type_of(upstream.definition_metadata, upstream.asset_key)
-        with reported_failures(), self.ontology.session() as session:
+        with report_failures(), self.ontology.session() as session:
             table = session.sql(f'SELECT * EXCLUDE (commit_id) FROM "{spec.name}"').to_arrow()
         return _as_asked(table, context.dagster_type.typing_type)
 
 
 def _partition(context: dg.OutputContext) -> list[str]:
-    return [provenance.named(context.asset_partition_keys)] if context.has_asset_partitions else []
+    return (
+        [provenance.name_partitions(context.asset_partition_keys)]
+        if context.has_asset_partitions
+        else []
+    )
 
 
 def _type_of(metadata: Any, key: dg.AssetKey) -> TypeSpec:
-    found = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
-    name, models = found.get(TYPE), found.get(MODELS)
+    plain = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
+    name, models = plain.get(TYPE), plain.get(MODELS)
     if not name or not models:
         raise ConfigurationError(
             f"{key.to_user_string()}: its metadata must name {TYPE} and {MODELS} to be kept in "

@@ -1,10 +1,8 @@
-"""What requests cost, about: list prices of S3 Standard in us-east-1, in dollars.
+"""What materialisations, checks and jobs show of themselves: Dagster's standard keys, numbers that
+plot, tables, and an estimate of what the requests cost.
 
-An estimate for comparing runs, not a bill: transfer, storage and other regions are left out.
-
-Tables in metadata: what people look at in the UI.
-
-What a materialisation says of itself: Dagster's standard keys, and numbers that plot.
+Prices are list prices of S3 Standard in us-east-1, in dollars: for comparing runs, not a bill, as
+transfer, storage and other regions are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from storage_engine.repository.protocol import Repository
     from storage_engine.spark.results import WriteResult
 
+FINGERPRINT = "ontologia/source_fingerprint"
+SHOWN_ROWS = 100
 PER_REQUEST = {
     "GET": 0.0004 / 1000,
     "HEAD": 0.0004 / 1000,
@@ -30,16 +30,65 @@ PER_REQUEST = {
 }
 
 
-def price(requests: Mapping[str, int]) -> float:
-    """Of requests by kind; sums and byte counts among them are passed over."""
-    return round(sum(PER_REQUEST.get(kind, 0.0) * count for kind, count in requests.items()), 8)
+def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> dict[str, Any]:
+    """Of one write. `rows` is what the type has now; the rest is what this run did."""
+    metadata: dict[str, Any] = {
+        "dagster/row_count": rows,
+        "dagster/table_name": spec.name,
+        "dagster/uri": uri,
+        "dagster/column_schema": column_schema(spec),
+        "commit": result.commit_id if result.commit_id is not None else dg.MetadataValue.null(),
+        "type_commit": result.type_commit_id,
+        "already_applied": result.already_applied,
+        "rows_read": result.rows,
+        "rows_inserted": result.inserted,
+        "rows_changed": result.updated,
+        "rows_unchanged": result.unchanged,
+        "rows_quarantined": result.quarantined,
+        "rows_duplicate": result.duplicates,
+        "rows_stale": result.stale,
+        "rows_kept": result.kept,
+        "files": result.files,
+        "bytes": result.bytes,
+        "lock_wait_ms": float(result.lock_wait_ms),
+        "cas_attempts": result.attempts,
+        **request_metadata(result.requests),
+    }
+    if result.reasons:
+        rows_by_reason = sorted(result.reasons.items(), key=lambda item: -item[1])
+        metadata["quarantine_reasons"] = table(["reason", "rows"], rows_by_reason)
+    if result.quarantine:
+        metadata["quarantine"] = result.quarantine
+    if result.drift:
+        metadata["drift"] = dg.MetadataValue.md("\n".join(f"- {change}" for change in result.drift))
+    return metadata
 
 
-def request_total(requests: Mapping[str, int]) -> int:
-    return sum(count for kind, count in requests.items() if kind in PER_REQUEST)
+def column_schema(spec: TypeSpec) -> dg.TableSchema:
+    """The declared fields; identity columns of a relation come first."""
+    columns = []
+    if spec.kind == "relation":
+        columns += [
+            dg.TableColumn("left_key", "str", f"key of {spec.left}", _constraints(False)),
+            dg.TableColumn("right_key", "str", f"key of {spec.right}", _constraints(False)),
+        ]
+        if spec.instance_key:
+            columns.append(dg.TableColumn(spec.instance_key, "str", None, _constraints(False)))
+    for field in spec.fields:
+        unique = field.name == spec.primary_key
+        columns.append(
+            dg.TableColumn(
+                field.name, field.storage, None, _constraints(field.nullable, unique=unique)
+            )
+        )
+    return dg.TableSchema(columns=columns)
 
 
-SHOWN_ROWS = 100
+def _constraints(nullable: bool, *, unique: bool = False) -> dg.TableColumnConstraints:
+    return dg.TableColumnConstraints(nullable=nullable, unique=unique)
+
+
+# -- tables ---------------------------------------------------------------------------------------
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> dg.MetadataValue[Any]:
@@ -79,65 +128,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-FINGERPRINT = "ontologia/source_fingerprint"
-
-
-def column_schema(spec: TypeSpec) -> dg.TableSchema:
-    """The declared fields; identity columns of a relation come first."""
-    columns = []
-    if spec.kind == "relation":
-        columns += [
-            dg.TableColumn("left_key", "str", f"key of {spec.left}", _constraints(False)),
-            dg.TableColumn("right_key", "str", f"key of {spec.right}", _constraints(False)),
-        ]
-        if spec.instance_key:
-            columns.append(dg.TableColumn(spec.instance_key, "str", None, _constraints(False)))
-    for field in spec.fields:
-        unique = field.name == spec.primary_key
-        columns.append(
-            dg.TableColumn(
-                field.name, field.storage, None, _constraints(field.nullable, unique=unique)
-            )
-        )
-    return dg.TableSchema(columns=columns)
-
-
-def _constraints(nullable: bool, *, unique: bool = False) -> dg.TableColumnConstraints:
-    return dg.TableColumnConstraints(nullable=nullable, unique=unique)
-
-
-def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> dict[str, Any]:
-    """Of one write. `rows` is what the type has now; the rest is what this run did."""
-    found: dict[str, Any] = {
-        "dagster/row_count": rows,
-        "dagster/table_name": spec.name,
-        "dagster/uri": uri,
-        "dagster/column_schema": column_schema(spec),
-        "commit": result.commit_id if result.commit_id is not None else dg.MetadataValue.null(),
-        "type_commit": result.type_commit_id,
-        "already_applied": result.already_applied,
-        "rows_read": result.rows,
-        "rows_inserted": result.inserted,
-        "rows_changed": result.updated,
-        "rows_unchanged": result.unchanged,
-        "rows_quarantined": result.quarantined,
-        "rows_duplicate": result.duplicates,
-        "rows_stale": result.stale,
-        "rows_kept": result.kept,
-        "files": result.files,
-        "bytes": result.bytes,
-        "lock_wait_ms": float(result.lock_wait_ms),
-        "cas_attempts": result.attempts,
-        **request_metadata(result.requests),
-    }
-    if result.reasons:
-        rows_by_reason = sorted(result.reasons.items(), key=lambda item: -item[1])
-        found["quarantine_reasons"] = table(["reason", "rows"], rows_by_reason)
-    if result.quarantine:
-        found["quarantine"] = result.quarantine
-    if result.drift:
-        found["drift"] = dg.MetadataValue.md("\n".join(f"- {said}" for said in result.drift))
-    return found
+# -- requests -------------------------------------------------------------------------------------
 
 
 def request_metadata(requests: Mapping[str, int]) -> dict[str, Any]:
@@ -158,3 +149,12 @@ def request_metadata(requests: Mapping[str, int]) -> dict[str, Any]:
 def requests_of(repository: Repository) -> dict[str, int]:
     """What was asked of the store since the storage was opened; nothing where there is none."""
     return repository.requests()
+
+
+def price(requests: Mapping[str, int]) -> float:
+    """Of requests by kind; sums and byte counts among them are passed over."""
+    return round(sum(PER_REQUEST.get(kind, 0.0) * count for kind, count in requests.items()), 8)
+
+
+def request_total(requests: Mapping[str, int]) -> int:
+    return sum(count for kind, count in requests.items() if kind in PER_REQUEST)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ontologia_dagster.declaration import on_new_data
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage.type_assets import STORAGE
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def query_asset(
     )
     def asked(context: dg.AssetExecutionContext, config: QueryConfig) -> dg.MaterializeResult[None]:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance), ontology.session() as session:
+        with report_failures(context.instance), ontology.session() as session:
             view = session.at(reference(config.as_of, session.repository.head_commit_id()))
             answer = view.sql(query).to_arrow() if isinstance(query, str) else query(view)
             requests = requests_of(session.repository)

@@ -1,6 +1,7 @@
-"""What an ingestion would do, as an observation of its asset: counts before a backfill.
+"""The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it.
 
-The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it.
+Each partition has the version of the commit that last changed it. With `dry_run` the step counts
+what it would do, and leaves an observation instead: a preview before a backfill.
 """
 
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
@@ -20,8 +21,8 @@ from ontologia_dagster.dagster_compat import (
 from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.ingestion.spark_run import carry_out, earlier, look_ahead
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.ingestion.spark_run import find_earlier, preview_ingest, run_ingest
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage.type_assets import definition_metadata
 
 if TYPE_CHECKING:
@@ -30,45 +31,6 @@ if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
     from storage_engine.spark.ingest_spec import IngestSpec
-
-
-def observe_preview(
-    context: dg.AssetExecutionContext,
-    key: dg.AssetKey,
-    order: "IngestSpec",
-    ontology: "OntologyResource",
-    spark: "SparkResource",
-    keys: Sequence[str],
-) -> None:
-    """Counts rows and logs an observation; nothing is written and nothing materialised."""
-    result = look_ahead(context, order, ontology, spark)
-    said = f" of {len(keys)} partitions, {keys[0]} to {keys[-1]}" if keys else ""
-    context.log.info(
-        "would insert %d rows%s, change %d and leave %d as they are",
-        result.inserted,
-        said,
-        result.updated,
-        result.unchanged,
-    )
-    if result.problem is not None:
-        context.log.warning("the write would be refused: %s", result.problem)
-    context.log_event(
-        dg.AssetObservation(
-            asset_key=key,
-            description="Preview: nothing was written.",
-            metadata={
-                "dry_run": True,
-                "preview_rows_read": result.rows,
-                "preview_rows_inserted": result.inserted,
-                "preview_rows_changed": result.updated,
-                "preview_rows_unchanged": result.unchanged,
-                "preview_rows_quarantined": result.quarantined,
-                "preview_partitions": len(keys),
-                "preview_problem": result.problem or "none",
-            },
-        )
-    )
-
 
 SPARK = "spark"
 
@@ -95,8 +57,8 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, config: IngestConfig
     ) -> Iterator[dg.MaterializeResult[None]]:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        with reported_failures(context.instance):
-            yield from _ingested(context, declared, ontology, dry_run=config.dry_run)
+        with report_failures(context.instance):
+            yield from _ingest(context, declared, ontology, dry_run=config.dry_run)
 
     with warnings.catch_warnings():
         # Range runs need a backfill policy, which Dagster still calls beta.
@@ -123,7 +85,7 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
         return decorate(ingest_type)
 
 
-def _ingested(
+def _ingest(
     context: dg.AssetExecutionContext,
     declared: OntologyAsset,
     ontology: "OntologyResource",
@@ -136,32 +98,70 @@ def _ingested(
     prints = provenance.source_fingerprints(declared, keys, ontology)
     order = order.replace(
         idempotency=provenance.unit_of_work(
-            context, declared, keys, ontology.location, provenance.combined(prints.values())
+            context, declared, keys, ontology.location, provenance.combine(prints.values())
         ),
         meta={**declared.meta, **provenance.commit_metadata(context, declared, keys)},
     )
     if dry_run:
         observe_preview(context, declared.asset_key, order, ontology, spark, keys)
         return
-    result = earlier(order, ontology, spec)
+    result = find_earlier(order, ontology, spec)
     if result is None:
-        result = carry_out(context, order, ontology, spark, provenance.holder(context))
+        result = run_ingest(context, order, ontology, spark, provenance.holder(context))
     if result.commit_id is None:
         context.log.info("%s is as it was; nothing was written", declared.type)
     with ontology.repository() as repository:
         metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
-        stored = _held(repository, spec, declared, keys) if keys else {}
+        stored = _partition_states(repository, spec, declared, keys) if keys else {}
     if not keys:
         version = dg.DataVersion(str(result.type_commit_id))
         told = {**metadata, **_fingerprint(prints[""])}
         yield dg.MaterializeResult(metadata=told, data_version=version)
         return
     own = {
-        key: {"dagster/partition_row_count": one.rows, **_fingerprint(prints[key])}
-        for key, one in stored.items()
+        key: {"dagster/partition_row_count": state.rows, **_fingerprint(prints[key])}
+        for key, state in stored.items()
     }
-    versions = {key: one.commit_id for key, one in stored.items()}
+    versions = {key: state.commit_id for key, state in stored.items()}
     yield from _partition_results(context, declared, metadata, own, versions)
+
+
+def observe_preview(
+    context: dg.AssetExecutionContext,
+    key: dg.AssetKey,
+    order: "IngestSpec",
+    ontology: "OntologyResource",
+    spark: "SparkResource",
+    keys: Sequence[str],
+) -> None:
+    """Counts rows and logs an observation; nothing is written and nothing materialised."""
+    result = preview_ingest(context, order, ontology, spark)
+    extent = f" of {len(keys)} partitions, {keys[0]} to {keys[-1]}" if keys else ""
+    context.log.info(
+        "would insert %d rows%s, change %d and leave %d as they are",
+        result.inserted,
+        extent,
+        result.updated,
+        result.unchanged,
+    )
+    if result.problem is not None:
+        context.log.warning("the write would be refused: %s", result.problem)
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=key,
+            description="Preview: nothing was written.",
+            metadata={
+                "dry_run": True,
+                "preview_rows_read": result.rows,
+                "preview_rows_inserted": result.inserted,
+                "preview_rows_changed": result.updated,
+                "preview_rows_unchanged": result.unchanged,
+                "preview_rows_quarantined": result.quarantined,
+                "preview_partitions": len(keys),
+                "preview_problem": result.problem or "none",
+            },
+        )
+    )
 
 
 def _partition_results(
@@ -204,7 +204,7 @@ def ingest_spec(
     """The spec for the job, with the bounds of the partitions in its condition, and its type."""
     from storage_engine.spark.jobs.ingest import type_of
 
-    paths = partitions.expanded_paths(declared.source.paths, keys)
+    paths = partitions.expand_paths(declared.source.paths, keys)
     order = declared.ingest_spec(storage_uri, paths)
     spec = type_of(order)
     if declared.partitions is None or not keys:
@@ -215,27 +215,27 @@ def ingest_spec(
     return order.replace(where=where), spec
 
 
-def _fingerprint(found: str | None) -> dict[str, str]:
-    return {FINGERPRINT: found} if found is not None else {}
+def _fingerprint(fingerprint: str | None) -> dict[str, str]:
+    return {FINGERPRINT: fingerprint} if fingerprint is not None else {}
 
 
 def row_count(repository: "Repository", spec: "TypeSpec") -> int:
     """Identities of the type: from the log where it tells, else counted."""
     from storage_engine.maintenance.metrics import collect
 
-    for one in collect(repository).types:
-        if (one.kind, one.type_name) == spec.ref and one.identities is not None:
-            return one.identities
-    if spec.ref not in {known.ref for known in repository.known_types()}:
+    for figures in collect(repository).types:
+        if (figures.kind, figures.type_name) == spec.ref and figures.identities is not None:
+            return figures.identities
+    if spec.ref not in {stored.ref for stored in repository.known_types()}:
         return 0
     rows = repository.executor().sql(f'SELECT count(*) AS n FROM "{spec.name}"')
     return int(next(iter(rows.batches)).column(0)[0].as_py())
 
 
-def _held(
+def _partition_states(
     repository: "Repository", spec: "TypeSpec", declared: OntologyAsset, keys: Sequence[str]
-) -> dict[str, partitions.Held]:
+) -> dict[str, partitions.PartitionState]:
     assert declared.partitions is not None
-    if spec.ref not in {known.ref for known in repository.known_types()}:
-        return dict.fromkeys(keys, partitions.Held())
-    return partitions.held(repository.executor(), spec, declared.partitions, keys)
+    if spec.ref not in {stored.ref for stored in repository.known_types()}:
+        return dict.fromkeys(keys, partitions.PartitionState())
+    return partitions.read_states(repository.executor(), spec, declared.partitions, keys)

@@ -64,29 +64,29 @@ def slices(spec: PartitionSpec, keys: Sequence[str]) -> list[Slice]:
     return [Slice(key, window.start, window.end) for key, window in zip(keys, windows, strict=True)]
 
 
-def written(spec: PartitionSpec, keys: Sequence[str]) -> str:
+def format_keys(spec: PartitionSpec, keys: Sequence[str]) -> str:
     """All of these keys as a text for a manifest: the first and last of adjacent spans of time,
     so that years of days take no more room than two; others one by one."""
-    found: list[str | list[str]] = []
+    spans: list[str | list[str]] = []
     before: Slice | None = None
-    for one in slices(spec, keys):
-        if before is not None and before.end is not None and before.end == one.start:
-            first = found.pop()
-            found.append([first if isinstance(first, str) else first[0], one.key])
+    for part in slices(spec, keys):
+        if before is not None and before.end is not None and before.end == part.start:
+            first = spans.pop()
+            spans.append([first if isinstance(first, str) else first[0], part.key])
         else:
-            found.append(one.key)
-        before = one
-    return json.dumps(found)
+            spans.append(part.key)
+        before = part
+    return json.dumps(spans)
 
 
-def read(spec: PartitionSpec, text: str) -> list[str] | None:
-    """The keys that `written` was given; None where they are not of these partitions (any more)."""
+def parse_keys(spec: PartitionSpec, text: str) -> list[str] | None:
+    """The keys that `format_keys` was given; None where the type is not cut so (any more)."""
     definition = partitions_def(spec)
     keys: list[str] = []
     try:
-        found = json.loads(text)
-        for one in found:
-            first, last = (one, one) if isinstance(one, str) else one
+        spans = json.loads(text)
+        for span in spans:
+            first, last = (span, span) if isinstance(span, str) else span
             if not definition.has_partition_key(first) or not definition.has_partition_key(last):
                 return None
             if first == last:
@@ -109,57 +109,57 @@ def source_condition(declared: OntologyAsset, keys: Sequence[str], field_type: s
     if spec is None:
         return None
     column = spec.expression or declared.columns.get(spec.field) or f"`{spec.field}`"
-    found = slices(spec, keys)
-    if found[0].start is None or field_type == "str":
+    parts = slices(spec, keys)
+    if parts[0].start is None or field_type == "str":
         listed = ", ".join(_text(key) for key in keys)
         return f"CAST(({column}) AS STRING) IN ({listed})"
     cast = "DATE" if field_type == "date" else "TIMESTAMP"
     spans = [
         f"(CAST(({column}) AS {cast}) >= {cast} {_text(low)} "
         f"AND CAST(({column}) AS {cast}) < {cast} {_text(high)})"
-        for low, high in _spans(found, field_type)
+        for low, high in _spans(parts, field_type)
     ]
     return " OR ".join(spans)
 
 
-def expanded_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
+def expand_paths(paths: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Paths with `{partition_key}` in them, once for each key."""
-    found: list[str] = []
+    expanded: list[str] = []
     for path in paths:
         if PARTITION_KEY in path:
-            found += [path.replace(PARTITION_KEY, key) for key in keys]
+            expanded += [path.replace(PARTITION_KEY, key) for key in keys]
         else:
-            found.append(path)
-    return found
+            expanded.append(path)
+    return expanded
 
 
 @dataclass(frozen=True)
-class Held:
+class PartitionState:
     """What the storage has of a partition: rows now, and the commit that last changed one."""
 
     rows: int = 0
     commit_id: int = 0
 
 
-def held(
+def read_states(
     executor: SqlExecutor, type_spec: TypeSpec, spec: PartitionSpec, keys: Sequence[str]
-) -> dict[str, Held]:
+) -> dict[str, PartitionState]:
     """Rows and last commit of each of these partitions, by one query."""
-    found = dict.fromkeys(keys, Held())
+    states = dict.fromkeys(keys, PartitionState())
     cut = slices(spec, keys)
     kind = field_type(type_spec, spec)
     column = f't."{spec.field}"'
     if cut[0].start is None or kind == "str":
         rows = ", ".join("(?)" for _ in cut)
-        parameters: list[Any] = [one.key for one in cut]
+        parameters: list[Any] = [part.key for part in cut]
         table, match = f"(VALUES {rows}) AS p(key)", f"CAST({column} AS VARCHAR) = p.key"
     else:
         cast = "DATE" if kind == "date" else "TIMESTAMPTZ"
         rows = ", ".join(f"(?, CAST(? AS {cast}), CAST(? AS {cast}))" for _ in cut)
         parameters = [
             value
-            for one in cut
-            for value in (one.key, *(bound for span in _spans([one], kind) for bound in span))
+            for part in cut
+            for value in (part.key, *(bound for span in _spans([part], kind) for bound in span))
         ]
         table = f"(VALUES {rows}) AS p(key, low, high)"
         match = f"{column} >= p.low AND {column} < p.high"
@@ -169,8 +169,8 @@ def held(
     )
     for batch in executor.sql(statement, parameters).batches:
         for row in batch.to_pylist():
-            found[row["key"]] = Held(row["n"], row["commit_id"])
-    return found
+            states[row["key"]] = PartitionState(row["n"], row["commit_id"])
+    return states
 
 
 def key_of(spec: PartitionSpec, value: Any) -> str | None:
@@ -188,14 +188,14 @@ def key_of(spec: PartitionSpec, value: Any) -> str | None:
     else:
         assert isinstance(value, date)
         moment = datetime(value.year, value.month, value.day, tzinfo=zone)
-    found = definition.get_partition_key_for_timestamp(moment.timestamp())
-    return found if definition.has_partition_key(found) else None
+    key = definition.get_partition_key_for_timestamp(moment.timestamp())
+    return key if definition.has_partition_key(key) else None
 
 
 def field_type(type_spec: TypeSpec, spec: PartitionSpec) -> str:
     """str, date, datetime, ... of the field that the type is cut by; ConfigurationError when there
     is no such field, or none that tells which partition of this kind a row is in."""
-    kinds = {one.name: str(one.storage) for one in type_spec.fields}
+    kinds = {field.name: str(field.storage) for field in type_spec.fields}
     if spec.field not in kinds:
         raise ConfigurationError(
             f"{type_spec.name} has no field {spec.field!r} to partition by; it has "
@@ -215,16 +215,16 @@ def field_type(type_spec: TypeSpec, spec: PartitionSpec) -> str:
     return kind
 
 
-def _spans(found: Sequence[Slice], kind: str) -> list[tuple[str, str]]:
+def _spans(parts: Sequence[Slice], kind: str) -> list[tuple[str, str]]:
     """Bounds as texts, adjacent partitions joined."""
     joined: list[tuple[datetime, datetime]] = []
-    for one in found:
-        assert one.start is not None
-        assert one.end is not None
-        if joined and joined[-1][1] == one.start:
-            joined[-1] = (joined[-1][0], one.end)
+    for part in parts:
+        assert part.start is not None
+        assert part.end is not None
+        if joined and joined[-1][1] == part.start:
+            joined[-1] = (joined[-1][0], part.end)
         else:
-            joined.append((one.start, one.end))
+            joined.append((part.start, part.end))
     return [(_bound(low, kind), _bound(high, kind)) for low, high in joined]
 
 

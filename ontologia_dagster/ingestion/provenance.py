@@ -19,7 +19,7 @@ import dagster as dg
 from ontologia_dagster.dagster_compat import step_key
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.ingestion import partitions
-from ontologia_dagster.ingestion.partitions import expanded_paths
+from ontologia_dagster.ingestion.partitions import expand_paths
 from ontologia_dagster.ingestion.source_files import PARTITION_KEY, SourceFile, SourceFiles
 from storage_engine.errors import ConfigurationError
 
@@ -37,15 +37,15 @@ def commit_metadata(
     context: dg.AssetExecutionContext, declared: OntologyAsset, keys: Sequence[str]
 ) -> dict[str, str]:
     """What the manifest says of the run: commit and run point at each other."""
-    found = {
+    metadata = {
         RUN_ID: context.run.run_id,
         STEP: step_key(context),
         ASSET_KEY: declared.asset_key.to_user_string(),
         CODE_VERSION: declared.code_version,
     }
     if declared.partitions is not None and keys:
-        found[PARTITIONS] = partitions.written(declared.partitions, keys)
-    return found
+        metadata[PARTITIONS] = partitions.format_keys(declared.partitions, keys)
+    return metadata
 
 
 def holder(context: dg.AssetExecutionContext | dg.OpExecutionContext) -> dict[str, str]:
@@ -63,14 +63,14 @@ def unit_of_work(
     """The idempotency key of this write."""
     parts = [location, declared.asset_key.to_user_string()]
     if keys:
-        parts.append(named(keys))
+        parts.append(name_partitions(keys))
     run = context.run
     root = run.root_run_id or run.run_id
     start = root if fingerprint is not None else run.run_id
     return "/".join(parts), f"{start}:{fingerprint or '-'}:{declared.code_version}"
 
 
-def named(keys: Sequence[str]) -> str:
+def name_partitions(keys: Sequence[str]) -> str:
     """One or several partitions as part of an app id."""
     if len(keys) == 1:
         return keys[0]
@@ -87,17 +87,17 @@ def source_fingerprints(
     if not keys or not any(PARTITION_KEY in path for path in source.paths):
         return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
     return {
-        key: source_fingerprint(source, expanded_paths(source.paths, [key]), files) for key in keys
+        key: source_fingerprint(source, expand_paths(source.paths, [key]), files) for key in keys
     }
 
 
-def combined(prints: Iterable[str | None]) -> str | None:
+def combine(prints: Iterable[str | None]) -> str | None:
     """Of several partitions as one; None when one of them cannot be told."""
-    found = list(dict.fromkeys(prints))
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    distinct = list(dict.fromkeys(prints))
+    fingerprints = [fingerprint for fingerprint in distinct if fingerprint is not None]
+    if len(fingerprints) < len(distinct):
         return None
-    return known[0] if len(known) == 1 else _digest(known)
+    return fingerprints[0] if len(fingerprints) == 1 else _digest(fingerprints)
 
 
 def source_fingerprint(source: SourceSpec, paths: Sequence[str], files: SourceFiles) -> str | None:
@@ -110,10 +110,10 @@ def source_fingerprint(source: SourceSpec, paths: Sequence[str], files: SourceFi
     return state_of(files.at(path) for path in paths)
 
 
-def state_of(found: Iterable[Sequence[SourceFile] | None]) -> str | None:
+def state_of(by_path: Iterable[Sequence[SourceFile] | None]) -> str | None:
     """The fingerprint of files, by path; None when those of one path cannot be told."""
     facts: list[str] = []
-    for files in found:
+    for files in by_path:
         if not files:
             return None
         facts += [f"{file.name} {file.state}" for file in files]
@@ -127,9 +127,9 @@ def _digest(facts: Iterable[str]) -> str:
 def _call(name: str, source: SourceSpec) -> Any:
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        name_state = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"source.fingerprint {name!r} cannot be loaded: {error}"
         ) from error
-    return found(source)
+    return name_state(source)

@@ -58,21 +58,23 @@ class SourceFiles:
         if listed is None:
             return None
         named = _keyed(path, keys)
-        found: dict[str, list[SourceFile]] = {key: [] for key in keys}
+        by_key: dict[str, list[SourceFile]] = {key: [] for key in keys}
         for file in listed:
-            for key in {match["key"] for one in named if (match := one.fullmatch(file.name))}:
-                found[key].append(file)
-        return found
+            for key in {
+                match["key"] for pattern in named if (match := pattern.fullmatch(file.name))
+            }:
+                by_key[key].append(file)
+        return by_key
 
     def _on_s3(self, bucket: str, key: str) -> Iterator[SourceFile]:
         whole = key.rstrip("/")
-        named = "|".join(_regex(one) for one in alternatives(whole))
+        named = "|".join(_regex(alternative) for alternative in alternatives(whole))
         inside = re.compile(f"(?:{named})(?:/(?P<below>.*))?" if whole else "(?P<below>.*)", re.S)
         pages = self._client.get_paginator("list_objects_v2")
         for page in pages.paginate(Bucket=bucket, Prefix=_SPECIAL.split(whole, maxsplit=1)[0]):
             for item in page.get("Contents", []):
-                found = inside.fullmatch(item["Key"])
-                if found and not item["Key"].endswith("/") and not _is_hidden(found["below"] or ""):
+                match = inside.fullmatch(item["Key"])
+                if match and not item["Key"].endswith("/") and not _is_hidden(match["below"] or ""):
                     name = f"s3://{bucket}/{item['Key']}"
                     yield SourceFile(name, f"{item['Size']} {item['ETag']}")
 
@@ -110,30 +112,30 @@ def _opening(path: str) -> int | None:
 
 def _choices(path: str, begin: int) -> tuple[list[str], int]:
     """What stands between the commas of a brace, and where it ends; 0 when it does not."""
-    found, depth, start, at = [], 0, begin + 1, begin
+    choices, depth, start, at = [], 0, begin + 1, begin
     while at < len(path):
-        one = path[at]
-        if one == "\\":
+        character = path[at]
+        if character == "\\":
             at += 1
-        elif one == "{":
+        elif character == "{":
             depth += 1
-        elif one in ",}" and depth == 1:
-            found.append(path[start:at])
+        elif character in ",}" and depth == 1:
+            choices.append(path[start:at])
             start = at + 1
-            if one == "}":
-                return found, at + 1
-        elif one == "}":
+            if character == "}":
+                return choices, at + 1
+        elif character == "}":
             depth -= 1
         at += 1
-    return found, 0
+    return choices, 0
 
 
 def _parts(path: str) -> tuple[str, str, str]:
     """Scheme, bucket or host, and the rest."""
-    found = _SCHEME.fullmatch(path)
-    if found is None:
+    match = _SCHEME.fullmatch(path)
+    if match is None:
         return "file", "", path
-    scheme, rest = found["scheme"].lower(), found["rest"]
+    scheme, rest = match["scheme"].lower(), match["rest"]
     if not rest.startswith("//"):
         return scheme, "", rest
     host, slash, below = rest[2:].partition("/")
@@ -143,10 +145,16 @@ def _parts(path: str) -> tuple[str, str, str]:
 def _keyed(path: str, keys: Sequence[str]) -> list[re.Pattern[str]]:
     """What the names of files match, with the key that they are of."""
     scheme, bucket, rest = _parts(path.replace(PARTITION_KEY, _MARK))
-    known = f"(?P<key>{'|'.join(re.escape(key) for key in keys)})"
+    key_pattern = f"(?P<key>{'|'.join(re.escape(key) for key in keys)})"
     place = re.escape(f"s3://{bucket}/") if scheme in _S3 else ""
-    named = [_regex(one).replace(_MARK, known, 1) for one in alternatives(rest.rstrip("/"))]
-    return [re.compile(f"{place}{one.replace(_MARK, '(?P=key)')}(?:/.*)?", re.S) for one in named]
+    named = [
+        _regex(alternative).replace(_MARK, key_pattern, 1)
+        for alternative in alternatives(rest.rstrip("/"))
+    ]
+    return [
+        re.compile(f"{place}{pattern.replace(_MARK, '(?P=key)')}(?:/.*)?", re.S)
+        for pattern in named
+    ]
 
 
 def _regex(path: str) -> str:
@@ -159,14 +167,14 @@ def _as_glob(path: str) -> str:
 
 def _pieces(path: str) -> Iterator[str]:
     """Characters one by one; an escaped one with its backslash, a set of them with its brackets."""
-    for found in re.finditer(r"\\.|\[[\^!]?\]?[^\]]*\]|.", path, re.S):
-        yield found.group()
+    for match in re.finditer(r"\\.|\[[\^!]?\]?[^\]]*\]|.", path, re.S):
+        yield match.group()
 
 
-def _piece(piece: str, many: str, one: str, but: str, escape: Callable[[str], str]) -> str:
+def _piece(piece: str, many: str, single: str, but: str, escape: Callable[[str], str]) -> str:
     """In the language of regular expressions or of `glob`."""
     if piece in ("*", "?"):
-        return many if piece == "*" else one
+        return many if piece == "*" else single
     if len(piece) > 1 and piece[0] == "[":
         negated = piece[1] in "^!"
         return f"[{but if negated else ''}{piece[1 + negated : -1]}]"
@@ -174,9 +182,9 @@ def _piece(piece: str, many: str, one: str, but: str, escape: Callable[[str], st
 
 
 def _local(path: str) -> Iterator[SourceFile]:
-    for one in alternatives(path):
-        for found in glob.glob(_as_glob(one)):
-            yield from _in(found)
+    for alternative in alternatives(path):
+        for place in glob.glob(_as_glob(alternative)):
+            yield from _in(place)
 
 
 def _in(root: str) -> Iterator[SourceFile]:

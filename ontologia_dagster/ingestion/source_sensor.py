@@ -40,33 +40,33 @@ def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
     )
     def source_changed(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        now = states(declared, ontology)
+        now = read_states(declared, ontology)
         if now is None:
             return dg.SkipReason("nobody can tell the state of this source: give it a fingerprint")
         if not now:
             return dg.SkipReason(f"there is no file yet at {', '.join(declared.source.paths)}")
-        asked = _parsed(context.cursor)
+        asked = _parse_cursor(context.cursor)
         changed = [key for key, state in now.items() if asked.get(key) != state]
-        known = _materialised(context.instance, declared, changed)
-        wanted = [key for key in changed if known.get(key) != now[key]]
+        ingested = _latest_states(context.instance, declared, changed)
+        wanted = [key for key in changed if ingested.get(key) != now[key]]
         requests, left = _requests(declared, wanted)
         after = asked | {key: now[key] for key in changed if key not in left}
         cursor = json.dumps(after, separators=(",", ":"))
         if not requests:
-            said = "it was ingested as it is" if changed else "the source is as it was"
-            return dg.SensorResult(skip_reason=said, cursor=cursor)
+            reason = "it was ingested as it is" if changed else "the source is as it was"
+            return dg.SensorResult(skip_reason=reason, cursor=cursor)
         return dg.SensorResult(run_requests=requests, cursor=cursor)
 
     return source_changed
 
 
-def states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[str, str] | None:
+def read_states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[str, str] | None:
     """The fingerprint of each partition whose files are all there; None when nobody can tell."""
     source, spec, files = declared.source, declared.partitions, SourceFiles(ontology)
     keys = partitions.partitions_def(spec).get_partition_keys() if spec is not None else [_WHOLE]
     if source.format == "jdbc" or source.fingerprint is not None:
-        found = provenance.source_fingerprint(source, source.paths, files)
-        return None if found is None else dict.fromkeys(keys, found)
+        fingerprint = provenance.source_fingerprint(source, source.paths, files)
+        return None if fingerprint is None else dict.fromkeys(keys, fingerprint)
     by_path: list[Any] = []
     for path in source.paths:
         if PARTITION_KEY not in path:
@@ -112,32 +112,32 @@ def _spans(wanted: Iterable[str], order: Sequence[str]) -> list[list[str]]:
     """Those that follow each other, together."""
     at = {key: number for number, key in enumerate(order)}
     keys = sorted(wanted, key=at.__getitem__)
-    found = [[keys[0]]]
+    spans = [[keys[0]]]
     for before, key in pairwise(keys):
         if at[key] == at[before] + 1:
-            found[-1].append(key)
+            spans[-1].append(key)
         else:
-            found.append([key])
-    return found
+            spans.append([key])
+    return spans
 
 
-def _parsed(cursor: str | None) -> dict[str, str]:
-    found: dict[str, str] = json.loads(cursor) if cursor else {}
-    return found
+def _parse_cursor(cursor: str | None) -> dict[str, str]:
+    states: dict[str, str] = json.loads(cursor) if cursor else {}
+    return states
 
 
-def _materialised(
+def _latest_states(
     instance: dg.DagsterInstance, declared: OntologyAsset, keys: Sequence[str]
 ) -> Mapping[str, str]:
     """The states that the latest materialisations were made from, of these partitions."""
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for key in keys:
         wanted = dg.AssetRecordsFilter(
             asset_key=declared.asset_key, asset_partitions=[key] if key != _WHOLE else None
         )
         for record in instance.fetch_materializations(wanted, limit=1).records:
             made = record.asset_materialization
-            said = made.metadata.get(FINGERPRINT) if made is not None else None
-            if said is not None:
-                found[key] = str(said.value)
-    return found
+            fingerprint = made.metadata.get(FINGERPRINT) if made is not None else None
+            if fingerprint is not None:
+                states[key] = str(fingerprint.value)
+    return states

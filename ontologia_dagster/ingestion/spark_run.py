@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from ontologia_dagster.resources.failures import failure
-from ontologia_dagster.resources.secrets import hidden_options
+from ontologia_dagster.resources.secrets import hide_options
 from ontologia_dagster.resources.spark import PIPES, SparkResource
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ REFUSED = 3
 USAGE = 2
 
 
-def carry_out(
+def run_ingest(
     context: dg.AssetExecutionContext,
     order: IngestSpec,
     ontology: OntologyResource,
@@ -43,14 +43,16 @@ def carry_out(
 ) -> WriteResult:
     """Write what the order says; at most one commit."""
     if spark.mode == PIPES:
-        return _submitted(context, order, ontology, spark)
+        return _submit_ingest(context, order, ontology, spark)
     from storage_engine.spark.jobs.ingest import ingest
 
     with _spark_failures(context.instance), ontology.session(holder=holder) as session:
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 
-def earlier(order: IngestSpec, ontology: OntologyResource, spec: TypeSpec) -> WriteResult | None:
+def find_earlier(
+    order: IngestSpec, ontology: OntologyResource, spec: TypeSpec
+) -> WriteResult | None:
     """What this very work did before: a step that is tried again then starts no Spark."""
     from storage_engine.repository.protocol import Idempotency
     from storage_engine.spark.results import WriteResult
@@ -68,7 +70,7 @@ def earlier(order: IngestSpec, ontology: OntologyResource, spec: TypeSpec) -> Wr
         )
 
 
-def look_ahead(
+def preview_ingest(
     context: dg.AssetExecutionContext,
     order: IngestSpec,
     ontology: OntologyResource,
@@ -77,7 +79,7 @@ def look_ahead(
     """What the order would do, without doing it."""
     if spark.mode == PIPES:
         # Without Pipes: after it Dagster insists on an output, and a preview has none.
-        return _submitted(context, order, ontology, spark, "--dry-run", piped=False)
+        return _submit_ingest(context, order, ontology, spark, "--dry-run", piped=False)
     from storage_engine.spark.jobs.ingest import ingest
 
     with _spark_failures(context.instance), ontology.session() as session:
@@ -95,9 +97,9 @@ def _spark_failures(instance: dg.DagsterInstance) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        _, said, more = describe(error)
+        _, message, more = describe(error)
         name, facts = type(error).__name__, more["facts"]
-        raise failure(name, said, facts, more["retryable"], instance) from error
+        raise failure(name, message, facts, more["retryable"], instance) from error
 
 
 def _teller(context: dg.AssetExecutionContext) -> Any:
@@ -112,7 +114,7 @@ def _teller(context: dg.AssetExecutionContext) -> Any:
     return tell
 
 
-def _submitted(
+def _submit_ingest(
     context: dg.AssetExecutionContext,
     order: IngestSpec,
     ontology: OntologyResource,
@@ -122,11 +124,11 @@ def _submitted(
 ) -> WriteResult:
     from storage_engine.spark.results import WriteResult
 
-    order, secrets = hidden_options(order)
+    order, secrets = hide_options(order)
     arguments = [*order.to_arguments(), *options]
-    said = submit(context, ontology, spark, "ingest", arguments, env=secrets, piped=piped)
+    result = submit(context, ontology, spark, "ingest", arguments, env=secrets, piped=piped)
     names = {field.name for field in fields(WriteResult)}
-    return WriteResult(**{name: value for name, value in said.items() if name in names})
+    return WriteResult(**{name: value for name, value in result.items() if name in names})
 
 
 def submit(
@@ -161,10 +163,10 @@ def submit(
             context.log.info(f"ending the Spark driver, process group {child.pid}")
             _end(child, spark.termination_timeout_s)
             raise
-    said = _last_json(printed)
-    if child.returncode == 0 or said.get("dry_run"):
-        return said  # a preview of what would be refused is a preview too
-    error = said.get("error", {})
+    result = _last_json(printed)
+    if child.returncode == 0 or result.get("dry_run"):
+        return result  # a preview of what would be refused is a preview too
+    error = result.get("error", {})
     ended = f"ended with exit code {child.returncode}"
     raise failure(
         str(error.get("type", "unknown")),
@@ -192,10 +194,10 @@ def _last_json(printed: str) -> dict[str, Any]:
     for line in reversed(printed.splitlines()):
         if line.startswith("{"):
             try:
-                found: dict[str, Any] = json.loads(line)
+                result: dict[str, Any] = json.loads(line)
             except ValueError:
                 continue
-            return found
+            return result
     return {}
 
 

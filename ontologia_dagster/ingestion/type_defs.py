@@ -26,7 +26,7 @@ def build_type(declared: OntologyAsset) -> dg.Definitions:
 
 
 def build_types(declared: Sequence[OntologyAsset]) -> dg.Definitions:
-    return dg.Definitions.merge(*(build_type(one) for one in declared))
+    return dg.Definitions.merge(*(build_type(asset) for asset in declared))
 
 
 def ingestion_job(declared: OntologyAsset) -> Any:  # an unresolved asset job has no public name

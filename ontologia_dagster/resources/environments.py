@@ -86,16 +86,16 @@ class Environment(_Table):
     @property
     def uri(self) -> str:
         """The storage of the environment itself."""
-        return joined(self.storage_uri, self.prefix)
+        return join_uri(self.storage_uri, self.prefix)
 
     def uri_of(self, tenant: str) -> str:
         """Beside the environment's own storage: under the tenant's prefix, or a storage URI that
         is its own. Without either, the environment's prefix is part of the name."""
         table = self.tenants[tenant]
         if table.storage_uri is not None:
-            return joined(table.storage_uri, table.prefix)
+            return join_uri(table.storage_uri, table.prefix)
         own = "-".join(filter(None, [self.prefix.strip("/"), tenant]))
-        return joined(self.storage_uri, table.prefix or own)
+        return join_uri(self.storage_uri, table.prefix or own)
 
     @property
     def uris(self) -> list[str]:
@@ -111,14 +111,14 @@ class Environments(_Table):
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Read the file, choose by ONTOLOGIA_ENV, and refuse a storage that is not ours to use."""
-        known = _known(environ)
+        environments_by_name = _known(environ)
         name = environ.get(ENVIRONMENT_VARIABLE) or DEVELOPMENT
-        if name not in known:
+        if name not in environments_by_name:
             raise ConfigurationError(
                 f"{ENVIRONMENT_VARIABLE} is {name!r}, which is none of the environments: "
-                f"{', '.join(sorted(known))}; {_what_next(environ, name)}"
+                f"{', '.join(sorted(environments_by_name))}; {_what_next(environ, name)}"
             )
-        current = known[name]
+        current = environments_by_name[name]
         override = environ.get(STORAGE_URI_VARIABLE)
         if override:
             current = current.model_copy(
@@ -133,11 +133,11 @@ class Environments(_Table):
                     },
                 }
             )
-        found = cls(known=known, current=current)
+        environments = cls(known=environments_by_name, current=current)
         for uri in current.uris:
-            found.guard(uri)
+            environments.guard(uri)
         _refuse_nesting(current)
-        return found
+        return environments
 
     def guard(self, uri: str) -> None:
         """Refuse a production storage anywhere but in production."""
@@ -146,19 +146,24 @@ class Environments(_Table):
 
     @property
     def production_uris(self) -> tuple[str, ...]:
-        return tuple(uri for one in self.known.values() if one.production for uri in one.uris)
+        return tuple(
+            uri
+            for environment in self.known.values()
+            if environment.production
+            for uri in environment.uris
+        )
 
 
 def refuse_production(uri: str, environment: str, production_uris: tuple[str, ...]) -> None:
     """Raise when `uri` is a production storage: listed as one, inside or around one, or named like
     one. How it is spelled makes no difference."""
-    meant = canonical(uri)
+    meant = canonical_uri(uri)
     why = None
-    for known in production_uris:
-        if _is_inside(meant, canonical(known)):
-            why = f"it is production's {known}"
-        elif _is_inside(canonical(known), meant):
-            why = f"production's {known} is inside it"
+    for production_uri in production_uris:
+        if _is_inside(meant, canonical_uri(production_uri)):
+            why = f"it is production's {production_uri}"
+        elif _is_inside(canonical_uri(production_uri), meant):
+            why = f"production's {production_uri} is inside it"
     if why is None and _PRODUCTION_WORDS & set(re.split(r"[/\\]+", meant.lower())):
         why = "its prefix says production"
     if why is not None:
@@ -168,7 +173,7 @@ def refuse_production(uri: str, environment: str, production_uris: tuple[str, ..
         )
 
 
-def joined(uri: str, prefix: str) -> str:
+def join_uri(uri: str, prefix: str) -> str:
     """A prefix under a storage URI; directories become absolute, as runs start elsewhere."""
     prefix = prefix.strip("/")
     if "://" in uri:
@@ -177,7 +182,7 @@ def joined(uri: str, prefix: str) -> str:
     return str((path / prefix if prefix else path).resolve())
 
 
-def canonical(uri: str) -> str:
+def canonical_uri(uri: str) -> str:
     """One spelling for each place, to compare: an absolute path, or scheme://bucket/prefix."""
     sqlite = target_of(uri).sqlite_path
     scheme, mark, rest = uri.partition("://")
@@ -194,8 +199,8 @@ def canonical(uri: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def _is_inside(one: str, other: str) -> bool:
-    return one == other or one.startswith(other.rstrip("/") + "/")
+def _is_inside(inner: str, other: str) -> bool:
+    return inner == other or inner.startswith(other.rstrip("/") + "/")
 
 
 def _refuse_nesting(environment: Environment) -> None:
@@ -205,7 +210,7 @@ def _refuse_nesting(environment: Environment) -> None:
     }
     for outer, around in named.items():
         for inner, uri in named.items():
-            if inner != outer and _is_inside(canonical(uri), canonical(around)):
+            if inner != outer and _is_inside(canonical_uri(uri), canonical_uri(around)):
                 raise ConfigurationError(
                     f"[{environment.name}]: {inner} storage {uri} is inside {outer}, {around}. "
                     "Give the environment a `prefix`, so that tenants are beside it, or the tenant "
@@ -234,24 +239,25 @@ def _known(environ: Mapping[str, str]) -> dict[str, Environment]:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigurationError(f"{path} cannot be read as TOML: {error}") from error
-    known = {name: _environment(path, name, table) for name, table in tables.items()}
-    known.setdefault(DEVELOPMENT, Environment())
-    return known
+    environments = {name: _environment(path, name, table) for name, table in tables.items()}
+    environments.setdefault(DEVELOPMENT, Environment())
+    return environments
 
 
 def _environment(path: Path, name: str, table: Any) -> Environment:
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: {name} must be a table, [{name}]")
     try:
-        found = Environment(**{"name": name, "production": name == PRODUCTION, **table})
+        environment = Environment(**{"name": name, "production": name == PRODUCTION, **table})
     except PydanticValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()
+            f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors()
         )
         raise ConfigurationError(f"{path}: [{name}]: {problems}") from None
-    for tenant in found.tenants:
+    for tenant in environment.tenants:
         if not _TENANT.fullmatch(tenant):
             raise ConfigurationError(
                 f"{path}: [{name}.tenants.{tenant}]: a tenant's name is letters, digits and _"
             )
-    return found
+    return environment

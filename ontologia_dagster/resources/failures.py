@@ -13,7 +13,7 @@ from storage_engine.errors import LockContentionError, OntologiaError
 
 
 @contextmanager
-def reported_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None]:
+def report_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None]:
     """Turn an OntologiaError into a `dg.Failure` that Dagster retries only if that can help.
 
     With `instance`, the failure links to the run that holds the lock, where it is one of its runs.
@@ -27,14 +27,14 @@ def reported_failures(instance: dg.DagsterInstance | None = None) -> Iterator[No
 
 def failure(
     name: str,
-    said: str,
+    message: str,
     facts: Mapping[str, Any],
     retryable: bool,
     instance: dg.DagsterInstance | None,
 ) -> dg.Failure:
     """Of an error by its name and facts, which may have come from another process."""
     return dg.Failure(
-        description=said,
+        description=message,
         metadata={
             "error": name,
             **{name: _shown(fact) for name, fact in facts.items()},

@@ -24,14 +24,14 @@ def location_resources(
 
     `location` is the code location's name, for runs that Dagster did not start from one.
     """
-    known = environments or Environments.load()
-    current = known.current
+    environments = environments or Environments.load()
+    current = environments.current
     spark = current.spark
     return {
-        STORAGE: _ontology(known, location, current.uri, current.s3),
+        STORAGE: _ontology(environments, location, current.uri, current.s3),
         **{
             f"{STORAGE}_{tenant}": _ontology(
-                known, location, current.uri_of(tenant), table.s3 or current.s3
+                environments, location, current.uri_of(tenant), table.s3 or current.s3
             )
             for tenant, table in current.tenants.items()
         },
@@ -45,8 +45,8 @@ def location_resources(
     }
 
 
-def _ontology(known: Environments, location: str, uri: str, s3: S3Table) -> OntologyResource:
-    current = known.current
+def _ontology(environments: Environments, location: str, uri: str, s3: S3Table) -> OntologyResource:
+    current = environments.current
     return OntologyResource(
         storage_uri=uri,
         runtime_id=current.runtime_id,
@@ -54,7 +54,7 @@ def _ontology(known: Environments, location: str, uri: str, s3: S3Table) -> Onto
         location_name=location,
         environment=current.name,
         guarded=not current.production,
-        production_uris=list(known.production_uris),
+        production_uris=list(environments.production_uris),
         s3=S3Resource(
             endpoint_url=s3.endpoint_url,
             region_name=s3.region,

@@ -1,10 +1,9 @@
 """What no command line may show, and the variables of the environment that it goes by instead.
 
-How a process that we start for a storage gets at it: by its environment, since a command line
-can be read by everybody on the machine.
-
-It opens the storage with our own configuration. Where that names who to be on S3, other programs
-in it (Hadoop's `s3a`) are the same: nothing that is inherited from us stands in the way.
+Everybody on a machine can read the command lines of its processes. A program that we start gets
+secrets among its options by reference, and the storage's configuration in its environment: it opens
+the storage as we do. Where that names who to be on S3, other programs in it (Hadoop's `s3a`) are
+the same: nothing that is inherited from us stands in the way.
 """
 
 from __future__ import annotations
@@ -26,6 +25,20 @@ if TYPE_CHECKING:
 _SECRET = re.compile(r"secret|password|passphrase|passwd|token|credential|(access|account)[._]?key")
 _PARAMETER = re.compile(r"[?;&]([^=;&?]+)=")  # of a URL
 _OPTION = "ONTOLOGIA_JOB_OPTION_"
+# All that says who a process is on AWS. A part of another identity beside ours would be mixed
+# with it (a session token), or win over it (keys over a profile).
+_IDENTITY = (
+    "AWS_PROFILE",
+    "AWS_DEFAULT_PROFILE",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_SECURITY_TOKEN",
+    "AWS_CREDENTIAL_EXPIRATION",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
 
 
 def is_secret(name: str) -> bool:
@@ -33,7 +46,7 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name.lower()) is not None
 
 
-def hidden_options(order: IngestSpec) -> tuple[IngestSpec, dict[str, str]]:
+def hide_options(order: IngestSpec) -> tuple[IngestSpec, dict[str, str]]:
     """The order with references in place of secrets among the options of its source (a password
     that was written out), and the variables that they refer to."""
     for path in order.source.paths:
@@ -54,27 +67,11 @@ def hidden_options(order: IngestSpec) -> tuple[IngestSpec, dict[str, str]]:
     return hidden, {variable: order.source.options[name] for variable, name in variables.items()}
 
 
-# All that says who a process is on AWS. A part of another identity beside ours would be mixed
-# with it (a session token), or win over it (keys over a profile).
-_IDENTITY = (
-    "AWS_PROFILE",
-    "AWS_DEFAULT_PROFILE",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_SECURITY_TOKEN",
-    "AWS_CREDENTIAL_EXPIRATION",
-    "AWS_ROLE_ARN",
-    "AWS_ROLE_SESSION_NAME",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-)
-
-
 def child_environment(ontology: OntologyResource, inherited: Mapping[str, str]) -> dict[str, str]:
     """What is inherited, with the storage's configuration and in its identity, if it has one."""
     config = ontology.config()
-    given = _revealed(config.s3_credentials or S3Credentials())
-    found = {n: value for n, value in inherited.items() if not given or n not in _IDENTITY}
+    given = _reveal(config.s3_credentials or S3Credentials())
+    kept = {n: value for n, value in inherited.items() if not given or n not in _IDENTITY}
     own = {
         "AWS_PROFILE": given.get("profile"),
         "AWS_ACCESS_KEY_ID": given.get("access_key_id"),
@@ -87,15 +84,15 @@ def child_environment(ontology: OntologyResource, inherited: Mapping[str, str]) 
     }
     if (config.s3_endpoint_url or "").startswith("http:"):
         own["AWS_ALLOW_HTTP"] = "true"
-    return {**found, **{name: value for name, value in own.items() if value}}
+    return {**kept, **{name: value for name, value in own.items() if value}}
 
 
 def _options(config: OntologiaConfig, credentials: Mapping[str, str]) -> str:
-    said: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True)
-    return json.dumps({**said, "s3_credentials": credentials} if credentials else said)
+    options: dict[str, Any] = config.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({**options, "s3_credentials": credentials} if credentials else options)
 
 
-def _revealed(credentials: S3Credentials) -> dict[str, str]:
+def _reveal(credentials: S3Credentials) -> dict[str, str]:
     secret, token = credentials.secret_access_key, credentials.session_token
     given = {
         "profile": credentials.profile,

@@ -79,8 +79,8 @@ class SparkResource(LazyPySparkResource):
         }
 
     def session(self) -> SparkSession:
-        found: SparkSession = self.spark_session
-        return found
+        started: SparkSession = self.spark_session
+        return started
 
     def command(self, job: str, arguments: Sequence[str]) -> list[str]:
         """spark-submit for one of the programs of `storage_engine.spark.jobs`. Everybody on the
@@ -135,7 +135,7 @@ def _pyspark_home() -> Path:
     """Without importing it: that costs, and starts nothing here."""
     from importlib.util import find_spec
 
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage import events
 from ontologia_dagster.storage.type_assets import checks_of
 from storage_engine.config import duration
@@ -80,10 +80,12 @@ class Notifier(dg.ConfigurableResource):  # type: ignore[type-arg]
             with urllib.request.urlopen(request, timeout=self.timeout_s):  # noqa: S310
                 return
         except urllib.error.HTTPError as error:
-            said = f"answered {error.code}"
+            problem = f"answered {error.code}"
         except OSError as error:
-            said = f"did not answer ({type(error).__name__})"
-        raise RuntimeError(f"the webhook {said}; the alert {payload['title']!r} will be repeated")
+            problem = f"did not answer ({type(error).__name__})"
+        raise RuntimeError(
+            f"the webhook {problem}; the alert {payload['title']!r} will be repeated"
+        )
 
 
 def failed_runs_sensor(
@@ -127,30 +129,32 @@ def conditions_sensor(
     )
     def conditions(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        before = _told_before(context.cursor)
+        before = _parse_cursor(context.cursor)
         unclear, failed = _failed_checks(context, storage)
-        with reported_failures():
-            found = [
+        with report_failures():
+            alerts = [
                 *failed,
                 *_bus_alerts(ontology, storage, handlers, oldest_event),
                 *_lag_alerts(ontology, storage, index_lag),
             ]
-        new = [one for one in found if one.key not in before or one.mark > before[one.key]]
+        new = [
+            alert for alert in alerts if alert.key not in before or alert.mark > before[alert.key]
+        ]
         told = _tell(context, new)
         # What has ended is forgotten; a check that runs again has not ended.
-        keys = {one.key for one in found} | unclear
+        keys = {alert.key for alert in alerts} | unclear
         now = {key: mark for key, mark in before.items() if key in keys}
-        now |= {one.key: one.mark for one in new[:told]}
-        said = f"{len(found)} conditions hold, {len(new)} of them new, {told} of these told"
-        return dg.SensorResult(skip_reason=said, cursor=json.dumps(now, sort_keys=True))
+        now |= {alert.key: alert.mark for alert in new[:told]}
+        summary = f"{len(alerts)} conditions hold, {len(new)} of them new, {told} of these told"
+        return dg.SensorResult(skip_reason=summary, cursor=json.dumps(now, sort_keys=True))
 
     return conditions
 
 
-def _told_before(cursor: str | None) -> dict[str, str]:
+def _parse_cursor(cursor: str | None) -> dict[str, str]:
     """What holds and was told, with how much of it there was."""
-    found = json.loads(cursor) if cursor else {}
-    return found if isinstance(found, dict) else dict.fromkeys(found, "")
+    marks = json.loads(cursor) if cursor else {}
+    return marks if isinstance(marks, dict) else dict.fromkeys(marks, "")
 
 
 def _tell(context: dg.SensorEvaluationContext, alerts: Sequence[Alert]) -> int:
@@ -211,13 +215,13 @@ def _bus_alerts(
     by_handler: dict[str, list[DeadLetter]] = {}
     for letter in letters:
         by_handler.setdefault(letter.handler_id, []).append(letter)
-    for handler, found in sorted(by_handler.items()):
-        yield _letters_alert(storage, handler, found)
+    for handler, of_handler in sorted(by_handler.items()):
+        yield _letters_alert(storage, handler, of_handler)
     if seen is not None and events.age_s(seen.oldest) > duration(oldest_event).total_seconds():
         yield Alert(
             key=f"event_lag/{storage}",
             title="events wait too long",
-            text=events.told(seen),
+            text=events.describe(seen),
             facts={"due": seen.due, "waiting": seen.waiting, "limit": oldest_event},
         )
 
@@ -232,7 +236,7 @@ def _letters_alert(storage: str, handler: str, letters: "Sequence[DeadLetter]") 
         text=newest.last_error or "no error was kept",
         facts={
             "dead_letters": len(letters),
-            "event_ids": ", ".join(one.event_id for one in letters[:_NAMED]),
+            "event_ids": ", ".join(letter.event_id for letter in letters[:_NAMED]),
             "attempts": newest.attempts,
         },
         mark=f"{newest.failed_at}/{newest.event_id}",
@@ -244,11 +248,11 @@ def _lag_alerts(ontology: "OntologyResource", storage: str, limit: int) -> Itera
 
     with ontology.repository() as repository:
         types = collect(repository).types
-    for one in types:
-        if one.index_lag > limit:
+    for of_type in types:
+        if of_type.index_lag > limit:
             yield Alert(
-                key=f"index_lag/{storage}/{one.type_name}",
-                title=f"the index of {one.type_name} is {one.index_lag} commits behind",
+                key=f"index_lag/{storage}/{of_type.type_name}",
+                title=f"the index of {of_type.type_name} is {of_type.index_lag} commits behind",
                 text="reads stay right, but each reads more of the log; run the repair job",
-                facts={"type": one.type_name, "lag": one.index_lag},
+                facts={"type": of_type.type_name, "lag": of_type.index_lag},
             )

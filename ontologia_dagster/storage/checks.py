@@ -42,12 +42,12 @@ def index_check(declared: OntologyAsset, repair_job: str) -> dg.AssetChecksDefin
     )
     def index_verify(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        return always(lambda: _index_result(ontology, declared.type, repair_job))
+        return run_check(lambda: _index_result(ontology, declared.type, repair_job))
 
     return index_verify
 
 
-def always(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
+def run_check(check: Callable[[], dg.AssetCheckResult]) -> dg.AssetCheckResult:
     """The check's result, or a failed one with the error that kept it from having one."""
     try:
         return check()
@@ -66,9 +66,9 @@ def _failed(error: OntologiaError, **of: Any) -> dg.AssetCheckResult:
 
 def _index_result(ontology: "OntologyResource", type_name: str, repair_job: str) -> Any:
     examined, requests = examine(ontology, type_name)
-    findings = [finding for one in examined for finding in one.findings]
+    findings = [finding for examination in examined for finding in examination.findings]
     metadata: dict[str, Any] = {
-        "index_lag": max((one.lag for one in examined), default=0),
+        "index_lag": max((examination.lag for examination in examined), default=0),
         "findings": len(findings),
         "finding_list": table(
             _FINDING, [(f.type_name, f.reason, f.commit_id, f.message, f.path) for f in findings]
@@ -101,11 +101,11 @@ def examine(
         verifier = index_verifier(objects)
         head = verifier.chain.read_head().head
         refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
-        found = [
+        examined = [
             verifier.examine_type(head, ref, verifier.indices.read(ref, log_id=head.log_id))
             for ref in refs
         ]
-        return found, requests_of(repository)
+        return examined, requests_of(repository)
 
 
 # -- deep -----------------------------------------------------------------------------------------
@@ -152,13 +152,13 @@ def deep_checks(storage: str, types: Sequence[str]) -> dg.AssetChecksDefinition:
     )
     def deep_verify(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         ontology: OntologyResource = getattr(context.resources, storage)
-        wanted = {one.name for one in context.selected_asset_check_keys}
+        wanted = {key.name for key in context.selected_asset_check_keys}
         try:
             report, requests = deep_report(ontology)
             results = list(_deep_results(key, report, types, requests))
         except OntologiaError as error:
             results = [_failed(error, asset_key=key, check_name=spec.name) for spec in specs]
-        yield from (one for one in results if one.check_name in wanted)
+        yield from (result for result in results if result.check_name in wanted)
 
     return deep_verify
 
@@ -218,7 +218,7 @@ def _deep_result(
 
 def _summary(shown: "Sequence[Finding]", count: int) -> str:
     reasons = Counter(finding.reason for finding in shown)
-    said = [f"{number} x {reason}" for reason, number in sorted(reasons.items())]
+    parts = [f"{number} x {reason}" for reason, number in sorted(reasons.items())]
     if count > len(shown):
-        said.append(f"{count - len(shown)} more that are counted only")
-    return ", ".join(said)
+        parts.append(f"{count - len(shown)} more that are counted only")
+    return ", ".join(parts)

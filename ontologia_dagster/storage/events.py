@@ -1,18 +1,16 @@
-"""Whether a run that Dagster has not seen end still lives.
-
-Who starts runs on its own machine (Dagster's default) learns of a process that died from the code
-server alone. Where that, or the machine, went down with it, the run stays "started" until
-`max_runtime_seconds` of the instance has passed, if that is set at all. What waits for such a run
-looks here instead of trusting its status.
-
-The event bus in Dagster: a sensor that looks, a run that handles, a job that redrives.
+"""The event bus in Dagster: a sensor that looks, a run that handles, a job that redrives.
 
 The sensor claims nothing and keeps no position: what is due is asked of the bus at every tick. It
 asks for one drain run at a time and gives it no run key, because Dagster remembers keys for ever,
-and an event whose run died before claiming it would never be asked for again. Nor does it wait for
-a run whose process is gone: a worker keeps a heartbeat on the bus, under the id of its run. The
-run claims, handles, commits and acks until nothing is due or its limit is reached. What fails is
-tried again by the bus's own backoff, at the limit it is a dead letter.
+and an event whose run died before claiming it would never be asked for again. The run claims,
+handles, commits and acks until nothing is due or its limit is reached. What fails is tried again
+by the bus's own backoff, at the limit it is a dead letter.
+
+Nor does the sensor wait for a run whose process is gone. Who starts runs on its own machine
+(Dagster's default) learns of a process that died from the code server alone; where that, or the
+machine, went down with it, the run stays "started" until `max_runtime_seconds` of the instance has
+passed, if that is set at all. So its status is not trusted: a worker keeps a heartbeat on the bus,
+under the id of its run, and a run that was not heard of for long is reported as failed.
 """
 
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
@@ -31,7 +29,7 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import free_slots
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.downstream.metadata import request_metadata, table
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from storage_engine.errors import HandlerError
 
 if TYPE_CHECKING:
@@ -49,88 +47,98 @@ UNFINISHED = [
 ]
 # A step that waits for its pool says so every five minutes. A worker is seen on the bus.
 PATIENCE = timedelta(minutes=15)
-
-
-def living_run(
-    instance: dg.DagsterInstance,
-    job_name: str,
-    *,
-    location: str | None = None,
-    alive: Collection[str] = (),
-    dead: Collection[str] = (),
-) -> str | None:
-    """The id of an unfinished run of a job, of this location where that is known.
-
-    `alive` and `dead` are runs of which others know that they are. One that is dead, or was not
-    heard of for long, is reported as failed and gives its pools' slots back: the next run could
-    not begin before.
-    """
-    found = None
-    for record in instance.get_run_records(dg.RunsFilter(job_name=job_name, statuses=UNFINISHED)):
-        run = record.dagster_run
-        origin = run.remote_job_origin
-        if location is not None and origin is not None and origin.location_name != location:
-            continue
-        if run.status is dg.DagsterRunStatus.QUEUED or run.run_id in alive:
-            found = found or run.run_id
-        elif run.run_id in dead or is_past(_last_sign(instance, record), PATIENCE):
-            _give_up(instance, run)
-        else:
-            found = found or run.run_id
-    return found
-
-
-def is_past(moment: datetime, patience: timedelta) -> bool:
-    return datetime.now(UTC) - moment > patience
-
-
-def _last_sign(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:
-    """When the run was last heard of: its latest event, or the last change of its status."""
-    seen = record.update_timestamp.replace(tzinfo=UTC)
-    latest = instance.get_records_for_run(record.dagster_run.run_id, limit=1, ascending=False)
-    for event in latest.records:
-        seen = max(seen, datetime.fromtimestamp(event.timestamp, UTC))
-    return seen
-
-
-def _give_up(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
-    instance.report_run_failed(run, "The process of this run is gone: nothing is heard of it.")
-    free_slots(instance, run.run_id)
-
-
 _INTERVAL_S = 15
 _LOOKED_AT = 1_000
 _MISSED_BEATS = 3  # a session whose heartbeat is older than so many lifetimes does not come back
 
 
-class DrainConfig(dg.Config):
-    max_events: int = Field(default=10_000, description="End after about so many")
-    max_seconds: float = Field(default=900.0, description="End after so long")
+def event_sensor(
+    storage: str,
+    modules: Sequence[str],
+    drain: dg.JobDefinition,
+    *,
+    status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    @dg.sensor(
+        name=f"{storage}_events",
+        job=drain,
+        minimum_interval_seconds=_INTERVAL_S,
+        required_resource_keys={storage},
+        default_status=status,
+        description="Looks whether events are due, and asks for one run that handles them.",
+    )
+    def events_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        subscriptions = [handler.subscription() for handler in load_handlers(modules)]
+        with report_failures():
+            backlog = read_backlog(ontology, subscriptions)
+        summary = describe(backlog)
+        context.log.info("%s", summary)
+        if not backlog.due:
+            return dg.SensorResult(skip_reason=summary)
+        origin = context.code_location_origin
+        alive, dead = list_workers(ontology)
+        run_id = living_run(
+            context.instance,
+            drain.name,
+            location=origin.location_name if origin is not None else None,
+            alive=alive,
+            dead=dead,
+        )
+        if run_id is not None:
+            return dg.SensorResult(skip_reason=f"{summary}; run {run_id} is on it")
+        tags = {"ontologia/events_due": str(backlog.due), "ontologia/events": summary}
+        return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
+
+    return events_due
 
 
-class RedriveConfig(dg.Config):
-    dry_run: bool = Field(default=False, description="Show the dead letters, send none")
-    handler: str | None = Field(default=None, description="Only of this handler")
-    event_id: str | None = Field(default=None, description="Only of this event")
-    limit: int = 1_000
+def read_backlog(
+    ontology: "OntologyResource", subscriptions: "Sequence[Subscription]"
+) -> "Backlog":
+    with ontology.bus() as bus:
+        return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
+
+
+def describe(backlog: "Backlog") -> str:
+    """Depth and age, in a sentence."""
+    if not backlog.due and not backlog.waiting:
+        return "no events are left to handle"
+    plus = " or more" if backlog.more else ""
+    age = f", the oldest {age_s(backlog.oldest):.0f} s old" if backlog.oldest is not None else ""
+    return f"{backlog.due}{plus} events due, {backlog.waiting} waiting{age}"
+
+
+def age_s(moment: datetime | None) -> float:
+    return max(0.0, (datetime.now(UTC) - moment).total_seconds()) if moment is not None else 0.0
 
 
 def load_handlers(modules: Sequence[str]) -> "list[Handler[Any]]":
     """The handlers that modules declare or import, each once."""
     from storage_engine.runtime.handlers import Handler
 
-    found: list[Handler[Any]] = []
+    handlers: list[Handler[Any]] = []
     for name in modules:
         try:
             module = importlib.import_module(name)
         except ImportError as error:
             raise HandlerError(f"the module {name} cannot be imported: {error}") from error
-        found += [v for v in vars(module).values() if isinstance(v, Handler) and v not in found]
-    if not found:
+        handlers += [
+            v for v in vars(module).values() if isinstance(v, Handler) and v not in handlers
+        ]
+    if not handlers:
         raise HandlerError(
             f"no handlers in {', '.join(modules)}: decorate functions with @on_event(EventClass)"
         )
-    return found
+    return handlers
+
+
+# -- runs that handle -----------------------------------------------------------------------------
+
+
+class DrainConfig(dg.Config):
+    max_events: int = Field(default=10_000, description="End after about so many")
+    max_seconds: float = Field(default=900.0, description="End after so long")
 
 
 def drain_job(storage: str, modules: Sequence[str]) -> dg.JobDefinition:
@@ -143,7 +151,7 @@ def drain_job(storage: str, modules: Sequence[str]) -> dg.JobDefinition:
     )
     def handle_events(context: dg.OpExecutionContext, config: DrainConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance):
+        with report_failures(context.instance):
             totals, requests = _drain(context, ontology, load_handlers(modules), config)
             with ontology.bus() as bus:
                 letters = bus.list_dead_letters(ontology.namespace, _LOOKED_AT)
@@ -203,53 +211,10 @@ def _drain(
             timer.cancel()
 
 
-def event_sensor(
-    storage: str,
-    modules: Sequence[str],
-    drain: dg.JobDefinition,
-    *,
-    status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
-) -> dg.SensorDefinition:
-    @dg.sensor(
-        name=f"{storage}_events",
-        job=drain,
-        minimum_interval_seconds=_INTERVAL_S,
-        required_resource_keys={storage},
-        default_status=status,
-        description="Looks whether events are due, and asks for one run that handles them.",
-    )
-    def events_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        ontology: OntologyResource = getattr(context.resources, storage)
-        subscriptions = [handler.subscription() for handler in load_handlers(modules)]
-        with reported_failures():
-            seen = look(ontology, subscriptions)
-        said = told(seen)
-        context.log.info("%s", said)
-        if not seen.due:
-            return dg.SensorResult(skip_reason=said)
-        origin = context.code_location_origin
-        alive, dead = workers(ontology)
-        run_id = living_run(
-            context.instance,
-            drain.name,
-            location=origin.location_name if origin is not None else None,
-            alive=alive,
-            dead=dead,
-        )
-        if run_id is not None:
-            return dg.SensorResult(skip_reason=f"{said}; run {run_id} is on it")
-        tags = {"ontologia/events_due": str(seen.due), "ontologia/events": said}
-        return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
-
-    return events_due
+# -- runs that Dagster has not seen end -----------------------------------------------------------
 
 
-def look(ontology: "OntologyResource", subscriptions: "Sequence[Subscription]") -> "Backlog":
-    with ontology.bus() as bus:
-        return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
-
-
-def workers(ontology: "OntologyResource") -> tuple[set[str], set[str]]:
+def list_workers(ontology: "OntologyResource") -> tuple[set[str], set[str]]:
     """The runs that work on the bus, and those that did and died."""
     ttl_ms = _MISSED_BEATS * ontology.config().session_ttl_ms
     alive: set[str] = set()
@@ -262,17 +227,61 @@ def workers(ontology: "OntologyResource") -> tuple[set[str], set[str]]:
     return alive, dead - alive
 
 
-def told(seen: "Backlog") -> str:
-    """Depth and age, in a sentence."""
-    if not seen.due and not seen.waiting:
-        return "no events are left to handle"
-    plus = " or more" if seen.more else ""
-    age = f", the oldest {age_s(seen.oldest):.0f} s old" if seen.oldest is not None else ""
-    return f"{seen.due}{plus} events due, {seen.waiting} waiting{age}"
+def living_run(
+    instance: dg.DagsterInstance,
+    job_name: str,
+    *,
+    location: str | None = None,
+    alive: Collection[str] = (),
+    dead: Collection[str] = (),
+) -> str | None:
+    """The id of an unfinished run of a job, of this location where that is known.
+
+    `alive` and `dead` are runs of which others know that they are. One that is dead, or was not
+    heard of for long, is reported as failed and gives its pools' slots back: the next run could
+    not begin before.
+    """
+    living = None
+    for record in instance.get_run_records(dg.RunsFilter(job_name=job_name, statuses=UNFINISHED)):
+        run = record.dagster_run
+        origin = run.remote_job_origin
+        if location is not None and origin is not None and origin.location_name != location:
+            continue
+        if run.status is dg.DagsterRunStatus.QUEUED or run.run_id in alive:
+            living = living or run.run_id
+        elif run.run_id in dead or is_past(_last_sign(instance, record), PATIENCE):
+            _give_up(instance, run)
+        else:
+            living = living or run.run_id
+    return living
 
 
-def age_s(moment: datetime | None) -> float:
-    return max(0.0, (datetime.now(UTC) - moment).total_seconds()) if moment is not None else 0.0
+def is_past(moment: datetime, patience: timedelta) -> bool:
+    return datetime.now(UTC) - moment > patience
+
+
+def _last_sign(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:
+    """When the run was last heard of: its latest event, or the last change of its status."""
+    seen = record.update_timestamp.replace(tzinfo=UTC)
+    latest = instance.get_records_for_run(record.dagster_run.run_id, limit=1, ascending=False)
+    for event in latest.records:
+        seen = max(seen, datetime.fromtimestamp(event.timestamp, UTC))
+    return seen
+
+
+def _give_up(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    instance.report_run_failed(run, "The process of this run is gone: nothing is heard of it.")
+    free_slots(instance, run.run_id)
+
+
+# -- dead letters ---------------------------------------------------------------------------------
+
+
+class RedriveConfig(dg.Config):
+    dry_run: bool = Field(default=False, description="Show the dead letters, send none")
+    handler: str | None = Field(default=None, description="Only of this handler")
+    event_id: str | None = Field(default=None, description="Only of this event")
+    limit: int = 1_000
 
 
 def redrive_job(storage: str) -> dg.JobDefinition:
@@ -285,21 +294,21 @@ def redrive_job(storage: str) -> dg.JobDefinition:
     )
     def redrive_dead_letters(context: dg.OpExecutionContext, config: RedriveConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance), ontology.bus() as bus:
-            known = bus.list_dead_letters(
+        with report_failures(context.instance), ontology.bus() as bus:
+            listed = bus.list_dead_letters(
                 ontology.namespace,
                 # One event is looked for among all letters, however old.
                 config.limit if config.event_id is None else sys.maxsize,
                 handler_id=config.handler,
             )
-            found = [one for one in known if config.event_id in (None, one.event_id)]
-            sent = [] if config.dry_run else [bus.redrive(letter) for letter in found]
+            letters = [letter for letter in listed if config.event_id in (None, letter.event_id)]
+            sent = [] if config.dry_run else [bus.redrive(letter) for letter in letters]
         context.add_output_metadata(
             {
                 "dry_run": config.dry_run,
-                "dead_letters": letters_table(found),
-                "found": len(found),
-                "sent": sum(one is not None for one in sent),
+                "dead_letters": letters_table(letters),
+                "found": len(letters),
+                "sent": sum(position is not None for position in sent),
             }
         )
 
@@ -318,8 +327,15 @@ def letters_table(letters: "Sequence[DeadLetter]") -> dg.MetadataValue[Any]:
     return table(
         ["event", "type", "handler", "failed_at", "attempts", "error"],
         [
-            (one.event_id, one.event_type, one.handler_id, one.failed_at, one.attempts, _e(one))
-            for one in letters
+            (
+                letter.event_id,
+                letter.event_type,
+                letter.handler_id,
+                letter.failed_at,
+                letter.attempts,
+                _e(letter),
+            )
+            for letter in letters
         ],
     )
 

@@ -21,9 +21,9 @@ import dagster as dg
 
 from ontologia_dagster.dagster_compat import latest_versions, version_of, version_tags
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past
-from ontologia_dagster.storage.type_assets import Located, located
+from ontologia_dagster.storage.type_assets import TypeAsset, find_type_assets
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -37,14 +37,14 @@ _LEFT_TO_RUN = timedelta(minutes=15)
 
 
 @dataclass
-class Cursor:
+class TailPosition:
     """Commits up to `commit` are dealt with, except those held for a run that is going on."""
 
     commit: int = 0
     held: list[int] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, text: str | None, head: int) -> "Cursor | None":
+    def parse(cls, text: str | None, head: int) -> "TailPosition | None":
         """None at first, and when the storage was begun anew."""
         raw = json.loads(text) if text else None
         if raw is None or raw["commit"] > head:
@@ -69,7 +69,7 @@ def log_tail_sensor(
     )
     def log_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(), ontology.repository() as repository:
+        with report_failures(), ontology.repository() as repository:
             return _tick(context, repository, storage)
 
     return log_tail
@@ -79,39 +79,39 @@ def _tick(
     context: dg.SensorEvaluationContext, repository: "Repository", storage: str
 ) -> dg.SensorResult:
     head = repository.head_commit_id()
-    cursor = Cursor.parse(context.cursor, head)
+    cursor = TailPosition.parse(context.cursor, head)
     if cursor is not None and head == cursor.commit and not cursor.held:
         return dg.SensorResult(skip_reason=f"commit {head} is the latest", cursor=str(cursor))
     assert context.repository_def is not None
-    tail = _Tail(context.instance, repository, located(context.repository_def, storage))
+    tail = _Tail(context.instance, repository, find_type_assets(context.repository_def, storage))
     if cursor is None:
         upto = head
         events = list(tail.last_changes(anew=bool(context.cursor)))
     else:
         upto = min(head, cursor.commit + _PER_TICK)
         events = list(tail.changes(_commits(repository, cursor, upto)))
-    after = str(Cursor(upto, tail.held))
+    after = str(TailPosition(upto, tail.held))
     if not events:
         waits = f", {len(tail.held)} left to runs that go on" if tail.held else ""
         return dg.SensorResult(skip_reason=f"all up to commit {upto} is known{waits}", cursor=after)
     return dg.SensorResult(asset_events=events, cursor=after)
 
 
-def _commits(repository: "Repository", cursor: Cursor, upto: int) -> "Iterator[CommitRecord]":
+def _commits(repository: "Repository", cursor: TailPosition, upto: int) -> "Iterator[CommitRecord]":
     """Oldest first: those held, then the new ones."""
     for commit_id in cursor.held:
-        known = repository.get_commit(commit_id)
-        if known is not None:
-            yield known
+        record = repository.get_commit(commit_id)
+        if record is not None:
+            yield record
     if upto - cursor.commit < _PER_TICK:
         newest_first = repository.list_commits(10 * _PER_TICK, cursor.commit)
         yield from (commit for commit in reversed(newest_first) if commit.id <= upto)
         return
     # Far behind: the log is read from its end, so all of it would be read at every tick.
     for commit_id in range(cursor.commit + 1, upto + 1):
-        known = repository.get_commit(commit_id)
-        if known is not None:
-            yield known
+        record = repository.get_commit(commit_id)
+        if record is not None:
+            yield record
 
 
 class _Tail:
@@ -121,7 +121,7 @@ class _Tail:
         self,
         instance: dg.DagsterInstance,
         repository: "Repository",
-        followed: Sequence[Located],
+        followed: Sequence[TypeAsset],
     ) -> None:
         self.held: list[int] = []
         self._instance = instance
@@ -137,10 +137,10 @@ class _Tail:
             for asset in self._followed:
                 if asset.type_name in commit.types:
                     keys = self._partitions_of(asset, commit)
-                    known = self._known_versions(asset.key, keys)
-                    untold = [key for key in keys if known.get(key, 0) < commit.id]
+                    versions = self._known_versions(asset.key, keys)
+                    untold = [key for key in keys if versions.get(key, 0) < commit.id]
                     for partition, at in self._versions(asset, untold, commit.id).items():
-                        if known.get(partition, -1) < at:
+                        if versions.get(partition, -1) < at:
                             yield _materialisation(asset, commit.id, partition, commit, at)
 
     def last_changes(self, *, anew: bool) -> Iterator[dg.AssetMaterialization]:
@@ -149,9 +149,9 @@ class _Tail:
         recent = {commit.id: commit for commit in self._repository.list_commits(_PER_TICK)}
         for asset in self._followed:
             changed = self._last_commits(asset)
-            known = self._known_versions(asset.key, list(changed))
+            versions = self._known_versions(asset.key, list(changed))
             for partition, commit_id in changed.items():
-                told = known.get(partition, 0)
+                told = versions.get(partition, 0)
                 if told == commit_id or (told > commit_id and not anew):
                     continue
                 commit = recent.get(commit_id)
@@ -169,47 +169,47 @@ class _Tail:
             self.held.append(commit.id)
         return True
 
-    def _last_commits(self, asset: Located) -> dict[str | None, int]:
+    def _last_commits(self, asset: TypeAsset) -> dict[str | None, int]:
         """By partition; of those that have rows."""
         spec = self._specs[asset.type_name]
         if asset.partition_by is None:
             last = self._repository.type_head(spec)
             return {None: last} if last else {}
         every = partitions.partitions_def(asset.partition_by).get_partition_keys()
-        found = self._versions(asset, every)
-        return {key: commit_id for key, commit_id in found.items() if commit_id}
+        versions = self._versions(asset, every)
+        return {key: commit_id for key, commit_id in versions.items() if commit_id}
 
     def _versions(
-        self, asset: Located, keys: Sequence[str | None], as_of: int | None = None
+        self, asset: TypeAsset, keys: Sequence[str | None], as_of: int | None = None
     ) -> dict[str | None, int]:
         """The commit that last changed a row of each of these partitions (0: it has none). A run
         on several may have changed some of them alone."""
         if asset.partition_by is None:
             return dict.fromkeys(keys, as_of or 0)
         executor, spec = self._repository.executor(as_of), self._specs[asset.type_name]
-        found: dict[str | None, int] = {}
+        versions: dict[str | None, int] = {}
         for first in range(0, len(keys), _PER_QUERY):
             some = [key for key in keys[first : first + _PER_QUERY] if key is not None]
-            held = partitions.held(executor, spec, asset.partition_by, some)
-            found |= {key: one.commit_id for key, one in held.items()}
-        return found
+            held = partitions.read_states(executor, spec, asset.partition_by, some)
+            versions |= {key: state.commit_id for key, state in held.items()}
+        return versions
 
-    def _partitions_of(self, asset: Located, commit: "CommitRecord") -> Sequence[str | None]:
+    def _partitions_of(self, asset: TypeAsset, commit: "CommitRecord") -> Sequence[str | None]:
         """As the manifest says where the asset itself wrote it, else by the rows of the commit."""
         if asset.partition_by is None:
             return [None]
-        said = commit.metadata.get(provenance.PARTITIONS)
-        if said and commit.metadata.get(provenance.ASSET_KEY) == asset.key.to_user_string():
-            keys = partitions.read(asset.partition_by, said)
+        written = commit.metadata.get(provenance.PARTITIONS)
+        if written and commit.metadata.get(provenance.ASSET_KEY) == asset.key.to_user_string():
+            keys = partitions.parse_keys(asset.partition_by, written)
             if keys is not None:
                 return keys
-        from storage_engine.repository.protocol import Window
+        from storage_engine.repository.protocol import ReadWindow
 
         spec = self._specs[asset.type_name]
-        rows = self._repository.read(spec, Window(as_of=commit.id, since=commit.id - 1))
+        rows = self._repository.read(spec, ReadWindow(as_of=commit.id, since=commit.id - 1))
         values = rows.column(asset.partition_by.field).unique().to_pylist()
-        found = {partitions.key_of(asset.partition_by, value) for value in values}
-        return sorted(key for key in found if key is not None)
+        named = {partitions.key_of(asset.partition_by, value) for value in values}
+        return sorted(key for key in named if key is not None)
 
     def _known_versions(
         self, key: dg.AssetKey, keys: Sequence[str | None]
@@ -219,12 +219,16 @@ class _Tail:
             event = self._instance.get_latest_materialization_event(key)
             made = event.asset_materialization if event is not None else None
             return {None: version_of(made.tags or {})} if made is not None else {}
-        some = [one for one in keys if one is not None] if len(keys) <= _PER_QUERY else None
+        some = (
+            [partition for partition in keys if partition is not None]
+            if len(keys) <= _PER_QUERY
+            else None
+        )
         return dict(latest_versions(self._instance, key, some).items())
 
 
 def _materialisation(
-    asset: Located,
+    asset: TypeAsset,
     commit_id: int,
     partition: str | None,
     commit: "CommitRecord | None",
@@ -232,9 +236,9 @@ def _materialisation(
 ) -> dg.AssetMaterialization:
     """`commit` None: one so old that its manifest was not read. `version` is less than the commit
     for a partition that its run left as it was."""
-    said: dict[str, Any] = {"commit": commit_id}
+    metadata: dict[str, Any] = {"commit": commit_id}
     if commit is not None:
-        said |= {
+        metadata |= {
             "committed_at": dg.MetadataValue.timestamp(commit.created_at),
             "runtime_id": commit.runtime_id,
             **{f"commit/{name}": text for name, text in commit.metadata.items()},
@@ -243,6 +247,6 @@ def _materialisation(
         asset_key=asset.key,
         partition=partition,
         description=f"Commit {commit_id}, made outside this instance's runs.",
-        metadata=said,
+        metadata=metadata,
         tags=version_tags(version),
     )

@@ -7,7 +7,9 @@ pool's. Index repair and compaction change no row; garbage collection deletes on
 needs, and asks for `dry_run: false` in the launchpad.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -17,10 +19,10 @@ from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset
 from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
 from ontologia_dagster.ingestion.spark_run import submit
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.resources.spark import PIPES
 from ontologia_dagster.storage import checks
-from ontologia_dagster.storage.type_assets import located
+from ontologia_dagster.storage.type_assets import find_type_assets
 from storage_engine.config import duration
 
 if TYPE_CHECKING:
@@ -64,39 +66,32 @@ class GcConfig(dg.Config):
 
 
 def compaction_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDefinition:
-    own = {one.type: one.compaction for one in declared if one.compaction is not None}
+    own = {asset.type: asset.compaction for asset in declared if asset.compaction is not None}
 
-    @dg.op(
-        name=f"{storage}_compact_types",
-        pool=MAINTENANCE_POOL,
-        retry_policy=_RETRY,
-        required_resource_keys={storage, "spark"},
-    )
+    @_op(storage, "compact_types", needs={"spark"})
     def compact_types(context: dg.OpExecutionContext, config: CompactionConfig) -> None:
-        ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance), ontology.repository() as repository:
-            policies = {**_located_policies(context, storage), **own}
-            _compact(context, repository, ontology, config, policies)
+        with _upkeep(context, storage, "compact", config.dry_run) as upkeep:
+            policies = {**_declared_policies(context, storage), **own}
+            upkeep.metadata |= _compact(context, upkeep, config, policies)
 
     return _one_op_job(f"{storage}_compact", compact_types, "Merge small files of types.")
 
 
 def _compact(
     context: dg.OpExecutionContext,
-    repository: "Repository",
-    ontology: "OntologyResource",
+    upkeep: "_Upkeep",
     config: CompactionConfig,
     own: Mapping[str, Any],
-) -> None:
+) -> dict[str, Any]:
     from storage_engine.maintenance.compaction import compact, plan_compaction
     from storage_engine.spark.compaction import spark_builds
 
     spark: SparkResource = context.resources.spark
+    repository = upkeep.repository
 
     def large(run: "RunPlan") -> bool:
         return repository.engine_version == "v2" and run.bytes >= config.spark_above_bytes
 
-    before = figures(repository)
     planned: list[Any] = []
     done: list[Any] = []
     skipped: dict[str, str] = {}
@@ -106,14 +101,16 @@ def _compact(
         if config.dry_run or plan.empty:
             continue
         if spark.mode == PIPES and any(large(run) for run in plan.runs):
-            report = _submitted(context, ontology, spark, policy, types, config.spark_above_bytes)
+            report = _submit_compaction(
+                context, upkeep.ontology, spark, policy, types, config.spark_above_bytes
+            )
         else:
             # Spark is started for the first run that is large enough, if any is.
             builds = spark_builds(spark.session, repository, config.spark_above_bytes)
             report = compact(repository, plan, build=builds)
         done += list(report.runs)
         skipped |= report.skipped
-    metadata = {
+    return {
         "plan": table(
             ["type", "entries", "entries_after", "rows", "bytes", "why", "runs", "by_spark"],
             [
@@ -148,17 +145,16 @@ def _compact(
         "skipped": dict(skipped),
         "rows_rewritten": sum(run.rows for run in done if run.outcome == "published"),
     }
-    _tell(context, ontology, repository, "compact", config.dry_run, before, metadata)
 
 
-def _located_policies(context: dg.OpExecutionContext, storage: str) -> dict[str, Any]:
+def _declared_policies(context: dg.OpExecutionContext, storage: str) -> dict[str, Any]:
     """Of types that were declared elsewhere in the location, such as in YAML."""
     location = location_of(context)
-    found = located(location, storage) if location is not None else []
-    return {one.type_name: one.compaction for one in found if one.compaction is not None}
+    assets = find_type_assets(location, storage) if location is not None else []
+    return {asset.type_name: asset.compaction for asset in assets if asset.compaction is not None}
 
 
-def _submitted(
+def _submit_compaction(
     context: dg.OpExecutionContext,
     ontology: "OntologyResource",
     spark: "SparkResource",
@@ -175,9 +171,9 @@ def _submitted(
     for name in types:
         arguments += ["--type", name]
     # Nothing is reported when somebody else was faster.
-    said = submit(context, ontology, spark, "compact", arguments).get("report", {})
-    runs = tuple(RunReport(**run) for run in said.get("runs", ()))
-    return CompactionReport(ontology.storage_uri, runs, said.get("skipped", {}))
+    report = submit(context, ontology, spark, "compact", arguments).get("report", {})
+    runs = tuple(RunReport(**run) for run in report.get("runs", ()))
+    return CompactionReport(ontology.storage_uri, runs, report.get("skipped", {}))
 
 
 def _policies(
@@ -200,22 +196,15 @@ def _policies(
 
 
 def repair_job(storage: str) -> dg.JobDefinition:
-    @dg.op(
-        name=f"{storage}_repair_indices",
-        pool=MAINTENANCE_POOL,
-        retry_policy=_RETRY,
-        required_resource_keys={storage},
-    )
+    @_op(storage, "repair_indices")
     def repair_types(context: dg.OpExecutionContext, config: RepairConfig) -> None:
         from storage_engine.maintenance.indices import repair_indices
 
-        ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance), ontology.repository() as repository:
-            before = figures(repository)
-            found = _objects(repository)
-            repair = repair_indices(found, apply=not config.dry_run) if found else None
+        with _upkeep(context, storage, "index repair", config.dry_run) as upkeep:
+            objects = _objects(upkeep.repository)
+            repair = repair_indices(objects, apply=not config.dry_run) if objects else None
             types = repair.types if repair else ()
-            metadata = {
+            upkeep.metadata |= {
                 "plan": table(
                     ["type", "reasons", "indexed_to", "becomes", "entries", "become"],
                     [(t.type_name, ", ".join(t.reasons), *t.watermark, *t.entries) for t in types],
@@ -223,7 +212,6 @@ def repair_job(storage: str) -> dg.JobDefinition:
                 "indices_checked": repair.checked if repair else 0,
                 "indices_repaired": len(types) if not config.dry_run else 0,
             }
-            _tell(context, ontology, repository, "index repair", config.dry_run, before, metadata)
 
     return _one_op_job(
         repair_job_name(storage), repair_types, "Rewrite indices that differ from the log."
@@ -235,18 +223,10 @@ def repair_job_name(storage: str) -> str:
 
 
 def gc_job(storage: str) -> dg.JobDefinition:
-    @dg.op(
-        name=f"{storage}_collect_garbage",
-        pool=MAINTENANCE_POOL,
-        retry_policy=_RETRY,
-        required_resource_keys={storage},
-    )
+    @_op(storage, "collect_garbage")
     def collect_garbage(context: dg.OpExecutionContext, config: GcConfig) -> None:
-        ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance), ontology.repository() as repository:
-            before = figures(repository)
-            metadata = _collect(repository, config)
-            _tell(context, ontology, repository, "gc", config.dry_run, before, metadata)
+        with _upkeep(context, storage, "gc", config.dry_run) as upkeep:
+            upkeep.metadata |= _collect(upkeep.repository, config)
 
     return _one_op_job(f"{storage}_gc", collect_garbage, "Delete objects that nothing needs.")
 
@@ -254,11 +234,13 @@ def gc_job(storage: str) -> dg.JobDefinition:
 def _collect(repository: "Repository", config: GcConfig) -> dict[str, Any]:
     from storage_engine.maintenance.gc import plan_gc, sweep
 
-    found = _objects(repository)
-    if found is None:
+    objects = _objects(repository)
+    if objects is None:
         return {"note": "a SQLite storage leaves no objects behind"}
-    plan = plan_gc(found, grace=duration(config.older_than), purge_compacted=config.purge_compacted)
-    report = None if config.dry_run else sweep(found, plan)
+    plan = plan_gc(
+        objects, grace=duration(config.older_than), purge_compacted=config.purge_compacted
+    )
+    report = None if config.dry_run else sweep(objects, plan)
     return {
         "plan": table(
             ["reason", "objects", "bytes"],
@@ -289,54 +271,69 @@ def figures(repository: "Repository") -> dict[str, int]:
     """The shape of a storage, in numbers."""
     from storage_engine.maintenance.metrics import collect
 
-    found = collect(repository)
+    metrics = collect(repository)
     return {
-        "head_commit": found.head_commit_id,
-        "types": len(found.types),
-        "entries": sum(one.entries for one in found.types),
-        "files": sum(one.files for one in found.types),
-        "rows": sum(one.rows for one in found.types),
-        "bytes": sum(one.bytes for one in found.types),
-        "latest_files": sum(one.latest_files for one in found.types),
-        "index_lag": sum(one.index_lag for one in found.types),
+        "head_commit": metrics.head_commit_id,
+        "types": len(metrics.types),
+        "entries": sum(stored.entries for stored in metrics.types),
+        "files": sum(stored.files for stored in metrics.types),
+        "rows": sum(stored.rows for stored in metrics.types),
+        "bytes": sum(stored.bytes for stored in metrics.types),
+        "latest_files": sum(stored.latest_files for stored in metrics.types),
+        "index_lag": sum(stored.index_lag for stored in metrics.types),
     }
 
 
-def _tell(
-    context: dg.OpExecutionContext,
-    ontology: "OntologyResource",
-    repository: "Repository",
-    operation: str,
-    dry_run: bool,
-    before: Mapping[str, int],
-    metadata: Mapping[str, Any],
-) -> None:
-    """Of the step, and as an observation of the storage's log."""
+@dataclass
+class _Upkeep:
+    """One job's work on a storage: what it works on, and what it has to show."""
+
+    ontology: "OntologyResource"
+    repository: "Repository"
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def _upkeep(
+    context: dg.OpExecutionContext, storage: str, operation: str, dry_run: bool
+) -> Iterator[_Upkeep]:
+    """Open the storage, and afterwards tell what was done, with the figures before and after: of
+    the step, and as an observation of the storage's log."""
     from storage_engine.maintenance.metrics import collect
 
-    after = figures(repository)
-    requests = dict(collect(repository).requests)
-    shown: dict[str, Any] = {
-        "operation": operation,
-        "dry_run": dry_run,
-        "dagster/uri": ontology.storage_uri,
-        **metadata,
-        "before_after": before_and_after(before, after),
-        **after,
-        **request_metadata(requests),
-    }
-    context.add_output_metadata(shown)
-    key = dg.AssetKey([_storage_of(context), "log"])
-    context.log_event(dg.AssetObservation(asset_key=key, metadata=shown))
-
-
-def _storage_of(context: dg.OpExecutionContext) -> str:
-    keys = set(context.op_def.required_resource_keys) - {"spark"}
-    return keys.pop()
+    ontology: OntologyResource = getattr(context.resources, storage)
+    with report_failures(context.instance), ontology.repository() as repository:
+        before = figures(repository)
+        upkeep = _Upkeep(ontology, repository)
+        yield upkeep
+        after = figures(repository)
+        shown: dict[str, Any] = {
+            "operation": operation,
+            "dry_run": dry_run,
+            "dagster/uri": ontology.storage_uri,
+            **upkeep.metadata,
+            "before_after": before_and_after(before, after),
+            **after,
+            **request_metadata(dict(collect(repository).requests)),
+        }
+        context.add_output_metadata(shown)
+        key = dg.AssetKey([storage, "log"])
+        context.log_event(dg.AssetObservation(asset_key=key, metadata=shown))
 
 
 def _objects(repository: "Repository") -> "ObjectRepository | None":
     return repository.objects
+
+
+def _op(
+    storage: str, name: str, *, needs: Collection[str] = ()
+) -> Callable[[Callable[..., None]], dg.OpDefinition]:
+    return dg.op(
+        name=f"{storage}_{name}",
+        pool=MAINTENANCE_POOL,
+        retry_policy=_RETRY,
+        required_resource_keys={storage, *needs},
+    )
 
 
 def _one_op_job(name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage.events import age_s, load_handlers
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ def metrics_job(storage: str, handlers: "Sequence[str]" = ()) -> dg.JobDefinitio
     @dg.op(name=f"{storage}_collect_metrics", required_resource_keys={storage})
     def collect_metrics(context: dg.OpExecutionContext, config: MetricsConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance):
+        with report_failures(context.instance):
             text = prometheus(ontology, handlers)
         folder = config.directory or os.environ.get(DIRECTORY_VARIABLE)
         metadata: dict[str, Any] = {"metrics": dg.MetadataValue.md(f"```\n{text}```")}
         if folder:
-            metadata["path"] = str(_written(Path(folder) / f"{storage}.prom", text))
+            metadata["path"] = str(_write(Path(folder) / f"{storage}.prom", text))
         context.add_output_metadata(metadata)
 
     @dg.job(
@@ -70,13 +70,13 @@ def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> 
                 "events_oldest_seconds": (int(age_s(seen.oldest)), "Age of the oldest of these."),
             }
     label = f'{{storage="{ontology.storage_uri}",namespace="{ontology.namespace}"}}'
-    for name, (value, said) in figures.items():
-        text += f"# HELP ontologia_{name} {said}\n# TYPE ontologia_{name} gauge\n"
+    for name, (value, help_text) in figures.items():
+        text += f"# HELP ontologia_{name} {help_text}\n# TYPE ontologia_{name} gauge\n"
         text += f"ontologia_{name}{label} {value}\n"
     return text
 
 
-def _written(path: Path, text: str) -> Path:
+def _write(path: Path, text: str) -> Path:
     """Whole or not at all: a scraper may be reading."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".tmp")

@@ -1,6 +1,8 @@
-"""The ontology as a whole, as a source asset: observing it shows where its history stands.
+"""What a storage brings to Dagster beside its types: head, log, checks, jobs, schedules, sensors.
 
-What a storage brings to Dagster beside its types: head, checks, jobs, schedules, sensors.
+`build_platform` makes all of it for one storage, `build_platforms` for an environment's storage
+and its tenants'. Building opens nothing, and everything that would act by itself is off unless
+told otherwise.
 """
 
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
@@ -14,7 +16,7 @@ import dagster as dg
 from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.ingestion.type_defs import build_types
 from ontologia_dagster.resources.environments import Environment
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.storage import alerts, checks, events, maintenance
 from ontologia_dagster.storage.log_tail import log_tail_sensor
 from ontologia_dagster.storage.metrics import metrics_job
@@ -22,41 +24,6 @@ from ontologia_dagster.storage.type_assets import declared_types
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
-
-
-def head_asset(storage: str) -> Any:
-    """Observable: its data version is the id of the latest commit."""
-
-    def observed(context: dg.OpExecutionContext) -> dg.ObserveResult:
-        ontology: OntologyResource = getattr(context.resources, storage)
-        with reported_failures(context.instance), ontology.repository() as repository:
-            head = repository.head_commit_id()
-            info = repository.storage_info()
-        types = sorted(info["types"])
-        return dg.ObserveResult(
-            data_version=dg.DataVersion(str(head)),
-            metadata={
-                "dagster/uri": ontology.storage_uri,
-                "backend": info["backend"],
-                "engine_version": info["engine_version"],
-                "commits": head,  # ids start at 1 and have no gaps
-                "type_count": len(types),
-                "types": dg.MetadataValue.md("\n".join(f"- {name}" for name in types)),
-            },
-        )
-
-    with warnings.catch_warnings():
-        # Dagster still calls it beta; nothing else is observed and not materialised.
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        decorate = dg.observable_source_asset(
-            name=f"{storage}_head",
-            group_name="ontologia",
-            description="The head of the commit log. Its data version is the id of the latest "
-            "commit.",
-            required_resource_keys={storage},
-        )
-        return decorate(observed)
-
 
 STORAGE = "ontology"
 # Nightly and weekly, each with the night to itself, and figures for who looks at them; all are off
@@ -92,8 +59,8 @@ def build_platform(
                sensor that tells of failed runs and that of automation conditions
     """
     on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    found = declared_types(beside, storage) if beside is not None else []
-    names = list(dict.fromkeys([*(one.type for one in declared), *found, *types]))
+    elsewhere = declared_types(beside, storage) if beside is not None else []
+    names = list(dict.fromkeys([*(asset.type for asset in declared), *elsewhere, *types]))
     deep = checks.deep_checks(storage, names)
     jobs: dict[str, Any] = {
         "compact": maintenance.compaction_job(storage, declared),
@@ -139,6 +106,40 @@ def build_platforms(environment: Environment, beside: dg.Definitions) -> dg.Defi
             for storage in storages
         )
     )
+
+
+def head_asset(storage: str) -> Any:
+    """Observable: its data version is the id of the latest commit."""
+
+    def observed(context: dg.OpExecutionContext) -> dg.ObserveResult:
+        ontology: OntologyResource = getattr(context.resources, storage)
+        with report_failures(context.instance), ontology.repository() as repository:
+            head = repository.head_commit_id()
+            info = repository.storage_info()
+        types = sorted(info["types"])
+        return dg.ObserveResult(
+            data_version=dg.DataVersion(str(head)),
+            metadata={
+                "dagster/uri": ontology.storage_uri,
+                "backend": info["backend"],
+                "engine_version": info["engine_version"],
+                "commits": head,  # ids start at 1 and have no gaps
+                "type_count": len(types),
+                "types": dg.MetadataValue.md("\n".join(f"- {name}" for name in types)),
+            },
+        )
+
+    with warnings.catch_warnings():
+        # Dagster still calls it beta; nothing else is observed and not materialised.
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        decorate = dg.observable_source_asset(
+            name=f"{storage}_head",
+            group_name="ontologia",
+            description="The head of the commit log. Its data version is the id of the latest "
+            "commit.",
+            required_resource_keys={storage},
+        )
+        return decorate(observed)
 
 
 def _automation_sensor() -> dg.SensorDefinition:

@@ -20,7 +20,7 @@ COMPACTION = "ontologia/compaction"
 
 
 @dataclass(frozen=True)
-class Located:
+class TypeAsset:
     """An asset that is a type of a storage."""
 
     key: dg.AssetKey
@@ -31,29 +31,29 @@ class Located:
 
 def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
     """What an asset's definition says, to be found again."""
-    found: dict[str, Any] = {TYPE: declared.type, STORAGE: declared.storage}
+    metadata: dict[str, Any] = {TYPE: declared.type, STORAGE: declared.storage}
     if declared.partitions is not None:
-        found[PARTITION_BY] = declared.partitions.model_dump(mode="json")
+        metadata[PARTITION_BY] = declared.partitions.model_dump(mode="json")
     if declared.compaction is not None:
-        found[COMPACTION] = declared.compaction.model_dump(mode="json")
-    return found
+        metadata[COMPACTION] = declared.compaction.model_dump(mode="json")
+    return metadata
 
 
 def declared_types(definitions: dg.Definitions, storage: str) -> list[str]:
     """The types of a storage that some definitions have assets for, before they are a location."""
-    found: dict[str, None] = {}
+    types: dict[str, None] = {}
     for asset in definitions.assets or ():
         for spec in asset.specs if isinstance(asset, dg.AssetsDefinition) else ():
             if spec.metadata.get(STORAGE) == storage and TYPE in spec.metadata:
-                found[spec.metadata[TYPE]] = None
-    return list(found)
+                types[spec.metadata[TYPE]] = None
+    return list(types)
 
 
 def checks_of(repository: dg.RepositoryDefinition, storage: str) -> list[dg.AssetCheckKey]:
     """The checks of a storage's assets. Those of assets that belong to no storage are the first
     storage's, so that each has one who looks at it."""
     graph = repository.asset_graph
-    owner = {key: _said(graph, key).get(STORAGE) for key in graph.get_all_asset_keys()}
+    owner = {key: _plain_metadata(graph, key).get(STORAGE) for key in graph.get_all_asset_keys()}
     first = min(filter(None, owner.values()), default=None)
     return sorted(
         key
@@ -62,29 +62,29 @@ def checks_of(repository: dg.RepositoryDefinition, storage: str) -> list[dg.Asse
     )
 
 
-def located(repository: dg.RepositoryDefinition, storage: str) -> list[Located]:
-    found = []
+def find_type_assets(repository: dg.RepositoryDefinition, storage: str) -> list[TypeAsset]:
+    assets = []
     graph = repository.asset_graph
     for key in sorted(graph.materializable_asset_keys):
-        said = _said(graph, key)
-        if said.get(STORAGE) == storage and TYPE in said:
-            found.append(
-                Located(
+        metadata = _plain_metadata(graph, key)
+        if metadata.get(STORAGE) == storage and TYPE in metadata:
+            assets.append(
+                TypeAsset(
                     key,
-                    said[TYPE],
-                    _parsed(PartitionSpec, said, PARTITION_BY),
-                    _parsed(CompactionSpec, said, COMPACTION),
+                    metadata[TYPE],
+                    _parse(PartitionSpec, metadata, PARTITION_BY),
+                    _parse(CompactionSpec, metadata, COMPACTION),
                 )
             )
-    return found
+    return assets
 
 
-def _said(graph: Any, key: dg.AssetKey) -> dict[str, Any]:
+def _plain_metadata(graph: Any, key: dg.AssetKey) -> dict[str, Any]:
     return {name: _plain(value) for name, value in graph.get(key).metadata.items()}
 
 
-def _parsed(model: Any, said: Mapping[str, Any], name: str) -> Any:
-    return model(**said[name]) if name in said else None
+def _parse(model: Any, metadata: Mapping[str, Any], name: str) -> Any:
+    return model(**metadata[name]) if name in metadata else None
 
 
 def _plain(value: Any) -> Any:

@@ -1,6 +1,4 @@
-"""Spans of time as an option's value.
-
-The global options: accepted before and after a command's name, shown in every help text.
+"""The global options: accepted before and after a command's name, shown in every help text.
 
 `with_settings` gives a command these options on top of its own. What stands nearer to the end of
 the line wins; an option beats the environment.
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository import Repository
-    from storage_engine.repository.open import Target
+    from storage_engine.repository.open import Location
 
 
 def parse_duration(text: str) -> timedelta:
@@ -81,7 +79,7 @@ class Invocation:
         self.output.json = self.settings.json
         logging.getLogger(LOGGER).setLevel(self._log_level())
 
-    def target(self) -> Target:
+    def target(self) -> Location:
         """The storage that is meant. An option that names one makes the environment irrelevant."""
         from storage_engine.repository.open import bind
 

@@ -1,9 +1,4 @@
-"""`onto commits`: the history, and what one commit changed.
-
-`onto tag`: names for commits.
-
-`onto restore`: a new commit with the state of an older one.
-"""
+"""`onto commits`, `onto tag` and `onto restore`: the history, names in it, and the way back."""
 
 from __future__ import annotations
 
@@ -23,7 +18,6 @@ if TYPE_CHECKING:
 
 LIST_LIMIT = 10
 EXAMINE_LIMIT = 50
-_MAX_INT = 2**63 - 1  # what every storage can compare with; there are no commits beyond
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -63,16 +57,18 @@ def commits(
                 "write the command's own options after its name"
             )
         return
+    from storage_engine.model.validation import INT64_MAX
+
     with invocation.repository() as repository:
-        found = repository.list_commits(
-            min(limit or LIST_LIMIT, _MAX_INT), min(since or 0, _MAX_INT)
+        records = repository.list_commits(
+            min(limit or LIST_LIMIT, INT64_MAX), min(since or 0, INT64_MAX)
         )
-    older = found[-1].id - 1 - (since or 0) if found else 0  # ids have no gaps
+    older = records[-1].id - 1 - (since or 0) if records else 0  # ids have no gaps
     if invocation.output.json:
-        document = {"commits": [record.as_dict() for record in found], "more": older}
+        document = {"commits": [record.as_dict() for record in records], "more": older}
         invocation.output.document(document)
     else:
-        _show_list(invocation.output, found, older, since)
+        _show_list(invocation.output, records, older, since)
 
 
 @app.command("examine")
@@ -86,8 +82,10 @@ def examine(
     ] = EXAMINE_LIMIT,
 ) -> None:
     """Show one commit: its metadata, and what it inserted and updated."""
+    from storage_engine.model.validation import INT64_MAX
+
     with invocation.repository() as repository:
-        record = repository.get_commit(min(commit_id, _MAX_INT))
+        record = repository.get_commit(min(commit_id, INT64_MAX))
         if record is None:
             raise CommitNotFoundError(repository.uri, commit_id, repository.head_commit_id())
         changes = repository.list_commit_changes(commit_id)
@@ -104,30 +102,30 @@ def examine(
 
 def _counts(changes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows per type; `changes` come grouped by type."""
-    found = Counter((c["kind"], c["type_name"], c["operation"]) for c in changes)
-    types = dict.fromkeys((kind, name) for kind, name, _ in found)
+    counts = Counter((c["kind"], c["type_name"], c["operation"]) for c in changes)
+    types = dict.fromkeys((kind, name) for kind, name, _ in counts)
     return [
         {
             "kind": kind,
             "type_name": name,
-            "inserted": found[kind, name, "insert"],
-            "updated": found[kind, name, "update"],
+            "inserted": counts[kind, name, "insert"],
+            "updated": counts[kind, name, "update"],
         }
         for kind, name in types
     ]
 
 
 def _show_list(
-    output: Output, found: Sequence[CommitRecord], older: int, since: int | None
+    output: Output, records: Sequence[CommitRecord], older: int, since: int | None
 ) -> None:
-    if not found:
+    if not records:
         output.line(f"No commits after {since}." if since else "No commits yet.")
         return
     output.table(
         ["id", "created", "kind", "runtime", "types", "metadata"],
         [
             (r.id, r.created_at, r.kind, r.runtime_id, ", ".join(r.types), _metadata(r))
-            for r in found
+            for r in records
         ],
     )
     if older:
@@ -190,15 +188,15 @@ def tag_list(invocation: Invocation) -> None:
     """List the tags, by name."""
 
     with invocation.repository() as repository:
-        found = repository.list_tags()
+        tags = repository.list_tags()
     if invocation.output.json:
-        invocation.output.document({"tags": [one.as_dict() for one in found]})
-    elif not found:
+        invocation.output.document({"tags": [tag.as_dict() for tag in tags]})
+    elif not tags:
         invocation.output.line("No tags yet: `onto tag create NAME` names the latest commit.")
     else:
         invocation.output.table(
             ["tag", "commit", "created", "runtime"],
-            [(one.name, one.commit_id, one.created_at, one.runtime_id) for one in found],
+            [(tag.name, tag.commit_id, tag.created_at, tag.runtime_id) for tag in tags],
         )
 
 
@@ -277,7 +275,11 @@ def _show_restore(output: Output, done: Restore, ref: str) -> None:
             ["type", "kind", "rows restored", "came later, stay"],
             [(t.type_name, t.kind, t.restored, t.created_after) for t in done.types],
         )
-    later = [(t.type_name, " / ".join(filter(None, one))) for t in done.types for one in t.examples]
+    later = [
+        (t.type_name, " / ".join(filter(None, identity)))
+        for t in done.types
+        for identity in t.examples
+    ]
     if later:
         output.line()
         output.line(

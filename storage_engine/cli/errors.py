@@ -1,15 +1,14 @@
-"""Ctrl-C ends a query at once, even one that is deep inside a database engine.
-
-Python tells a program of a signal between two of its own instructions. Inside DuckDB and SQLite
-there may be none for minutes, and DuckDB reports an interrupt as an error of its own. So the
-signal also wakes a thread, which ends the process when nobody else has after a moment. That is
-safe for commands that only read; their temporary files are in a folder that goes with them.
-
-The single error boundary: whatever happens becomes one line (or JSON object) and an exit code.
+"""The single error boundary: whatever happens becomes one line (or JSON object) and an exit code.
 
 People get `error: what went wrong and what to do (storage ...)` on stderr. With `--json` the
 same is one object on stdout, so that a program which parses stdout always finds JSON there.
 Tracebacks are shown with `-v` only.
+
+Ctrl-C ends a query at once, even one that is deep inside a database engine. Python tells a program
+of a signal between two of its own instructions. Inside DuckDB and SQLite there may be none for
+minutes, and DuckDB reports an interrupt as an error of its own. So the signal also wakes a thread,
+which ends the process when nobody else has after a moment. That is safe for commands that only
+read; their temporary files are in a folder that goes with them.
 """
 
 from __future__ import annotations
@@ -102,9 +101,6 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.UnknownTagError: FAILED,
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
-    errors.MissingUpgraderError: FAILED,
-    errors.MigrationError: FAILED,
-    errors.TypeDroppedError: FAILED,
     errors.TypeDeclarationError: FAILED,
     errors.ValidationError: FAILED,
     errors.BatchSizeExceededError: FAILED,

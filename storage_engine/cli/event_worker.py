@@ -53,15 +53,15 @@ def run(
 
     if drain and max_iterations is not None:
         raise typer.BadParameter("--drain and --max-iterations exclude each other")
-    found, schedules = _load(handlers)
+    loaded, schedules = _load(handlers)
     session = Session(_session_target(invocation), config=invocation.config(), namespace=namespace)
     try:
         with _status_line() as report:
             if drain:
-                totals = session.drain(found, progress=report)
+                totals = session.drain(loaded, progress=report)
             else:
                 totals = session.run(
-                    found, schedules=schedules, max_iterations=max_iterations, progress=report
+                    loaded, schedules=schedules, max_iterations=max_iterations, progress=report
                 )
     finally:
         session.close()

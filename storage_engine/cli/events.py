@@ -1,7 +1,4 @@
-"""How events, claims and dead letters are shown, to people and to programs.
-
-`onto events`: what is on the event bus, what went wrong there, and a worker for it.
-"""
+"""`onto events`: what is on the event bus, what went wrong there, and a worker for it."""
 
 from __future__ import annotations
 
@@ -105,6 +102,10 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How man
 Apply = Annotated[
     bool, typer.Option("--apply", help="Do it; without, only say what would be done.")
 ]
+EventId = Annotated[str, typer.Argument(metavar="ID", help="The event's id.")]
+OfHandler = Annotated[
+    str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
+]
 
 
 class EventNotFoundError(CommandError):
@@ -128,15 +129,18 @@ def events(_invocation: Invocation) -> None:
 def list_namespaces(invocation: Invocation) -> None:
     """List namespaces with their events, live workers and dead letters."""
     with _bus(invocation) as store:
-        found = store.list_namespaces(invocation.config().session_ttl_ms)
+        namespaces = store.list_namespaces(invocation.config().session_ttl_ms)
     if invocation.output.json:
-        invocation.output.document({"namespaces": [asdict(n) for n in found]})
-    elif not found:
+        invocation.output.document({"namespaces": [asdict(n) for n in namespaces]})
+    elif not namespaces:
         invocation.output.line("No events yet.")
     else:
         invocation.output.table(
             ["namespace", "events", "workers", "dead workers", "dead letters"],
-            [(n.namespace, n.events, n.sessions, n.dead_sessions, n.dead_letters) for n in found],
+            [
+                (n.namespace, n.events, n.sessions, n.dead_sessions, n.dead_letters)
+                for n in namespaces
+            ],
         )
 
 
@@ -145,10 +149,10 @@ def list_namespaces(invocation: Invocation) -> None:
 def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
     """List workers, and whether their heartbeat has stopped."""
     with _bus(invocation) as store:
-        found = store.list_sessions(namespace, invocation.config().session_ttl_ms)
+        listed = store.list_sessions(namespace, invocation.config().session_ttl_ms)
     if invocation.output.json:
-        invocation.output.document({"sessions": [asdict(s) for s in found]})
-    elif not found:
+        invocation.output.document({"sessions": [asdict(s) for s in listed]})
+    elif not listed:
         invocation.output.line(f"No workers in namespace {namespace}.")
     else:
         invocation.output.table(
@@ -161,7 +165,7 @@ def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
                     "dead" if s.is_dead else "alive",
                     ", ".join(f"{name}={value}" for name, value in s.metadata.items()),
                 )
-                for s in found
+                for s in listed
             ],
         )
 
@@ -186,10 +190,10 @@ def show(
             f"{status!r} is not one of {', '.join(STATUSES)}", param_hint="--status"
         )
     with _bus(invocation) as store:
-        found = store.list_events(namespace, limit, status=status, type=type)
+        events = store.list_events(namespace, limit, status=status, type=type)
     if invocation.output.json:
-        invocation.output.document({"events": [event_document(info) for info in found]})
-    elif not found:
+        invocation.output.document({"events": [event_document(info) for info in events]})
+    elif not events:
         invocation.output.line(f"No such events in namespace {namespace}.")
     else:
         invocation.output.table(
@@ -203,7 +207,7 @@ def show(
                     info.status,
                     ", ".join(f"{c.handler_id}: {claim_state(c)}" for c in info.claims),
                 )
-                for info in found
+                for info in events
             ],
         )
 
@@ -213,27 +217,25 @@ def show(
 def dead_letters(
     invocation: Invocation,
     namespace: Namespace = "default",
-    handler: Annotated[
-        str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
-    ] = None,
+    handler: OfHandler = None,
     limit: Limit = LIST_LIMIT,
 ) -> None:
     """List events that handlers gave up on, newest first."""
     with _bus(invocation) as store:
-        found = store.list_dead_letters(namespace, limit, handler_id=handler)
+        letters = store.list_dead_letters(namespace, limit, handler_id=handler)
     if invocation.output.json:
-        invocation.output.document({"dead_letters": [letter.as_dict() for letter in found]})
-    elif not found:
+        invocation.output.document({"dead_letters": [letter.as_dict() for letter in letters]})
+    elif not letters:
         invocation.output.line(f"No dead letters in namespace {namespace}.")
     else:
-        show_letters(invocation.output, found)
+        show_letters(invocation.output, letters)
 
 
 @app.command("inspect")
 @with_settings
 def inspect(
     invocation: Invocation,
-    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    event_id: EventId,
     namespace: Annotated[
         str | None,
         typer.Option(
@@ -246,13 +248,13 @@ def inspect(
 ) -> None:
     """Show one event: its payload, its place in the chain, and every claim on it."""
     with _bus(invocation) as store:
-        found = store.inspect_event(event_id, namespace)
-    if not found:
+        events = store.inspect_event(event_id, namespace)
+    if not events:
         raise EventNotFoundError(event_id, namespace)
     if invocation.output.json:
-        invocation.output.document({"events": [event_document(info) for info in found]})
+        invocation.output.document({"events": [event_document(info) for info in events]})
         return
-    for info in found:
+    for info in events:
         show_event(invocation.output, info)
 
 
@@ -260,14 +262,14 @@ def inspect(
 @with_settings
 def replay(
     invocation: Invocation,
-    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    event_id: EventId,
     namespace: Namespace = "default",
     apply: Apply = False,
 ) -> None:
     """Send an event again as a new one, to all its handlers."""
     with _bus(invocation) as store:
-        known = store.inspect_event(event_id, namespace)
-        if not known:
+        events = store.inspect_event(event_id, namespace)
+        if not events:
             raise EventNotFoundError(event_id, namespace)
         copy = store.replay_event(namespace, event_id) if apply else None
     document = {
@@ -281,7 +283,7 @@ def replay(
     elif copy is not None:
         invocation.output.line(f"Sent {event_id} again as {copy['id']}.")
     else:
-        kind = known[0].envelope["type"]
+        kind = events[0].envelope["type"]
         invocation.output.line(f"Would send {kind} {event_id} again. To do it, add --apply.")
 
 
@@ -290,9 +292,7 @@ def replay(
 def redrive(
     invocation: Invocation,
     namespace: Namespace = "default",
-    handler: Annotated[
-        str | None, typer.Option("--handler", metavar="ID", help="Only of this handler.")
-    ] = None,
+    handler: OfHandler = None,
     event: Annotated[
         str | None, typer.Option("--event", metavar="ID", help="Only of this event.")
     ] = None,
@@ -302,10 +302,10 @@ def redrive(
     """Send dead letters again, each to the handler that gave up on it."""
     sent: list[tuple[DeadLetter, str]] = []
     with _bus(invocation) as store:
-        found = store.list_dead_letters(namespace, limit, handler_id=handler)
-        found = [letter for letter in found if event in (None, letter.event_id)]
+        letters = store.list_dead_letters(namespace, limit, handler_id=handler)
+        letters = [letter for letter in letters if event in (None, letter.event_id)]
         if apply:
-            for letter in found:
+            for letter in letters:
                 copy = store.redrive(letter)
                 if copy is not None:
                     sent.append((letter, copy["id"]))
@@ -313,7 +313,7 @@ def redrive(
         invocation.output.document(
             {
                 "applied": apply,
-                "dead_letters": [letter.as_dict() for letter in found],
+                "dead_letters": [letter.as_dict() for letter in letters],
                 "sent": [
                     {
                         "event_id": letter.event_id,
@@ -324,13 +324,13 @@ def redrive(
                 ],
             }
         )
-    elif not found:
+    elif not letters:
         invocation.output.line(f"No such dead letters in namespace {namespace}.")
     elif apply:
-        invocation.output.line(f"Sent {len(sent)} of {len(found)} dead letters again.")
+        invocation.output.line(f"Sent {len(sent)} of {len(letters)} dead letters again.")
     else:
-        show_letters(invocation.output, found)
-        invocation.output.line(f"Would send these {len(found)} again. To do it, add --apply.")
+        show_letters(invocation.output, letters)
+        invocation.output.line(f"Would send these {len(letters)} again. To do it, add --apply.")
 
 
 @app.command("cleanup")

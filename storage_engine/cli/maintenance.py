@@ -1,12 +1,7 @@
-"""Commands that look after objects: they open a storage only when it is made of objects.
+"""`onto index`, `verify`, `gc` and `compact`: looking after the objects of a storage.
 
-`onto index`: are the type indices what the log says, and make them so.
-
-`onto verify`: does the storage contradict itself anywhere?
-
-`onto gc`: delete what nothing needs any more.
-
-`onto compact`: merge the many small files of types into few large ones.
+All but `verify` open a storage only when it is made of objects. What changes anything does so with
+`--apply` only, and says before what it would do.
 """
 
 from __future__ import annotations
@@ -111,9 +106,9 @@ def _show_index_report(output: Output, report: IndexReport) -> None:
             (
                 t.ref[1],
                 t.ref[0],
-                t.version.index.max_indexed_commit,
+                t.version.value.max_indexed_commit,
                 t.needed,
-                len(t.version.index.entries),
+                len(t.version.value.entries),
                 len(t.findings),
             )
             for t in report.types
@@ -264,7 +259,10 @@ def _show_garbage(output: Output, plan: GcPlan, report: GcReport | None, limit: 
             output.line()
             output.table(
                 ["object", "bytes", "written", "reason"],
-                [(one.key, size(one.size), one.modified, one.reason) for one in shown],
+                [
+                    (garbage.key, size(garbage.size), garbage.modified, garbage.reason)
+                    for garbage in shown
+                ],
             )
         if len(shown) < len(plan.doomed):
             output.line(f"{len(plan.doomed) - len(shown)} more not shown: raise --limit.")

@@ -1,9 +1,8 @@
-"""Progress of long work, on stderr and only where someone watches.
+"""What `onto` prints: tables for people or one JSON document for programs, both on stdout.
 
-What `onto` prints: tables for people or one JSON document for programs, both on stdout.
-
-Warnings and errors for people go to stderr. Text that comes out of a storage is shown with its
-control characters escaped, so that it cannot steer the terminal.
+Warnings, errors and the progress of long work go to stderr, progress only where someone watches.
+Text that comes out of a storage is shown with its control characters escaped, so that it cannot
+steer the terminal.
 """
 
 from __future__ import annotations
@@ -133,13 +132,13 @@ class Output:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Numbers are set to the right; a terminal that is too narrow folds long text."""
-        found = [list(row) for row in rows]
+        lines = [list(row) for row in rows]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for number, column in enumerate(columns):
-            values = [row[number] for row in found if row[number] is not None]
+            values = [row[number] for row in lines if row[number] is not None]
             numeric = bool(values) and all(isinstance(value, int | float) for value in values)
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-        for row in found:
+        for row in lines:
             table.add_row(*(cell(value) for value in row))
         _console().print(table)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,64 +44,111 @@ class FilterCommand(TyperCommand):
 # --- options ----------------------------------------------------------------------------------
 
 TypeName = Annotated[str, typer.Argument(metavar="TYPE", help="The type's name.")]
-Filters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--filter",
-        metavar="PATH OP JSON",
-        help="Only rows that meet this condition; several add up. No JSON after is_null, "
-        "is_not_null, is_true, is_false.",
-    ),
-]
-OrderBy = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--order-by", metavar="FIELD[:desc]", help="Sort by this field; several go one by one."
-    ),
-]
-AsOf = Annotated[
-    str | None,
-    typer.Option(
-        "--as-of", metavar="N|TIME|TAG", help="As things were at a commit, a time or a tag."
-    ),
-]
-WithHistory = Annotated[
-    bool, typer.Option("--with-history", help="Every version, by commit and identity.")
-]
-HistorySince = Annotated[
-    int | None,
-    typer.Option(
-        "--history-since", metavar="N", min=0, help="Every version that came after commit N."
-    ),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit",
-        metavar="N",
-        min=1,
-        help=f"How many at most. Tables show {TABLE_ROWS} unless told, other formats all.",
-    ),
-]
-Offset = Annotated[
-    int | None, typer.Option("--offset", metavar="N", min=0, help="Leave out the first N.")
-]
-Count = Annotated[bool, typer.Option("--count", help="Only the number of rows.")]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option("--columns", metavar="A,B", help="Only these columns, in this order."),
-]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Tell how the storage would answer, and do not ask it.")
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="|".join(FORMATS),
-        help="How to write the result. The default is table, or json with --json.",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a command was given, whichever it is."""
+
+    filters: Sequence[str] = ()
+    order_by: Sequence[str] = ()
+    as_of: str | None = None
+    with_history: bool = False
+    history_since: int | None = None
+    limit: int | None = None
+    offset: int | None = None
+    count: bool = False
+    columns: Sequence[str] = ()
+    explain: bool = False
+    format: str | None = None
+
+
+def _line_options(
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="PATH OP JSON",
+            help="Only rows that meet this condition; several add up. No JSON after is_null, "
+            "is_not_null, is_true, is_false.",
+        ),
+    ] = None,
+    order_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--order-by", metavar="FIELD[:desc]", help="Sort by this field; several go one by one."
+        ),
+    ] = None,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of", metavar="N|TIME|TAG", help="As things were at a commit, a time or a tag."
+        ),
+    ] = None,
+    with_history: Annotated[
+        bool, typer.Option("--with-history", help="Every version, by commit and identity.")
+    ] = False,
+    history_since: Annotated[
+        int | None,
+        typer.Option(
+            "--history-since", metavar="N", min=0, help="Every version that came after commit N."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            metavar="N",
+            min=1,
+            help=f"How many at most. Tables show {TABLE_ROWS} unless told, other formats all.",
+        ),
+    ] = None,
+    offset: Annotated[
+        int | None, typer.Option("--offset", metavar="N", min=0, help="Leave out the first N.")
+    ] = None,
+    count: Annotated[bool, typer.Option("--count", help="Only the number of rows.")] = False,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--columns", metavar="A,B", help="Only these columns, in this order."),
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Tell how the storage would answer, and do not ask it."),
+    ] = False,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="|".join(FORMATS),
+            help="How to write the result. The default is table, or json with --json.",
+        ),
+    ] = None,
+) -> None:
+    """A signature to take parameters from; never called."""
+
+
+def with_line(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a `Line`, but for those that mean nothing to it; its parameter
+    `line` is filled from them."""
+    every = inspect.signature(_line_options, eval_str=True).parameters
+    options = [option for name, option in every.items() if name not in without]
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.name != "line"]
+
+        @functools.wraps(function)
+        def command(*args: Any, **values: Any) -> None:
+            given = {option.name: values.pop(option.name) for option in options}
+            line = Line(**{name: value for name, value in given.items() if value is not None})
+            function(*args, line=line, **values)
+
+        command.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*own, *options]
+        )
+        return command
+
+    return decorate
 
 
 # --- commands ---------------------------------------------------------------------------------
@@ -111,37 +161,10 @@ def query(_invocation: Invocation) -> None:
 
 
 def _rows_of(kind: Kind) -> Callable[..., None]:
-    def rows(
-        invocation: Invocation,
-        ctx: typer.Context,
-        type_name: TypeName,
-        filters: Filters = None,
-        order_by: OrderBy = None,
-        as_of: AsOf = None,
-        with_history: WithHistory = False,
-        history_since: HistorySince = None,
-        limit: Limit = None,
-        offset: Offset = None,
-        count: Count = False,
-        columns: Columns = None,
-        explain: Explain = False,
-        format: FormatOption = None,
-    ) -> None:
-        from storage_engine.cli.answers import Line, answer_rows
+    @with_line()
+    def rows(invocation: Invocation, ctx: typer.Context, line: Line, type_name: TypeName) -> None:
+        from storage_engine.cli.query_answers import answer_rows
 
-        line = Line(
-            filters=filters or (),
-            order_by=order_by or (),
-            as_of=as_of,
-            with_history=with_history,
-            history_since=history_since,
-            limit=limit,
-            offset=offset,
-            count=count,
-            columns=columns or (),
-            explain=explain,
-            format=format,
-        )
         answer_rows(invocation, ctx, line, kind, type_name)
 
     return rows
@@ -159,9 +182,11 @@ app.command(
 
 @app.command("traverse", cls=FilterCommand)
 @with_settings
+@with_line("with_history", "history_since", "count")
 def traverse(
     invocation: Invocation,
     ctx: typer.Context,
+    line: Line,
     type_name: TypeName,
     via: Annotated[
         list[str],
@@ -169,36 +194,20 @@ def traverse(
             "--via", metavar="RELATION", help="Follow relations of this type; several in turn."
         ),
     ],
-    filters: Filters = None,
-    order_by: OrderBy = None,
-    as_of: AsOf = None,
-    limit: Limit = None,
-    offset: Offset = None,
-    columns: Columns = None,
-    explain: Explain = False,
-    format: FormatOption = None,
 ) -> None:
     """Follow relations from entities. Filter, order and paging are about where paths start."""
-    from storage_engine.cli.answers import Line, answer_paths
+    from storage_engine.cli.query_answers import answer_paths
 
-    line = Line(
-        filters=filters or (),
-        order_by=order_by or (),
-        as_of=as_of,
-        limit=limit,
-        offset=offset,
-        columns=columns or (),
-        explain=explain,
-        format=format,
-    )
     answer_paths(invocation, ctx, line, type_name, via)
 
 
 @app.command("sql")
 @with_settings
+@with_line("filters", "order_by", "with_history", "history_since", "offset", "count", "columns")
 def sql(
     invocation: Invocation,
     ctx: typer.Context,
+    line: Line,
     statement: Annotated[
         str, typer.Argument(metavar="SELECT", help="One SELECT; each stored type is a table.")
     ],
@@ -206,13 +215,8 @@ def sql(
         list[str] | None,
         typer.Option("--param", metavar="NAME=JSON", help="The value of $NAME in the statement."),
     ] = None,
-    as_of: AsOf = None,
-    limit: Limit = None,
-    explain: Explain = False,
-    format: FormatOption = None,
 ) -> None:
     """Ask in SQL, read-only, over the visible rows of every stored type."""
-    from storage_engine.cli.answers import Line, answer_sql
+    from storage_engine.cli.query_answers import answer_sql
 
-    line = Line(as_of=as_of, limit=limit, explain=explain, format=format)
     answer_sql(invocation, ctx, line, statement, param or ())

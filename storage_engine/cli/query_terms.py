@@ -1,16 +1,11 @@
-"""What a command line asks for, as a `QuerySpec`: types by name, filters, order and time as text.
-
-Nothing that is typed becomes a part of a statement: names are looked up among the declared ones,
-values are parsed and travel as parameters. Everything wrong is a ValueError or TypeError that says
-what would be right.
-
-Filters written as text, for command lines: a path, an operator and a JSON value.
+"""What a command line asks for, as parts of a `QuerySpec`: types, filters and order as text.
 
     filter_from_text(spec, "profile.address.city", "==", '"Bern"')
 
 A path begins with a field; `left.` and `right.` begin paths of a relation's endpoints (given as
-`endpoints`), and `field[].key` asks for some element of a list. Everything wrong is a ValueError
-that says what would be right.
+`endpoints`), and `field[].key` asks for some element of a list. Nothing that is typed becomes a
+part of a statement: names are looked up among the declared ones, values are parsed and travel as
+parameters. Everything wrong is a ValueError or TypeError that says what would be right.
 """
 
 from __future__ import annotations
@@ -32,10 +27,9 @@ from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.aggregates import own_place
 from storage_engine.query.conditions import value_kind
+from storage_engine.query.executor import endpoint_spec
 from storage_engine.query.spec import Order, all_of
-from storage_engine.repository.endpoints import endpoint_spec
 
-MAX_INT = 2**63 - 1  # what every storage can compare with; there are no commits beyond
 _WORDS = {
     "eq": "==",
     "ne": "!=",
@@ -63,14 +57,14 @@ class Types:
         self._stored: dict[tuple[str, str], TypeSpec] | None = None
 
     def find(self, kind: Kind, name: str) -> TypeSpec:
-        found = self._declared.get((kind, name)) or self._known().get((kind, name))
-        if found is not None:
-            return found
+        spec = self._declared.get((kind, name)) or self._known().get((kind, name))
+        if spec is not None:
+            return spec
         refs = sorted({*self._declared, *self._known()})
         other: Kind = "relation" if kind == "entity" else "entity"
         if (other, name) in refs:
             raise ValueError(f"{name} is {_ARTICLE[other]} type, not {_ARTICLE[kind]} type")
-        names = [known for of, known in refs if of == kind]
+        names = [name_of for of, name_of in refs if of == kind]
         if not names:
             raise ValueError(f"unknown {kind} type {name!r}: the storage has no {kind} types yet")
         unknown = unknown_name(name, names, what=f"{kind} type")
@@ -168,15 +162,15 @@ def _order_key(spec: TypeSpec, text: str) -> Order:
 def _check_field(spec: TypeSpec, path: str) -> None:
     """The parser says so too, but not what there is: that is in a class, which people lack here."""
     name = path.partition(".")[0].removesuffix("[]")
-    known = [field.name for field in spec.fields]
-    known += [spec.instance_key] if spec.instance_key is not None else []
-    if name in known:
+    names = [field.name for field in spec.fields]
+    names += [spec.instance_key] if spec.instance_key is not None else []
+    if name in names:
         return
     ends = ""
     if spec.kind == "relation":
         ends = "; fields of its ends begin with left. or right."
-    unknown = unknown_name(name, known)
-    raise ValueError(f"{spec.name}: {unknown} {_there_are(known) if known else ''}{ends}")
+    unknown = unknown_name(name, names)
+    raise ValueError(f"{spec.name}: {unknown} {_there_are(names) if names else ''}{ends}")
 
 
 def _endpoints(types: Types, spec: TypeSpec, path: str) -> Mapping[Side, TypeSpec] | None:
@@ -212,17 +206,17 @@ def row_columns(spec: TypeSpec) -> list[tuple[str, str]]:
     return named + [(field.name, field.name) for field in spec.fields]
 
 
-def chosen(given: Sequence[str], known: Sequence[str]) -> list[str]:
+def chosen(given: Sequence[str], every: Sequence[str]) -> list[str]:
     """The names of `--columns A,B`, in that order; all when there are none."""
     names = [name.strip() for text in given for name in text.split(",")]
     for place, name in enumerate(names):
-        if name not in known:
+        if name not in every:
             raise ValueError(
-                f"--columns: {unknown_name(name, known, what='column')} {_there_are(known)}"
+                f"--columns: {unknown_name(name, every, what='column')} {_there_are(every)}"
             )
         if name in names[:place]:
             raise ValueError(f"--columns: {name} is given twice")
-    return names or list(known)
+    return names or list(every)
 
 
 def parameters(texts: Sequence[str]) -> dict[str, Any]:
@@ -264,8 +258,8 @@ def filter_from_text(
     if op == "=":
         op = "=="
     if op not in OPERATORS:
-        known = unknown_name(operator, OPERATORS, what="operator")
-        raise ValueError(f"{known} (the operators are {' '.join(OPERATORS)})")
+        unknown = unknown_name(operator, OPERATORS, what="operator")
+        raise ValueError(f"{unknown} (the operators are {' '.join(OPERATORS)})")
     ref = field_from_text(spec, path, endpoints=endpoints)
     try:
         if op in TESTS:

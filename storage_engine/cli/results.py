@@ -1,14 +1,12 @@
-"""Values of rows as JSON, as text in CSV, and as people read them.
-
-Declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds, bytes in
-base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and NaN and
-infinity, which JSON lacks, are null there.
-
-Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
+"""Rows on stdout: a table for people, or JSON, CSV and Arrow for programs, in bounded memory.
 
 A result that is cut short does not look whole: JSON stays without its end or ends in `error`, an
 Arrow stream breaks off in the middle of a message. CSV has no end to miss; there the exit code
 tells.
+
+Values of declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds,
+bytes in base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and
+NaN and infinity, which JSON lacks, are null there.
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ def json_values(column: pa.Array, *, nested: bool = False) -> list[Any]:
 def plain_values(column: pa.Array) -> list[Any]:
     """A column as Python values; as text where Python has none, such as nanoseconds."""
     try:
-        found: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):
-        found = column.cast(pa.string()).to_pylist()
-    return found
+        values = column.cast(pa.string()).to_pylist()
+    return values
 
 
 def json_value(value: Any) -> Any:
@@ -130,7 +128,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
+class OutputColumn:
     """One column of the result, and the column of the batches that it is taken from."""
 
     name: str
@@ -150,7 +148,7 @@ class Answer:
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
-    columns: Sequence[Column]
+    columns: Sequence[OutputColumn]
     members: Mapping[str, Any] = field(default_factory=dict)
     diagnostics: Sequence[Diagnostic] = ()
     limit: int | None = None
@@ -193,12 +191,12 @@ def refuse_terminal(form: Format, ctx: typer.Context) -> None:
 
 def _table(output: Output, answer: Answer) -> None:
     limit = answer.limit
-    found = list(islice(_rows(answer, table_cell), None if limit is None else limit + 1))
-    if found:
-        output.table([column.name for column in answer.columns], found[:limit])
+    rows = list(islice(_rows(answer, table_cell), None if limit is None else limit + 1))
+    if rows:
+        output.table([column.name for column in answer.columns], rows[:limit])
     else:
         output.line("No rows.")
-    if len(found) > len(found[:limit]) or answer.more:
+    if len(rows) > len(rows[:limit]) or answer.more:
         output.line("More rows not shown: raise --limit.")
 
 
@@ -223,7 +221,7 @@ def _documents(answer: Answer, batch: pa.RecordBatch) -> list[Any]:
     return [_placed(answer.columns, row) for row in rows]
 
 
-def _placed(columns: Sequence[Column], row: Iterable[Any]) -> dict[str, Any]:
+def _placed(columns: Sequence[OutputColumn], row: Iterable[Any]) -> dict[str, Any]:
     """Values where their columns say: a text is a key, a number is a place in a list."""
     made: dict[str, Any] = {}
     for column, value in zip(columns, row, strict=True):

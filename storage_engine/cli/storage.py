@@ -1,7 +1,4 @@
-"""`onto init`: make a storage, or erase one with the token of a preview.
-
-`onto info`: what a storage is, where it stands, and whether anything is wrong with it.
-"""
+"""`onto init` and `onto info`: make or erase a storage, and say what one is and how it stands."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from storage_engine.cli.output import Output, moment, size
 
 if TYPE_CHECKING:
     from storage_engine.repository import InitPlan, Repository
-    from storage_engine.repository.open import Target
+    from storage_engine.repository.open import Location
 
 
 def init(
@@ -65,7 +62,7 @@ def _as_dict(plan: InitPlan) -> dict[str, Any]:
     }
 
 
-def _show_init(output: Output, plan: InitPlan, target: Target, db: str | None) -> None:
+def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None) -> None:
     if plan.erases is not None:
         output.line(f"{'Erased' if plan.applied else 'Would erase'} {_erased(plan)}")
     verb = "Created" if plan.applied else "Would create"
@@ -131,7 +128,7 @@ def _report(repository: Repository) -> dict[str, Any]:
 
 
 def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    found = (
+    listed = (
         {
             "kind": facts["type_kind"],
             # Types of both kinds that share a name are told apart by a prefix there.
@@ -141,7 +138,7 @@ def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for name, facts in types.items()
     )
-    return sorted(found, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
+    return sorted(listed, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
 
 
 def _show_info(output: Output, report: dict[str, Any]) -> None:

@@ -59,14 +59,14 @@ class Chain:
 
     def read_head(self) -> HeadVersion:
         """The head now: one request, and a short one while it has not moved."""
-        known = self._head
+        seen = self._head
         try:
-            if known is None:
+            if seen is None:
                 stored = self.store.get(layout.HEAD)
             else:
-                changed = self.store.get_if_changed(layout.HEAD, known.etag)
+                changed = self.store.get_if_changed(layout.HEAD, seen.etag)
                 if changed is None:
-                    return known
+                    return seen
                 stored = changed
         except ObjectNotFound:
             raise UninitializedStorageError(self.store.uri) from None
@@ -112,18 +112,18 @@ class Chain:
         """
         if top_path is None:
             return []
-        found: dict[str, Manifest] = {}
+        manifests: dict[str, Manifest] = {}
         wanted = [top_path]
         while wanted:
-            found.update(self._load(wanted))
+            manifests.update(self._load(wanted))
             wanted = [
                 path
                 for path in dict.fromkeys(
-                    p.path for m in found.values() for p in _links(m) if p.commit_id > above
+                    p.path for m in manifests.values() for p in _links(m) if p.commit_id > above
                 )
-                if path not in found
+                if path not in manifests
             ]
-        kept = [(path, m) for path, m in found.items() if m.commit_id > above]
+        kept = [(path, m) for path, m in manifests.items() if m.commit_id > above]
         return sorted(kept, key=lambda item: -item[1].commit_id)
 
     def fetch_together(self, checkpoint: CheckpointRef, top_path: str) -> None:
@@ -136,10 +136,10 @@ class Chain:
     def _load(self, paths: Sequence[str]) -> dict[str, Manifest]:
         """Manifests by path, in order; those not at hand are fetched together."""
         with self._mutex:
-            known = {path: self._manifests[path] for path in paths if path in self._manifests}
-        missing = [path for path in paths if path not in known]
+            at_hand = {path: self._manifests[path] for path in paths if path in self._manifests}
+        missing = [path for path in paths if path not in at_hand]
         fetched = dict(zip(missing, self.parallel.map(self.manifest, missing), strict=True))
-        return {path: known.get(path) or fetched[path] for path in paths}
+        return {path: at_hand.get(path) or fetched[path] for path in paths}
 
     def locate(self, head: Head, commit_id: int) -> str | None:
         """The path of the committed manifest with this id, or None when there is none."""
@@ -166,13 +166,13 @@ class Chain:
         """The latest `limit` manifests with an id beyond `above`, newest first."""
         floor = max(above, head.commit_id - limit)
         recent_floor = max(floor, head.checkpoint.commit_id) if head.checkpoint else floor
-        found = [m for _, m in self.stretch(head.manifest_path, above=recent_floor)]
+        manifests = [m for _, m in self.stretch(head.manifest_path, above=recent_floor)]
         if recent_floor > floor and head.checkpoint is not None:
             older = [p for p in self.checkpoint(head.checkpoint).commits if p.commit_id > floor]
             paths = [p.manifest_path for p in reversed(older)]
-            known = {m.commit_id for m in found}
-            found += [m for m in self._load(paths).values() if m.commit_id not in known]
-        return found[:limit]
+            recent = {m.commit_id for m in manifests}
+            manifests += [m for m in self._load(paths).values() if m.commit_id not in recent]
+        return manifests[:limit]
 
     # -- checkpoints --------------------------------------------------------------------------
 

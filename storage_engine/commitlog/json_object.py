@@ -1,79 +1,193 @@
-"""Small shared JSON documents, changed by read-modify-write under a condition."""
+"""Small shared JSON objects, changed by read-modify-write under a condition.
+
+`rewrite` is the one loop: change, write if nobody else did, change again what somebody else left.
+`JsonObjects` remembers the version last seen of each object, so that a read is short while nothing
+has changed and an update needs no read at all; `Documents` are those whose value is plain JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import StillUnknown, Won, write_conditionally
+from storage_engine.commitlog.conditional import (
+    ATTEMPTS,
+    Lost,
+    StillUnknown,
+    write_conditionally,
+)
 from storage_engine.commitlog.records import from_json, to_json
 from storage_engine.errors import IntegrityError, SchemaMetadataError, StorageBackendError
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
-_ATTEMPTS = 4
+_LOSSES = 4
+_REQUESTS = 3
+
+V = TypeVar("V")
+Parse = Callable[[str, bytes | None], V]  # of a key and its content; None: there is no object
+Encode = Callable[[V, str], bytes]  # with the write id in it
+Change = Callable[[V], V | None]  # None: leave it as it is
 
 Document = dict[str, Any]
 
 
-class Documents:
-    """Catalog documents with the version last seen of each."""
+@dataclass(frozen=True, slots=True)
+class JsonVersion(Generic[V]):
+    """A value as it is stored; `etag` None means that there is no object yet."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    value: V
+    etag: str | None = None
+
+
+def rewrite(
+    store: ObjectStore,
+    key: str,
+    version: JsonVersion[V],
+    change: Change[V],
+    *,
+    parse: Parse[V],
+    encode: Encode[V],
+    losses: int = _LOSSES,
+    attempts: int = ATTEMPTS,
+) -> JsonVersion[V] | None:
+    """Apply `change` to `version`, or to whatever has replaced it meanwhile.
+
+    Returns the version that stands then, None when others were faster `losses` times. Raises
+    StillUnknown when `attempts` requests did not tell whether it was written.
+    """
+    for _ in range(losses):
+        changed = change(version.value)
+        if changed is None:
+            return version
+        write_id = layout.new_write_id()
+        outcome = write_conditionally(
+            store,
+            key,
+            encode(changed, write_id),
+            write_id=write_id,
+            etag=version.etag,
+            attempts=attempts,
+        )
+        if not isinstance(outcome, Lost):
+            return JsonVersion(changed, outcome.etag)
+        current = outcome.current
+        if current is None:
+            version = JsonVersion(parse(key, None))
+        else:
+            version = JsonVersion(parse(key, current.data), current.etag)
+    return None
+
+
+class JsonObjects(Generic[V]):
+    """Objects of one kind, with the version last seen of each."""
+
+    def __init__(
+        self, store: ObjectStore, *, parse: Parse[V], encode: Encode[V], operation: str
+    ) -> None:
+        """`operation` is what errors name."""
         self._store = store
-        self._seen: dict[str, tuple[Document, str]] = {}
+        self._parse = parse
+        self._encode = encode
+        self._operation = operation
+        self._seen: dict[str, JsonVersion[V]] = {}
 
-    def read(self, key: str) -> Document | None:
-        """The document now, None when there is none; SchemaMetadataError when malformed."""
+    def seen(self, key: str) -> JsonVersion[V] | None:
+        return self._seen.get(key)
+
+    def forget(self, key: str) -> None:
+        self._seen.pop(key, None)
+
+    def read(self, key: str) -> JsonVersion[V]:
+        """The object now: one request, short while it has not changed."""
         seen = self._seen.get(key)
         try:
-            if seen is not None:
-                changed = self._store.get_if_changed(key, seen[1])
-                if changed is None:
-                    return seen[0]
-                stored = changed
+            if seen is not None and seen.etag is not None:
+                stored = self._store.get_if_changed(key, seen.etag)
+                if stored is None:
+                    return seen
             else:
                 stored = self._store.get(key)
         except ObjectNotFound:
-            self._seen.pop(key, None)
-            return None
-        try:
-            document = from_json(stored.data, key=key)
-        except IntegrityError as error:
-            raise SchemaMetadataError(str(error), key=key) from error
-        self._seen[key] = (document, stored.etag)
-        return document
+            version = JsonVersion(self._parse(key, None))
+        else:
+            version = JsonVersion(self._parse(key, stored.data), stored.etag)
+        self._seen[key] = version
+        return version
 
     def update(
         self,
         key: str,
-        change: Callable[[Document | None], Document | None],
+        change: Change[V],
         *,
+        name: str | None = None,
         expect_absent: bool = False,
+        advice: str = "",
     ) -> None:
-        """Apply `change` (None: leave it) to the current version; `expect_absent` saves a read."""
-        if key not in self._seen and not expect_absent:
-            self.read(key)
-        for _ in range(_ATTEMPTS):
-            current, etag = self._seen.get(key, (None, None))
-            changed = change(current)
-            if changed is None:
-                return
-            write_id = layout.new_write_id()
-            changed = {**changed, "write_id": write_id}
-            try:
-                outcome = write_conditionally(
-                    self._store, key, to_json(changed), write_id=write_id, etag=etag, attempts=3
-                )
-            except StillUnknown:
-                self._seen.pop(key, None)
-                raise StorageBackendError(
-                    f"{key} may not have been written", operation="catalog", key=key
-                ) from None
-            if isinstance(outcome, Won):
-                self._seen[key] = (changed, outcome.etag)
-                return
-            self.read(key)
-        raise StorageBackendError(
-            f"{key} is being changed by other writers", operation="catalog", key=key, retryable=True
+        """Apply `change` to the current version; `expect_absent` saves the read of a new one.
+
+        `name` and `advice` are for the errors: what the object is, and what to do.
+        """
+        version = self._seen.get(key)
+        if version is None:
+            version = JsonVersion(self._parse(key, None)) if expect_absent else self.read(key)
+        try:
+            written = rewrite(
+                self._store,
+                key,
+                version,
+                change,
+                parse=self._parse,
+                encode=self._encode,
+                attempts=_REQUESTS,
+            )
+        except StillUnknown:
+            self.forget(key)
+            raise StorageBackendError(
+                f"{name or key} may not have been written", operation=self._operation, key=key
+            ) from None
+        if written is None:
+            self.forget(key)
+            raise StorageBackendError(
+                f"{name or key} is being changed by other writers{advice}",
+                operation=self._operation,
+                key=key,
+                retryable=True,
+            )
+        self._seen[key] = written
+
+
+class Documents:
+    """Catalog documents of a storage."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._objects: JsonObjects[Document | None] = JsonObjects(
+            store, parse=_parse_document, encode=_encode_document, operation="catalog"
         )
+
+    def read(self, key: str) -> Document | None:
+        """The document now, None when there is none; SchemaMetadataError when malformed."""
+        version = self._objects.read(key)
+        if version.etag is None:
+            self._objects.forget(key)  # another writer may create it any time
+        return version.value
+
+    def update(
+        self, key: str, change: Change[Document | None], *, expect_absent: bool = False
+    ) -> None:
+        """Apply `change` to the current version; `expect_absent` saves a read."""
+        self._objects.update(key, change, expect_absent=expect_absent)
+
+
+def _parse_document(key: str, data: bytes | None) -> Document | None:
+    if data is None:
+        return None
+    try:
+        return from_json(data, key=key)
+    except IntegrityError as error:
+        raise SchemaMetadataError(str(error), key=key) from error
+
+
+def _encode_document(document: Document | None, write_id: str) -> bytes:
+    return to_json({**(document or {}), "write_id": write_id})

@@ -1,19 +1,81 @@
-"""Where objects live. Every key of the storage is made here and nowhere else."""
+"""Where objects live. Every key of a storage is made and taken apart here and nowhere else.
+
+`PREFIXES` is the one table of what lies where: garbage collection and verification go by it.
+"""
 
 from __future__ import annotations
 
+import re
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal, NamedTuple
 from urllib.parse import quote
+
+COMMITS = "commits/"
+SNAPSHOTS = "snapshots/"
+STAGED = "staged/"
+CHECKPOINTS = "meta/checkpoints/"
+ATTEMPTS = "meta/attempts/"
+LEASES = "meta/compaction/"
+INDICES = "meta/indices/"
+SCHEMA = "meta/schema/"
+TAGS = "meta/tags/"
+QUARANTINE = "quarantine/"
+EVENTS = "events/"
+CLAIMS = "claims/"
+DEAD_LETTERS = "dead_letters/"
+SESSIONS = "sessions/"
 
 HEAD = "meta/head.json"
 LOCK = "meta/locks/ontology_write.json"
 ENGINE = "meta/engine.json"
-TYPES = "meta/schema/types.json"
-REGISTRY = "meta/schema/registry.json"
+TYPES = f"{SCHEMA}types.json"
+REGISTRY = f"{SCHEMA}registry.json"
 LAYOUT_CATALOG = "meta/type_layout_catalog.json"
-TAGS = "meta/tags/"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Objects whose keys begin alike.
+
+    `rows`: data files of the log. `collected`: what garbage collection judges them by, what can
+    be reached from head or how long their writer has been silent; None: it leaves them alone.
+    """
+
+    path: str
+    rows: bool = False
+    collected: Literal["reach", "silence"] | None = None
+
+
+PREFIXES = (
+    Prefix(COMMITS, rows=True, collected="reach"),
+    Prefix(SNAPSHOTS, rows=True, collected="reach"),
+    Prefix(STAGED, rows=True, collected="reach"),
+    Prefix(CHECKPOINTS, collected="reach"),
+    Prefix(ATTEMPTS, collected="silence"),
+    Prefix(LEASES, collected="silence"),
+    Prefix(INDICES),
+    Prefix(SCHEMA),
+    Prefix(TAGS),
+    Prefix(QUARANTINE),
+    Prefix(EVENTS),
+    Prefix(CLAIMS),
+    Prefix(DEAD_LETTERS),
+    Prefix(SESSIONS),
+)
+DATA_PREFIXES = tuple(prefix.path for prefix in PREFIXES if prefix.rows)
+REACHED_PREFIXES = tuple(p.path for p in PREFIXES if p.collected == "reach")
+
 FOLDERS = {"entity": "entities", "relation": "relations"}
+INDEX_FOLDERS = tuple(f"{INDICES}{folder}/" for folder in FOLDERS.values())
+_KINDS = {folder: kind for kind, folder in FOLDERS.items()}
+
+_MANIFEST = "/manifest.json"
+_COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
+_SNAPSHOT = re.compile(
+    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
+)
 
 
 def new_id() -> str:
@@ -26,32 +88,37 @@ def new_write_id() -> str:
     return secrets.token_hex(16)
 
 
+# -- commits --------------------------------------------------------------------------------------
+
+
+class CommitAttempt(NamedTuple):
+    """The attempt at a commit that an object belongs to."""
+
+    commit_id: int
+    prefix: str  # as `attempt_prefix` makes it
+
+
 def attempt_prefix(commit_id: int, attempt: str) -> str:
-    return f"commits/{commit_id}-{attempt}"
+    return f"{COMMITS}{commit_id}-{attempt}"
+
+
+def commit_attempt(key: str) -> CommitAttempt | None:
+    """Of an object under `commits/`; None when it is not ours."""
+    match = _COMMIT.match(key)
+    return CommitAttempt(int(match[1]), match[0]) if match is not None else None
 
 
 def manifest(commit_id: int, attempt: str) -> str:
-    return f"{attempt_prefix(commit_id, attempt)}/manifest.json"
+    return f"{attempt_prefix(commit_id, attempt)}{_MANIFEST}"
 
 
-def checkpoint(commit_id: int, attempt: str) -> str:
-    return f"meta/checkpoints/{commit_id}-{attempt}.json"
+def is_manifest(key: str) -> bool:
+    return key.endswith(_MANIFEST)
 
 
-def index(kind: str, name: str) -> str:
-    return f"meta/indices/{FOLDERS[kind]}/{name}.json"
-
-
-def schema_versions(kind: str, name: str) -> str:
-    return f"meta/schema/versions/{FOLDERS[kind]}/{name}.json"
-
-
-def attempt_heartbeat(attempt: str) -> str:
-    return f"meta/attempts/{attempt}.json"
-
-
-def tag(name: str) -> str:
-    return f"{TAGS}{name}.json"
+def manifest_prefix(key: str) -> str:
+    """The `attempt_prefix` of a manifest."""
+    return key.removesuffix(_MANIFEST)
 
 
 def data_file(
@@ -66,11 +133,20 @@ def data_file(
     stem = f"{prefix}/{FOLDERS[kind]}/{name}"
     if engine_version == "v2":
         stem = f"{stem}/v{schema_version_id}"
-    return f"{stem}.parquet" if part is None else f"{stem}/part-{part:05d}.parquet"
+    return _parquet(stem, part)
+
+
+def data_file_type(key: str) -> tuple[str, str] | None:
+    """The kind and the type name of a data file, from `.../entities/Customer...`."""
+    for folder, kind in _KINDS.items():
+        _, there, rest = key.partition(f"/{folder}/")
+        if there:
+            return kind, rest.split("/")[0].removesuffix(".parquet")
+    return None
 
 
 def staged_prefix(attempt: str) -> str:
-    return f"staged/{attempt}"
+    return f"{STAGED}{attempt}"
 
 
 def staged_part(attempt: str, kind: str, name: str, version: int, label: str) -> str:
@@ -78,18 +154,120 @@ def staged_part(attempt: str, kind: str, name: str, version: int, label: str) ->
     return f"{staged_prefix(attempt)}/{FOLDERS[kind]}/{name}/v{version}/part-{label}.parquet"
 
 
-def quarantine(kind: str, name: str, attempt: str) -> str:
-    """The folder of rows that a write has set aside; garbage collection leaves it alone."""
-    return f"quarantine/{FOLDERS[kind]}/{name}/{attempt}/"
+STAGED_PART_URL = (
+    rf"/{STAGED}([^/]+)/[^/]+/[^/]+/[^/]+/[^/]+$"  # a pattern: its group is the attempt
+)
+
+
+def staged_attempt(key: str) -> str:
+    """The attempt that staged a part."""
+    return key.removeprefix(STAGED).partition("/")[0]
+
+
+def checkpoint(commit_id: int, attempt: str) -> str:
+    return f"{CHECKPOINTS}{commit_id}-{attempt}.json"
+
+
+def checkpoint_commit(key: str) -> int:
+    """The commit of a checkpoint; -1 when the object is not ours."""
+    number = key.removeprefix(CHECKPOINTS).partition("-")[0]
+    return int(number) if number.isdecimal() else -1
+
+
+def attempt_heartbeat(attempt: str) -> str:
+    return f"{ATTEMPTS}{attempt}.json"
+
+
+def heartbeat_attempt(key: str) -> str:
+    return key.removeprefix(ATTEMPTS).removesuffix(".json")
+
+
+# -- snapshots ------------------------------------------------------------------------------------
+
+
+class SnapshotKey(NamedTuple):
+    """What the key of a snapshot's file tells; v1 names no attempt."""
+
+    kind: str
+    type_name: str
+    attempt: str | None
 
 
 def snapshot(kind: str, name: str, low: int, high: int) -> str:
-    """What the keys of a snapshot of commits `low` to `high` begin with."""
-    return f"snapshots/{FOLDERS[kind]}/{name}-{low}-{high}"
+    """The one file of a snapshot of commits `low` to `high` (v1)."""
+    return f"{_snapshot_stem(kind, name, low, high)}.parquet"
+
+
+def snapshot_folder(kind: str, name: str, low: int, high: int, attempt: str) -> str:
+    """Where an attempt puts the files of its snapshot (v2)."""
+    return f"{_snapshot_stem(kind, name, low, high)}-{attempt}"
+
+
+def snapshot_part(folder: str, role: str, part: int | str | None) -> str:
+    """A file of a snapshot's folder: the only one of its role, one of several by number, or by a
+    label that is unique in the attempt."""
+    return _parquet(f"{folder}/{role}", part)
+
+
+def snapshot_of(key: str) -> SnapshotKey | None:
+    """None when the object is not ours."""
+    match = _SNAPSHOT.match(key)
+    return SnapshotKey(_KINDS[match[1]], match[2], match[3]) if match is not None else None
+
+
+def with_attempt(key: str, attempt: str) -> str:
+    """Another key for a Parquet file whose own is taken."""
+    return f"{key.removesuffix('.parquet')}-{attempt}.parquet"
 
 
 def compaction_lease(kind: str, name: str) -> str:
-    return f"meta/compaction/{FOLDERS[kind]}/{name}.json"
+    return f"{LEASES}{FOLDERS[kind]}/{name}.json"
+
+
+def _snapshot_stem(kind: str, name: str, low: int, high: int) -> str:
+    return f"{SNAPSHOTS}{FOLDERS[kind]}/{name}-{low}-{high}"
+
+
+def _parquet(stem: str, part: int | str | None) -> str:
+    if part is None:
+        return f"{stem}.parquet"
+    label = f"{part:05d}" if isinstance(part, int) else part
+    return f"{stem}/part-{label}.parquet"
+
+
+# -- what is kept beside the log ------------------------------------------------------------------
+
+
+def index(kind: str, name: str) -> str:
+    return f"{INDICES}{FOLDERS[kind]}/{name}.json"
+
+
+def index_type(key: str) -> tuple[str, str]:
+    """The kind and the type name of an index by its key."""
+    folder, _, name = key.removeprefix(INDICES).partition("/")
+    return _KINDS[folder], name.removesuffix(".json")
+
+
+def schema_versions(kind: str, name: str) -> str:
+    return f"{SCHEMA}versions/{FOLDERS[kind]}/{name}.json"
+
+
+def tag(name: str) -> str:
+    return f"{TAGS}{name}.json"
+
+
+def tag_name(key: str) -> str:
+    return key.removeprefix(TAGS).removesuffix(".json")
+
+
+def quarantine(kind: str, name: str, attempt: str) -> str:
+    """What the keys of rows begin with that one write has set aside."""
+    return f"{QUARANTINE}{FOLDERS[kind]}/{name}/{attempt}/"
+
+
+def probe() -> str:
+    """An object to try conditional writes on."""
+    return f"meta/probe-{secrets.token_hex(16)}"
 
 
 # -- the event bus --------------------------------------------------------------------------------
@@ -102,7 +280,7 @@ def segment(name: str) -> str:
 
 
 def events(namespace: str) -> str:
-    return f"events/{namespace}/"
+    return f"{EVENTS}{namespace}/"
 
 
 def event_time(moment: datetime) -> str:
@@ -115,20 +293,53 @@ def event(namespace: str, moment: datetime, event_id: str) -> str:
     return f"{events(namespace)}{event_time(moment)}_{segment(event_id)}.json"
 
 
-def claims(namespace: str, event_id: str) -> str:
-    return f"claims/{namespace}/{segment(event_id)}/"
+def event_name(key: str) -> str:
+    """The quoted id in an event's key: enough to tell events apart."""
+    return key.rpartition("/")[2].partition("_")[2].removesuffix(".json")
+
+
+def is_event(key: str) -> bool:
+    """Whether an object under `events/` is one. Our own objects sort after all of them."""
+    return not key.split("/", 2)[2].startswith("_")
+
+
+def namespace_of(key: str) -> str:
+    """Of any object of the bus."""
+    return key.split("/", 2)[1]
+
+
+def claims(namespace: str, event_id: str | None = None) -> str:
+    """Of a namespace, or of one event in it."""
+    return f"{CLAIMS}{namespace}/" + (f"{segment(event_id)}/" if event_id is not None else "")
 
 
 def claim(namespace: str, event_id: str, handler_id: str) -> str:
     return f"{claims(namespace, event_id)}{segment(handler_id)}.json"
 
 
+def claim_event(key: str) -> str:
+    """The `event_name` of the event that a claim is on."""
+    return key.split("/")[2]
+
+
+def dead_letters(namespace: str) -> str:
+    return f"{DEAD_LETTERS}{namespace}/"
+
+
 def dead_letter(namespace: str, event_id: str, handler_id: str) -> str:
-    return f"dead_letters/{namespace}/{segment(event_id)}/{segment(handler_id)}.json"
+    return f"{dead_letters(namespace)}{segment(event_id)}/{segment(handler_id)}.json"
+
+
+def is_dead_letter_of(key: str, handler_id: str) -> bool:
+    return key.endswith(f"/{segment(handler_id)}.json")
+
+
+def event_sessions(namespace: str) -> str:
+    return f"{SESSIONS}{namespace}/"
 
 
 def event_session(namespace: str, session_id: str) -> str:
-    return f"sessions/{namespace}/{segment(session_id)}.json"
+    return f"{event_sessions(namespace)}{segment(session_id)}.json"
 
 
 def projected(namespace: str) -> str:

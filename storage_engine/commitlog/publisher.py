@@ -93,7 +93,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedCommit:
     """A commit that stands."""
 
     base: Base
@@ -104,7 +104,7 @@ class Published:
 
 
 Prepare = Callable[[Base], Draft | None]
-Projector = Callable[[Published], Sequence[Callable[[], object]]]
+Projector = Callable[[PublishedCommit], Sequence[Callable[[], object]]]
 
 
 class Publisher:
@@ -134,7 +134,7 @@ class Publisher:
         self._finishing: Background[None] | None = None
         self._mutex = threading.Lock()
 
-    def publish(self, prepare: Prepare) -> Published | None:
+    def publish(self, prepare: Prepare) -> PublishedCommit | None:
         """Run `prepare` on the head under the lock and publish what it drafts.
 
         None when it drafts nothing. `prepare` runs again on the new head after a lost CAS, and
@@ -179,10 +179,10 @@ class Publisher:
 
     def _begin(self) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
-        known = self._chain.known_head()
+        head = self._chain.known_head()
         lease = self._leases.take_over()
-        if lease is not None and known is not None:
-            return lease, known, 0.0  # we published it and have held the lock since
+        if lease is not None and head is not None:
+            return lease, head, 0.0  # we published it and have held the lock since
         started = self._store.now()
         acquired, read = self._parallel.gather_outcomes(
             [self._lock.try_acquire, self._chain.read_head]
@@ -202,7 +202,7 @@ class Publisher:
 
     def _attempt(
         self, base: Base, draft: Draft, attempt: int, waited_ms: float
-    ) -> Published | None:
+    ) -> PublishedCommit | None:
         path = layout.manifest(base.commit_id, base.attempt)
         manifest = self._manifest(base, draft, path)
         uploads = list(draft.uploads)
@@ -236,7 +236,7 @@ class Publisher:
         if won.etag:
             self._chain.note_head(HeadVersion(head, won.etag))
         self._chain.note_manifest(path, manifest)
-        return Published(base, manifest, path, attempt, waited_ms)
+        return PublishedCommit(base, manifest, path, attempt, waited_ms)
 
     def _manifest(self, base: Base, draft: Draft, path: str) -> Manifest:
         parent = base.manifest
@@ -325,7 +325,7 @@ class Publisher:
 
     # -- after the CAS ------------------------------------------------------------------------
 
-    def _finish(self, published: Published | None, lease: Lease) -> None:
+    def _finish(self, published: PublishedCommit | None, lease: Lease) -> None:
         earlier = self._finishing
 
         def finish() -> None:

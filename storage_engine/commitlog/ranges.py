@@ -92,8 +92,8 @@ def may_hold(stored: Mapping[str, Any], wanted: Mapping[str, KeyRange]) -> bool:
 
 def ascending(ranges: Iterable[KeyRange]) -> bool:
     """Whether each range certainly ends before the next one begins."""
-    known = list(ranges)
-    return all(keys.is_known for keys in known) and all(a.precedes(b) for a, b in pairwise(known))
+    every = list(ranges)
+    return all(keys.is_known for keys in every) and all(a.precedes(b) for a, b in pairwise(every))
 
 
 def disjoint(ranges: Iterable[KeyRange]) -> bool:

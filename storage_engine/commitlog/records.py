@@ -150,10 +150,10 @@ class CommitFile:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        known = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
-        if known.get("previous"):
-            known["previous"] = Previous(**known["previous"])
-        return cls(**known)
+        facts = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
+        if facts.get("previous"):
+            facts["previous"] = Previous(**facts["previous"])
+        return cls(**facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,14 +197,14 @@ class Manifest:
     def parse(cls, data: bytes, *, key: str) -> Self:
         raw = from_json(data, key=key)
         try:
-            known = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
-            known["files"] = tuple(CommitFile.parse(f) for f in raw["files"])
-            known["events"] = tuple(raw.get("events", ()))
-            known["acks"] = tuple(raw.get("acks", ()))
-            known["skip"] = tuple(SkipPointer(**s) for s in raw.get("skip", ()))
-            known["checkpoint"] = _checkpoint_ref(raw.get("checkpoint"))
-            known["type_heads"] = _type_heads(raw.get("type_heads"))
-            return cls(**known)
+            facts = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
+            facts["files"] = tuple(CommitFile.parse(f) for f in raw["files"])
+            facts["events"] = tuple(raw.get("events", ()))
+            facts["acks"] = tuple(raw.get("acks", ()))
+            facts["skip"] = tuple(SkipPointer(**s) for s in raw.get("skip", ()))
+            facts["checkpoint"] = _checkpoint_ref(raw.get("checkpoint"))
+            facts["type_heads"] = _type_heads(raw.get("type_heads"))
+            return cls(**facts)
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{key} is not a manifest: {error!r}", key=key) from error
 

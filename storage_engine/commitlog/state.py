@@ -27,7 +27,7 @@ from storage_engine.commitlog.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class IdempotencyRecord:
     """The last unit of work that an application recorded."""
 
     version: int | str
@@ -53,13 +53,13 @@ def type_heads(chain: Chain, head: Head) -> Mapping[TypeRef, TypeHead]:
         if older.type_heads is not None:
             heads.update(older.type_heads)
         for file in older.files:
-            known = heads.get(file.ref)
+            before = heads.get(file.ref)
             heads[file.ref] = TypeHead(
                 commit_id=older.commit_id,
                 manifest_path=path,
                 schema_version_id=file.schema_version_id,
-                schema_sha256=known.schema_sha256 if known else "",
-                activation_commit_id=known.activation_commit_id if known else older.commit_id,
+                schema_sha256=before.schema_sha256 if before else "",
+                activation_commit_id=before.activation_commit_id if before else older.commit_id,
             )
     return heads
 
@@ -74,31 +74,31 @@ def entries(
     """
     if top is None or top.commit_id <= above:
         return []
-    found: list[Entry] = []
+    collected: list[Entry] = []
     floor = above
     if head.checkpoint is not None and head.checkpoint.commit_id > above:
         floor = head.checkpoint.commit_id
         if top.commit_id > floor:
             chain.fetch_together(head.checkpoint, top.manifest_path)
         covered = chain.checkpoint(head.checkpoint).entries.get(ref, ())
-        found = [entry for entry in covered if entry.max_commit_id > above]
+        collected = [entry for entry in covered if entry.max_commit_id > above]
     if top.commit_id > floor:
         walked = reversed(chain.stretch(top.manifest_path, above=floor))
-        found += [entry for _, m in walked if (entry := entry_of(m, ref)) is not None]
-    return found
+        collected += [entry for _, m in walked if (entry := entry_of(m, ref)) is not None]
+    return collected
 
 
-def last_applied(chain: Chain, head: Head, app_id: str) -> Applied | None:
+def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | None:
     """The newest idempotency record of an application."""
     floor = head.checkpoint.commit_id if head.checkpoint else 0
     for _, manifest in chain.stretch(head.manifest_path, above=floor):
         mark = manifest.idempotency
         if mark is not None and mark["app_id"] == app_id:
-            return Applied(mark["version"], manifest.commit_id)
+            return IdempotencyRecord(mark["version"], manifest.commit_id)
     if head.checkpoint is None:
         return None
     mark = chain.checkpoint(head.checkpoint).idempotency.get(app_id)
-    return Applied(mark["version"], mark["commit_id"]) if mark else None
+    return IdempotencyRecord(mark["version"], mark["commit_id"]) if mark else None
 
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
@@ -162,14 +162,18 @@ def _extended(
 ) -> Checkpoint:
     base = chain.checkpoint(head.checkpoint) if head.checkpoint is not None else None
     since = chain.stretch(head.manifest_path, above=base.commit_id if base else 0)
-    found = {ref: list(known) for ref, known in base.entries.items()} if base else {}
-    schemas = {ref: dict(known) for ref, known in base.schemas.items()} if base else {}
+    by_type = {ref: list(older) for ref, older in base.entries.items()} if base else {}
+    schemas = (
+        {ref: dict(versions_before) for ref, versions_before in base.schemas.items()}
+        if base
+        else {}
+    )
     marks = dict(base.idempotency) if base else {}
     points = list(base.commits) if base else []
     for step_path, step in [*reversed(since), *more]:
         points.append(CommitPoint(step.commit_id, step.created_at, step_path))
         for ref in step.touched():
-            found.setdefault(ref, []).append(
+            by_type.setdefault(ref, []).append(
                 Entry(step.commit_id, step.commit_id, step.files_of(ref))
             )
         for record in step.schema.get("registered", ()):
@@ -181,7 +185,7 @@ def _extended(
     return Checkpoint(
         commit_id=commit_id,
         log_id=log_id,
-        entries={ref: tuple(known) for ref, known in found.items()},
+        entries={ref: tuple(run) for ref, run in by_type.items()},
         schemas=schemas,
         idempotency=marks,
         commits=tuple(points),

@@ -82,7 +82,7 @@ class Tag:
         try:
             ref = raw.get("checkpoint")
             return cls(
-                name=key.removeprefix(layout.TAGS).removesuffix(".json"),
+                name=layout.tag_name(key),
                 commit_id=int(raw["commit_id"]),
                 created_at=raw.get("created_at", ""),
                 runtime_id=raw.get("runtime_id", ""),
@@ -104,17 +104,17 @@ def check_name(name: str) -> str:
     return name
 
 
-def unknown(name: str, known: Sequence[str]) -> UnknownTagError:
-    nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return UnknownTagError(name, nearest=nearest, known=len(known))
+def unknown(name: str, names: Sequence[str]) -> UnknownTagError:
+    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return UnknownTagError(name, nearest=nearest, known=len(names))
 
 
 def list_tags(chain: Chain, head: Head | None = None) -> list[Tag]:
     """By name."""
     head = head if head is not None else chain.read_head().head
     keys = [info.key for info in chain.store.list(layout.TAGS) if info.key.endswith(".json")]
-    found = chain.parallel.map(lambda key: _read(chain, key), keys)
-    tags = [tag for tag, _ in (one for one in found if one is not None)]
+    stored = chain.parallel.map(lambda key: _read(chain, key), keys)
+    tags = [tag for tag, _ in (version for version in stored if version is not None)]
     return sorted((t for t in tags if _of_log(t, head)), key=lambda t: t.name)
 
 
@@ -122,8 +122,8 @@ def resolve_tag(chain: Chain, name: str, head: Head | None = None) -> Tag:
     """One request for a tag that is there, with head at hand; UnknownTagError (a ValueError)
     names the nearest."""
     head = head if head is not None else chain.read_head().head
-    if _NAME.fullmatch(name) and (found := _read(chain, layout.tag(name))) is not None:
-        tag, _ = found
+    if _NAME.fullmatch(name) and (stored := _read(chain, layout.tag(name))) is not None:
+        tag, _ = stored
         if _of_log(tag, head):
             return tag
     raise unknown(name, [tag.name for tag in list_tags(chain, head)])
@@ -161,12 +161,12 @@ def delete_tag(chain: Chain, name: str) -> Tag:
     head = chain.read_head().head
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
-        found = _read(chain, layout.tag(name)) if _NAME.fullmatch(name) else None
-        if found is None or not _of_log(found[0], head):
-            if found is None and failure is not None:
+        existing = _read(chain, layout.tag(name)) if _NAME.fullmatch(name) else None
+        if existing is None or not _of_log(existing[0], head):
+            if existing is None and failure is not None:
                 break  # an unanswered request of ours, or somebody else: it is gone
             raise unknown(name, [tag.name for tag in list_tags(chain, head)])
-        tag, stored = found
+        tag, stored = existing
         try:
             chain.store.delete_if_match(layout.tag(name), stored.etag)
             return tag

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from storage_engine.errors import OntologiaError
-from storage_engine.events.protocol import Claim, Consumer, EventStore, Failure, Pending
-from storage_engine.events.records import Envelope
+from storage_engine.events.protocol import BackgroundWork, Consumer, EventStore
+from storage_engine.events.records import Claim, Envelope, Failure
 from storage_engine.events.schedules import Scheduler
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for 
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Success:
     """The handler succeeded; `emits` go out before its ack. `committed`: the commit has acked."""
 
     emits: Sequence[Envelope] = ()
@@ -39,7 +39,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class HandlerFailure:
     """The handler failed; without `retry`, trying again cannot help."""
 
     error: str
@@ -47,19 +47,19 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Drop:
     """The claim is not ours to settle: it was lost, or nobody knows whether its commit landed."""
 
     reason: str
 
 
-Outcome = Done | Failed | Dropped
+HandlerOutcome = Success | HandlerFailure | Drop
 
 
 class Execute(Protocol):
     """Runs the handler of a claim. Raises only what should end the worker."""
 
-    def __call__(self, claim: Claim) -> Outcome: ...
+    def __call__(self, claim: Claim) -> HandlerOutcome: ...
 
 
 @dataclass(slots=True)
@@ -93,15 +93,15 @@ class Settler:
         self._store = store
         self._consumer = consumer
         self._totals = totals
-        self._waiting: list[tuple[Claim, Done | Failed]] = []
-        self._flight: Pending[None] | None = None
+        self._waiting: list[tuple[Claim, Success | HandlerFailure]] = []
+        self._flight: BackgroundWork[None] | None = None
         self._attempts: dict[int, int] = {}
         self._went_at = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, claim: Claim, outcome: Done | Failed) -> None:
+    def add(self, claim: Claim, outcome: Success | HandlerFailure) -> None:
         self._waiting.append((claim, outcome))
 
     def go(self, *, now: bool = False) -> None:
@@ -129,10 +129,12 @@ class Settler:
         if flight is not None:
             flight.wait()
 
-    def _settle(self, work: Sequence[tuple[Claim, Done | Failed]]) -> None:
+    def _settle(self, work: Sequence[tuple[Claim, Success | HandlerFailure]]) -> None:
         try:
-            done = [(c, o) for c, o in work if isinstance(o, Done)]
-            failed = [Failure(c, o.error, o.retry) for c, o in work if isinstance(o, Failed)]
+            done = [(c, o) for c, o in work if isinstance(o, Success)]
+            failed = [
+                Failure(c, o.error, o.retry) for c, o in work if isinstance(o, HandlerFailure)
+            ]
             emits = [envelope for _, outcome in done for envelope in outcome.emits]
             if emits:
                 self._store.enqueue(emits)
@@ -148,7 +150,7 @@ class Settler:
         except OntologiaError as error:
             self._again(work, error)
 
-    def _note_acks(self, done: Sequence[tuple[Claim, Done]], acked: Sequence[bool]) -> None:
+    def _note_acks(self, done: Sequence[tuple[Claim, Success]], acked: Sequence[bool]) -> None:
         for (claim, outcome), ok in zip(done, acked, strict=True):
             self._totals.emitted += len(outcome.emits)
             if ok or outcome.committed:
@@ -161,7 +163,9 @@ class Settler:
                     claim.handler_id,
                 )
 
-    def _again(self, work: Sequence[tuple[Claim, Done | Failed]], error: OntologiaError) -> None:
+    def _again(
+        self, work: Sequence[tuple[Claim, Success | HandlerFailure]], error: OntologiaError
+    ) -> None:
         """Leases may still hold: try a few times, then leave it to whoever finds them expired."""
         for claim, outcome in work:
             if claim.settled and not claim.lost:
@@ -183,7 +187,7 @@ class Settler:
 
 
 @dataclass(slots=True)
-class Held:
+class HeldClaims:
     """The claims that this worker has and has not settled."""
 
     claims: dict[int, Claim] = field(default_factory=dict)
@@ -279,14 +283,14 @@ class Dispatcher:
         self.pace = pace
         self.scheduler = scheduler
         self.totals = Totals()
-        self.held = Held()
+        self.held = HeldClaims()
         self._execute = execute
         self._metadata = metadata
         self._progress = progress
         self._stopping = threading.Event()
         self._settler = Settler(store, consumer, self.totals)
         self._ticker = Ticker(self)
-        self._next: Pending[list[Claim]] | None = None
+        self._next: BackgroundWork[list[Claim]] | None = None
         self._failures = 0
 
     def stop(self) -> None:
@@ -340,8 +344,8 @@ class Dispatcher:
 
     def _claimed(self, whole: bool) -> list[Claim]:
         pending, self._next = self._next, None
-        if pending is not None and (found := pending.wait()):
-            return found
+        if pending is not None and (claims := pending.wait()):
+            return claims
         return self._claim(whole=whole)
 
     def _claim(self, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
@@ -358,7 +362,7 @@ class Dispatcher:
             if claim.lost:
                 continue
             outcome = self._execute(claim)
-            if isinstance(outcome, Dropped):
+            if isinstance(outcome, Drop):
                 log.warning("event %s: %s", claim.event_id, outcome.reason)
                 self.totals.dropped += 1
                 self.consumer.let_go([claim])

@@ -7,14 +7,13 @@ handler commits, the ack is part of the commit, and the work is published exactl
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from storage_engine.events.records import ClaimRecord, Envelope
-from storage_engine.repository.protocol import Ack
+from storage_engine.commitlog.records import parse_timestamp
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -27,49 +26,6 @@ class Subscription:
     handler_id: str
     event_types: frozenset[str]
     priority: int = 100
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """A claim that this worker holds, or held: look at `lost`."""
-
-    namespace: str
-    envelope: Envelope
-    record: ClaimRecord
-    suspect: bool = False  # handle it alone
-    etag: str = ""
-    lost: bool = False
-    settled: bool = False  # acked, released or given back: no more to extend
-    guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    entry: Any = None  # the store's own
-
-    @property
-    def event_id(self) -> str:
-        return self.record.event_id
-
-    @property
-    def handler_id(self) -> str:
-        return self.record.handler_id
-
-    def as_ack(self) -> Ack:
-        """For the commit that handles the event."""
-        record = self.record
-        return Ack(
-            namespace=self.namespace,
-            event_id=record.event_id,
-            handler_id=record.handler_id,
-            token=record.token,
-            since=record.head_commit,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A claim whose handler failed. Without `retry` it is dead at once."""
-
-    claim: Claim
-    error: str
-    retry: bool = True
 
 
 class Consumer(Protocol):
@@ -167,6 +123,9 @@ class EventInfo:
     claims: Sequence[ClaimRecord]
 
 
+OpenEvent = tuple[Envelope, ClaimRecord | None]  # an event, and a handler's claim on it
+
+
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """What some handlers have yet to do, at a glance. One event counts once for each handler.
@@ -184,8 +143,26 @@ class Backlog:
     next_due: datetime | None = None
     more: bool = False
 
+    @classmethod
+    def count(cls, events: Iterable[OpenEvent], now: datetime, *, more: bool = False) -> Self:
+        """Of what is not finished; finished claims among it are passed over."""
+        due = waiting = 0
+        oldest: datetime | None = None
+        next_due: datetime | None = None
+        for envelope, record in events:
+            if record is not None and record.finished:
+                continue
+            created = parse_timestamp(envelope["created_at"])
+            oldest = created if oldest is None else min(oldest, created)
+            if record is None or record.not_before <= now:
+                due += 1
+            else:
+                waiting += 1
+                next_due = min(next_due or record.not_before, record.not_before)
+        return cls(due, waiting, oldest, next_due, more)
 
-class Pending(Protocol[R_co]):
+
+class BackgroundWork(Protocol[R_co]):
     """Work that goes on, or has ended."""
 
     @property
@@ -206,7 +183,7 @@ class EventStore(Protocol):
     def timers(self) -> bool:
         """Whether time passes by itself, so that threads may wait for it."""
 
-    def background(self, work: Callable[[], T]) -> Pending[T]:
+    def background(self, work: Callable[[], T]) -> BackgroundWork[T]:
         """Do something beside the handlers, where that gains anything."""
 
     def enqueue(self, envelopes: Sequence[Envelope]) -> None:

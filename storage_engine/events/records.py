@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Self
@@ -18,6 +19,7 @@ from typing import Any, Self
 from storage_engine.commitlog.records import parse_timestamp, timestamp
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError
+from storage_engine.repository.protocol import Ack
 
 Envelope = Mapping[str, Any]
 
@@ -90,20 +92,20 @@ class ClaimRecord:
         return unanswered >= min(SUSPECT_AFTER, policy.max_attempts - 1) > 0
 
     def as_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = dict(zip(_NAMES, _VALUES(self), strict=True))
+        values: dict[str, Any] = dict(zip(_NAMES, _VALUES(self), strict=True))
         for name in _MOMENTS:
-            if found[name] is not None:
-                found[name] = timestamp(found[name])
-        return found
+            if values[name] is not None:
+                values[name] = timestamp(values[name])
+        return values
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any], *, key: str) -> Self:
         """Fields that the specification does not have may be missing."""
         try:
-            known = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
+            values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
             for name in _MOMENTS:
-                known[name] = parse_timestamp(known[name]) if known[name] is not None else None
-            return cls(**known)
+                values[name] = parse_timestamp(values[name]) if values[name] is not None else None
+            return cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{key} is not a claim: {error!r}", key=key) from error
 
@@ -196,3 +198,62 @@ def wear_out(record: ClaimRecord, now: datetime) -> ClaimRecord:
 
 def new_token() -> str:
     return secrets.token_hex(8)
+
+
+# -- as a worker holds them -----------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A claim that this worker holds, or held: look at `lost`."""
+
+    namespace: str
+    envelope: Envelope
+    record: ClaimRecord
+    suspect: bool = False  # handle it alone
+    etag: str = ""
+    lost: bool = False
+    settled: bool = False  # acked, released or given back: no more to extend
+    guard: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    entry: Any = None  # the store's own
+
+    @property
+    def event_id(self) -> str:
+        return self.record.event_id
+
+    @property
+    def handler_id(self) -> str:
+        return self.record.handler_id
+
+    def as_ack(self) -> Ack:
+        """For the commit that handles the event."""
+        record = self.record
+        return Ack(
+            namespace=self.namespace,
+            event_id=record.event_id,
+            handler_id=record.handler_id,
+            token=record.token,
+            since=record.head_commit,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A claim whose handler failed. Without `retry` it is dead at once."""
+
+    claim: Claim
+    error: str
+    retry: bool = True
+
+
+def released(
+    failures: Sequence[Failure], now: datetime, policy: Policy
+) -> Callable[[Claim], ClaimRecord]:
+    """What becomes of the claims of these failures, whatever is known of them by then."""
+    by_claim = {id(failure.claim): failure for failure in failures}
+
+    def change(claim: Claim) -> ClaimRecord:
+        failure = by_claim[id(claim)]
+        return release(claim.record, now, policy, failure.error, retry=failure.retry)
+
+    return change

@@ -78,11 +78,11 @@ class Schedule:
         from croniter import croniter
 
         times = croniter(self.cron, after.astimezone(self._zone))
-        found: list[datetime] = []
+        moments: list[datetime] = []
         while (due := times.get_next(datetime).astimezone(UTC)) <= upto:
-            if due > after and due not in found:
-                found.append(due)
-        return found
+            if due > after and due not in moments:
+                moments.append(due)
+        return moments
 
     def next_due(self, after: datetime) -> datetime:
         from croniter import croniter

@@ -12,15 +12,14 @@ from dataclasses import replace
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.publisher import Published
+from storage_engine.commitlog.publisher import PublishedCommit
 from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
-from storage_engine.index.objects import IndexObjects
-from storage_engine.index.record import TypeIndex
+from storage_engine.index.record import IndexObjects, TypeIndex
 from storage_engine.index.resolve import checked
 
 
 def index_writes(
-    chain: Chain, indices: IndexObjects, published: Published, refs: Iterable[TypeRef]
+    chain: Chain, indices: IndexObjects, published: PublishedCommit, refs: Iterable[TypeRef]
 ) -> list[Callable[[], None]]:
     """One independent write per type in `refs`."""
     log_id = published.manifest.log_id
@@ -38,7 +37,11 @@ def index_writes(
 
 
 def _advanced(
-    chain: Chain, index: TypeIndex, published: Published, ref: TypeRef, before: TypeHead | None
+    chain: Chain,
+    index: TypeIndex,
+    published: PublishedCommit,
+    ref: TypeRef,
+    before: TypeHead | None,
 ) -> TypeIndex | None:
     manifest = published.manifest
     if index.max_indexed_commit >= manifest.commit_id:
@@ -92,9 +95,9 @@ def with_snapshots(
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:
     """Whether the index has no entry that the log has replaced by a snapshot."""
     snapshots = [entry for entry in truth if entry.is_snapshot]
-    known = set(_paths(snapshots))
+    snapshot_paths = set(_paths(snapshots))
     return not any(
-        snapshot.covers(entry) and not known.issuperset(_paths([entry]))
+        snapshot.covers(entry) and not snapshot_paths.issuperset(_paths([entry]))
         for entry in index.entries
         for snapshot in snapshots
     )

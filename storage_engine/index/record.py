@@ -1,14 +1,21 @@
-"""The index object of one type: `meta/indices/{kind}/{TypeName}.json`."""
+"""The index object of one type: what is in it, and reading and writing it under a condition.
+
+An index only saves work: readers check it against the head and take what it lacks from the chain.
+So one that cannot be parsed, or that belongs to an erased log, is read as empty and replaced by
+the next writer.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import orjson
 
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.json_object import JsonObjects, JsonVersion
 from storage_engine.commitlog.records import (
     CommitFile,
     Entry,
@@ -17,7 +24,9 @@ from storage_engine.commitlog.records import (
     to_json,
 )
 from storage_engine.errors import IntegrityError
+from storage_engine.objectstore.protocol import ObjectStore
 
+UNREADABLE = "unreadable"  # the log id of an index that could not be parsed
 _FRAGMENTS_KEPT = 100_000
 _UNKNOWN_ROWS = -1  # an entry of the first implementation names its file and nothing else
 
@@ -38,9 +47,9 @@ class TypeIndex:
         after = bisect_right(self.entries, commit_id, key=lambda e: e.min_commit_id)
         return after > 0 and commit_id <= self.entries[after - 1].max_commit_id
 
-    def with_missing(self, found: Iterable[Entry]) -> Self:
+    def with_missing(self, entries: Iterable[Entry]) -> Self:
         """Add the entries that reach beyond what is covered, in the place of those they span."""
-        missing = [entry for entry in found if not self.covers(entry.max_commit_id)]
+        missing = [entry for entry in entries if not self.covers(entry.max_commit_id)]
         spans = [e for e in missing if e.is_snapshot]
         kept = [e for e in self.entries if not any(s.contains(e.min_commit_id) for s in spans)]
         merged = sorted([*kept, *missing], key=lambda e: e.min_commit_id)
@@ -158,3 +167,65 @@ def _parse_entry(raw: Mapping[str, Any], ref: TypeRef) -> Entry:
             for f in files
         ),
     )
+
+
+IndexVersion: TypeAlias = JsonVersion[TypeIndex]
+
+
+class IndexObjects:
+    """The index objects of one storage, with the version last seen of each."""
+
+    def __init__(self, store: ObjectStore, *, engine_version: str) -> None:
+        encoder = EntryEncoder(engine_version)
+        self._objects: JsonObjects[TypeIndex] = JsonObjects(
+            store,
+            parse=_parse_index,
+            encode=lambda index, write_id: index.to_bytes(write_id, encoder),
+            operation="index",
+        )
+
+    def seen(self, ref: TypeRef) -> IndexVersion | None:
+        return self._objects.seen(layout.index(*ref))
+
+    def read(self, ref: TypeRef, *, log_id: str) -> IndexVersion:
+        """The index now: one request, short while it has not changed."""
+        version = self._objects.read(layout.index(*ref))
+        return JsonVersion(_of_log(version.value, log_id), version.etag)
+
+    def update(
+        self,
+        ref: TypeRef,
+        *,
+        log_id: str,
+        change: Callable[[TypeIndex], TypeIndex | None],
+        is_new: bool = False,
+    ) -> None:
+        """Read, change, write if nobody else did; again on the newer version if somebody did.
+
+        `change` returns None when the version it is given needs no change. `is_new`: the type was
+        just registered, so there is nothing to read.
+        """
+        self._objects.update(
+            layout.index(*ref),
+            lambda index: change(_of_log(index, log_id)),
+            name=f"index of {ref[1]}",
+            expect_absent=is_new,
+            advice="; the next commit repairs it",
+        )
+
+
+def _parse_index(key: str, data: bytes | None) -> TypeIndex:
+    ref = layout.index_type(key)
+    if data is None:
+        return TypeIndex(ref[1])
+    try:
+        return TypeIndex.parse(data, ref, key=key)
+    except IntegrityError:
+        return TypeIndex(ref[1], log_id=UNREADABLE)
+
+
+def _of_log(index: TypeIndex, log_id: str) -> TypeIndex:
+    """An index of an erased log counts as empty."""
+    if index.log_id and log_id and index.log_id != log_id:
+        return TypeIndex(index.type_name, log_id=log_id)
+    return index

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage_engine.commitlog.chain import HeadVersion
+from storage_engine.commitlog.json_object import JsonVersion
 from storage_engine.commitlog.lock import Lease, WriteLock
 from storage_engine.commitlog.records import TypeRef
 from storage_engine.errors import HeadMismatchError
-from storage_engine.index.objects import IndexVersion
 from storage_engine.index.record import TypeIndex
 from storage_engine.index.verify import Examination, IndexReport, IndexVerifier
 
@@ -99,18 +99,18 @@ def write_indices(
     if verifier.chain.read_head().etag != version.etag:
         return False
 
-    def write(one: Examination) -> None:
+    def write(examined_type: Examination) -> None:
         def change(index: TypeIndex) -> TypeIndex | None:
             lease.guard()
             if index.max_indexed_commit > version.head.commit_id:
                 return None  # a later writer has been here, and filled its gap from the log
-            if index == one.version.index:
-                return one.correct
+            if index == examined_type.version.value:
+                return examined_type.correct
             # Another writer was faster: look again at what it left.
-            again = verifier.examine_type(version.head, one.ref, IndexVersion(index, None))
-            return again.correct if again.findings or one.ref in fence else None
+            again = verifier.examine_type(version.head, examined_type.ref, JsonVersion(index))
+            return again.correct if again.findings or examined_type.ref in fence else None
 
-        verifier.indices.update(one.ref, log_id=version.head.log_id, change=change)
+        verifier.indices.update(examined_type.ref, log_id=version.head.log_id, change=change)
 
     verifier.chain.parallel.map(write, examined)
     return True
@@ -122,10 +122,10 @@ def _described(report: IndexReport, *, applied: bool) -> Repair:
             *examined.ref,
             reasons=tuple(dict.fromkeys(f.reason for f in examined.findings)),
             watermark=(
-                examined.version.index.max_indexed_commit,
+                examined.version.value.max_indexed_commit,
                 examined.correct.max_indexed_commit,
             ),
-            entries=(len(examined.version.index.entries), len(examined.correct.entries)),
+            entries=(len(examined.version.value.entries), len(examined.correct.entries)),
         )
         for examined in report.types
         if examined.findings

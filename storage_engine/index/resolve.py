@@ -8,9 +8,9 @@ from functools import partial
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.json_object import JsonVersion
 from storage_engine.commitlog.records import Entry, Head, Manifest, TypeHead, TypeRef
-from storage_engine.index.objects import IndexObjects, IndexVersion
-from storage_engine.index.record import TypeIndex
+from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ def resolve(
     fetches: list[Callable[[], Manifest | IndexVersion | None]]
     fetches = [partial(chain.head_manifest, head)]
     fetches += [partial(indices.read, ref, log_id=head.log_id) for ref in refs]
-    found = chain.parallel.gather(fetches)
-    versions = [version for version in found if isinstance(version, IndexVersion)]
+    fetched = chain.parallel.gather(fetches)
+    versions = [version for version in fetched if isinstance(version, JsonVersion)]
     heads = state.type_heads(chain, head)
     return chain.parallel.map(
         lambda item: _resolved(
-            chain, head, item[0], heads.get(item[0]), item[1].index, watermark_is_head
+            chain, head, item[0], heads.get(item[0]), item[1].value, watermark_is_head
         ),
         zip(refs, versions, strict=True),
     )

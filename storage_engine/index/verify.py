@@ -11,15 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storage_engine.commitlog import state
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.ranges import CommitRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
-from storage_engine.index.objects import IndexObjects, IndexVersion
-from storage_engine.index.record import TypeIndex
-
-DATA_PREFIXES = ("commits/", "snapshots/", "staged/")
-_UNREADABLE = "unreadable"
+from storage_engine.index.record import UNREADABLE, IndexObjects, IndexVersion, TypeIndex
 
 CountRows = Callable[[CommitFile], int | None]
 """The rows that a file really has; None when it is missing or no Parquet file."""
@@ -59,16 +55,16 @@ class Examination:
 
     @property
     def lag(self) -> int:
-        return max(0, self.needed - self.version.index.max_indexed_commit)
+        return max(0, self.needed - self.version.value.max_indexed_commit)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "kind": self.ref[0],
             "type_name": self.ref[1],
-            "max_indexed_commit": self.version.index.max_indexed_commit,
+            "max_indexed_commit": self.version.value.max_indexed_commit,
             "needed_commit": self.needed,
             "lag": self.lag,
-            "entries": len(self.version.index.entries),
+            "entries": len(self.version.value.entries),
             "findings": len(self.findings),
         }
 
@@ -100,8 +96,8 @@ class IndexReport:
 class IndexVerifier:
     """Examines the indices of one storage.
 
-    `known` lists the types of types.json and raises SchemaMetadataError when it cannot be read:
-    without it nobody can say which indices there should be. `watermark_is_head`: v1.
+    `known_types` lists the types of types.json and raises SchemaMetadataError when it cannot be
+    read: without it nobody can say which indices there should be. `watermark_is_head`: v1.
     """
 
     def __init__(
@@ -109,30 +105,30 @@ class IndexVerifier:
         chain: Chain,
         indices: IndexObjects,
         *,
-        known: Callable[[], Sequence[TypeRef]],
+        known_types: Callable[[], Sequence[TypeRef]],
         watermark_is_head: bool,
         count_rows: CountRows,
     ) -> None:
         self.chain = chain
         self.indices = indices
-        self._known = known
+        self._known = known_types
         self._watermark_is_head = watermark_is_head
         self._count_rows = count_rows
 
     def verify(self) -> IndexReport:
-        known = self._known()  # first: fails fast
+        refs = self._known()  # first: fails fast
         head = self.chain.read_head().head
-        return self.examine(head, known)
+        return self.examine(head, refs)
 
-    def examine(self, head: Head, known: Iterable[TypeRef] | None = None) -> IndexReport:
+    def examine(self, head: Head, known_types: Iterable[TypeRef] | None = None) -> IndexReport:
         """All indices against the log as of `head`."""
-        known = self._known() if known is None else known
+        known_types = self._known() if known_types is None else known_types
         heads = state.type_heads(self.chain, head)
-        refs = sorted({*known, *heads})
+        refs = sorted({*known_types, *heads})
         versions = self.chain.parallel.map(
             lambda ref: self.indices.read(ref, log_id=head.log_id), refs
         )
-        named = {f.path for v in versions for e in v.index.entries for f in e.files}
+        named = {f.path for v in versions for e in v.value.entries for f in e.files}
         present = self._present(named)
         examined = [
             self._examine(head, ref, heads.get(ref), version, present)
@@ -142,17 +138,17 @@ class IndexVerifier:
 
     def examine_type(self, head: Head, ref: TypeRef, version: IndexVersion) -> Examination:
         """One index, as just read, against the log as of `head`."""
-        present = self._present({f.path for e in version.index.entries for f in e.files})
+        present = self._present({f.path for e in version.value.entries for f in e.files})
         top = state.type_heads(self.chain, head).get(ref)
         return self._examine(head, ref, top, version, present)
 
     def _present(self, named: set[str]) -> set[str]:
         """Which of these files are there: listed, as that is one request for a thousand."""
-        found: set[str] = set()
-        for prefix in DATA_PREFIXES:
+        present: set[str] = set()
+        for prefix in layout.DATA_PREFIXES:
             if any(path.startswith(prefix) for path in named):
-                found |= {i.key for i in self.chain.store.list(prefix) if i.key in named}
-        return found
+                present |= {i.key for i in self.chain.store.list(prefix) if i.key in named}
+        return present
 
     # -- one type -----------------------------------------------------------------------------
 
@@ -164,7 +160,7 @@ class IndexVerifier:
         version: IndexVersion,
         present: set[str],
     ) -> Examination:
-        index = version.index
+        index = version.value
         if self._watermark_is_head:
             needed = head.commit_id
         else:
@@ -220,12 +216,12 @@ class IndexVerifier:
         needed: int,
         note: Callable[..., None],
     ) -> None:
-        at = version.index.max_indexed_commit
+        at = version.value.max_indexed_commit
         if at < needed:
             note("lag", f"is at commit {at}, needs {needed}", needed)
-        seen = self.indices.known(ref)
-        stored = seen.index.log_id if seen is not None and seen.etag is not None else ""
-        if stored == _UNREADABLE:
+        seen = self.indices.seen(ref)
+        stored = seen.value.log_id if seen is not None and seen.etag is not None else ""
+        if stored == UNREADABLE:
             note("unreadable", "the object cannot be parsed")
         elif stored and head.log_id and stored != head.log_id:
             note("other_log", "belongs to a log that was erased")
@@ -285,8 +281,8 @@ class IndexVerifier:
 
     def _rows(self, entry: Entry) -> int | None:
         counted = [self._count_rows(file) for file in entry.files]
-        known = [count for count in counted if count is not None]
-        return sum(known) if len(known) == len(counted) else None
+        counts = [count for count in counted if count is not None]
+        return sum(counts) if len(counts) == len(counted) else None
 
     def _rows_of(self, entries: Sequence[Entry]) -> int | None:
         total = 0

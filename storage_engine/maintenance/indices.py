@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import CommitFile
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.repair import Repair, apply_repair, plan_repair
 from storage_engine.index.verify import IndexReport, IndexVerifier
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
@@ -24,7 +24,7 @@ def index_verifier(repository: ObjectRepository) -> IndexVerifier:
     return IndexVerifier(
         repository.chain,
         IndexObjects(store, engine_version=repository.engine_version),
-        known=lambda: known_types(documents),
+        known_types=lambda: known_types(documents),
         watermark_is_head=repository.engine_version == "v1",
         count_rows=lambda file: count_rows(store, file),
     )

@@ -1,6 +1,4 @@
-"""What the commits of one session came to: light, as every session has one.
-
-Figures of an opened storage: what this process did to it, and what shape it is in.
+"""Figures of an opened storage: what this process did to it, and what shape it is in.
 
 Counters belong to the process (commits of the session, requests of the opened storage); gauges
 are the storage's, read from the log at the moment of asking. `prometheus` gives the text format
@@ -121,7 +119,7 @@ class Metrics:
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
             "cache": dict(self.cache),
-            "types": [one.as_dict() for one in self.types],
+            "types": [figures.as_dict() for figures in self.types],
         }
 
     def prometheus(self) -> str:
@@ -160,14 +158,14 @@ def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
     entries = state.current_checkpoint(repository.chain, head).entries
     refs = sorted(heads)
     indices = repository.store.parallel.map(
-        lambda ref: repository.indices.read(ref, log_id=head.log_id).index, refs
+        lambda ref: repository.indices.read(ref, log_id=head.log_id).value, refs
     )
-    found = []
+    types = []
     for ref, index in zip(refs, indices, strict=True):
         needed = head.commit_id if repository.engine_version == "v1" else heads[ref].commit_id
         lag = max(0, needed - index.max_indexed_commit)
-        found.append(_type(*ref, entries.get(ref, ()), lag, head.commit_id))
-    return tuple(found)
+        types.append(_type(*ref, entries.get(ref, ()), lag, head.commit_id))
+    return tuple(types)
 
 
 def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -> TypeMetrics:
@@ -194,9 +192,9 @@ def _identities(entries: Sequence[Entry]) -> int | None:
     total = 0
     for position, entry in enumerate(entries):
         inserted = [file.inserted for file in entry.files]
-        known = [count for count in inserted if count is not None]
-        if len(known) == len(inserted):
-            total += sum(known)
+        counts = [count for count in inserted if count is not None]
+        if len(counts) == len(inserted):
+            total += sum(counts)
         elif position == 0 and any(file.role == "current" for file in entry.files):
             total += sum(file.row_count for file in entry.files if file.role == "current")
         else:
@@ -236,11 +234,11 @@ def _lines(metrics: Metrics) -> Iterator[str]:
     yield from _family("head_commit_id", "gauge", "The latest commit.", head)
     for name, help_text in _GAUGES.items():
         samples = [
-            ({**storage, "kind": one.kind, "type": one.type_name}, getattr(one, name))
-            for one in metrics.types
+            ({**storage, "kind": figures.kind, "type": figures.type_name}, getattr(figures, name))
+            for figures in metrics.types
         ]
-        known = [(labels, value) for labels, value in samples if value is not None]
-        yield from _family(f"type_{name}", "gauge", help_text, known)
+        stated = [(labels, value) for labels, value in samples if value is not None]
+        yield from _family(f"type_{name}", "gauge", help_text, stated)
 
 
 _GAUGES = {

@@ -1,11 +1,10 @@
-"""Where restore finds its rows: in files by DuckDB, or in SQLite by the repository's own reads.
-
-Going back, forwards: a new commit that makes the state of an older one the latest.
+"""Going back, forwards: a new commit that makes the state of an older one the latest.
 
 Each identity whose latest row differs from its row back then gets the old row as a new version.
 History stays, and identities that came later stay too, because nothing is ever deleted; a plan
-names them. Rows stream through the ordinary commit, so memory is bounded and a crash leaves a
-whole commit or none; done again, nothing is left to do.
+names them. Rows are found in files by DuckDB, or in SQLite by the repository's own reads, and
+stream through the ordinary commit, so memory is bounded and a crash leaves a whole commit or none;
+done again, nothing is left to do.
 """
 
 from __future__ import annotations
@@ -31,7 +30,13 @@ from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.protocol import LATEST, CommitRequest, Repository, TypeInput, Window
+from storage_engine.repository.protocol import (
+    LATEST,
+    CommitRequest,
+    ReadWindow,
+    Repository,
+    TypeInput,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -65,10 +70,10 @@ class ObjectRows:
 
     def differing(self, spec: TypeSpec, commit_id: int) -> int:
         with self._versions(spec) as cursor:
-            found = cursor.execute(
+            counted = cursor.execute(
                 f"SELECT count(*) FROM ({_differing(spec)})", {"at": commit_id}
             ).fetchone()
-            return int(found[0]) if found else 0
+            return int(counted[0]) if counted else 0
 
     def created_after(
         self, spec: TypeSpec, commit_id: int, limit: int
@@ -87,8 +92,8 @@ class ObjectRows:
     def old_rows(self, spec: TypeSpec, commit_id: int) -> Iterator[Iterator[pa.RecordBatch]]:
         schema = row_schema(spec)
         with self._versions(spec) as cursor:
-            found = cursor.execute(_differing(spec), {"at": commit_id})
-            reader = found.to_arrow_reader(_BATCH_ROWS)
+            rows = cursor.execute(_differing(spec), {"at": commit_id})
+            reader = rows.to_arrow_reader(_BATCH_ROWS)
             tables = (pa.Table.from_batches([batch]).cast(schema) for batch in reader)
             yield (batch for table in tables for batch in table.to_batches())
 
@@ -144,7 +149,9 @@ class SqliteRows:
         total = 0
         shown: list[tuple[str, ...]] = []
         for keys in self._changed(spec, commit_id):
-            old = _identities(spec, self._repository.read(spec, Window(as_of=commit_id), keys=keys))
+            old = _identities(
+                spec, self._repository.read(spec, ReadWindow(as_of=commit_id), keys=keys)
+            )
             later = sorted(_identities(spec, keys) - old)
             total += len(later)
             shown += later[: max(0, limit - len(shown))]
@@ -166,7 +173,7 @@ class SqliteRows:
     def _differing(self, spec: TypeSpec, commit_id: int) -> Iterator[pa.Table]:
         names = row_schema(spec).names
         for keys in self._changed(spec, commit_id):
-            old = self._repository.read(spec, Window(as_of=commit_id), keys=keys).select(names)
+            old = self._repository.read(spec, ReadWindow(as_of=commit_id), keys=keys).select(names)
             if not old.num_rows:
                 continue
             # Both come ordered by identity; every identity of then is still there.
@@ -183,7 +190,7 @@ class SqliteRows:
         columns = list(spec.identity)
         seen: set[tuple[str, ...]] = set()
         for since in range(commit_id, self.head_commit_id, _COMMITS_AT_ONCE):
-            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
             seen |= _identities(spec, self._repository.read(spec, window))
         ordered = sorted(seen)
         for start in range(0, len(ordered), _KEYS_AT_ONCE):
@@ -198,10 +205,10 @@ def _identities(spec: TypeSpec, rows: pa.Table) -> set[tuple[str, ...]]:
     return set(zip(*(rows.column(name).to_pylist() for name in spec.identity), strict=True))
 
 
-def _equal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
+def _equal(left: pa.ChunkedArray, other: pa.ChunkedArray) -> pa.ChunkedArray:
     """NULL equals NULL."""
-    both_null = pc.and_(pc.is_null(one), pc.is_null(other))
-    return pc.or_(pc.fill_null(pc.equal(one, other), False), both_null)
+    both_null = pc.and_(pc.is_null(left), pc.is_null(other))
+    return pc.or_(pc.fill_null(pc.equal(left, other), False), both_null)
 
 
 _ATTEMPTS = 5
@@ -242,11 +249,11 @@ class Restore:
 
     @property
     def restored(self) -> int:
-        return sum(one.restored for one in self.types)
+        return sum(item.restored for item in self.types)
 
     @property
     def created_after(self) -> int:
-        return sum(one.created_after for one in self.types)
+        return sum(item.created_after for item in self.types)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -258,11 +265,11 @@ class Restore:
             "new_commit_id": self.new_commit_id,
             "restored": self.restored,
             "created_after": self.created_after,
-            "types": [one.as_dict() for one in self.types],
+            "types": [item.as_dict() for item in self.types],
         }
 
 
-class Rows(Protocol):
+class RestoreSource(Protocol):
     """The rows of a storage as of one head, as restoring needs them."""
 
     head_commit_id: int
@@ -322,21 +329,23 @@ def restore(
 
 
 def _plan(
-    repository: Repository, rows: Rows, reference: Reference, commit_id: int, examples: int
+    repository: Repository, rows: RestoreSource, reference: Reference, commit_id: int, examples: int
 ) -> Restore:
-    found = []
+    types = []
     for spec, last in rows.types():
         if last <= commit_id:
             continue  # nothing of it changed since
         count, shown = rows.created_after(spec, commit_id, examples)
         differing = rows.differing(spec, commit_id)
         if count or differing:
-            found.append(TypeRestore(*spec.ref, differing, count, tuple(shown)))
-    return Restore(repository.uri, str(reference), commit_id, rows.head_commit_id, tuple(found))
+            types.append(TypeRestore(*spec.ref, differing, count, tuple(shown)))
+    return Restore(repository.uri, str(reference), commit_id, rows.head_commit_id, tuple(types))
 
 
-def _commit(repository: Repository, rows: Rows, plan: Restore, reference: Reference) -> int | None:
-    touched = {(one.kind, one.type_name) for one in plan.types if one.restored}
+def _commit(
+    repository: Repository, rows: RestoreSource, plan: Restore, reference: Reference
+) -> int | None:
+    touched = {(item.kind, item.type_name) for item in plan.types if item.restored}
     if not touched:
         return None
     types = rows.types()
@@ -356,13 +365,13 @@ def _commit(repository: Repository, rows: Rows, plan: Restore, reference: Refere
     return result.commit_id if result is not None else None
 
 
-def _stream(rows: Rows, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:
+def _stream(rows: RestoreSource, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:
     with rows.old_rows(spec, commit_id) as batches:
         yield from batches
 
 
 @contextmanager
-def _rows(repository: Repository) -> Iterator[Rows]:
+def _rows(repository: Repository) -> Iterator[RestoreSource]:
     if (objects := repository.objects) is not None:
         repository.flush()
         yield ObjectRows(objects)

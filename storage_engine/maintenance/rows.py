@@ -27,12 +27,12 @@ def versions_of(
 def stored_types(repository: ObjectRepository, head: Head) -> list[TypeSpec]:
     """The types of the log by their current schemas, by kind and name. Types of logs that never
     recorded schemas (the first implementation's) are not among them."""
-    found = []
+    specs = []
     for ref, top in sorted(state.type_heads(repository.chain, head).items()):
         record = state.schema_record(repository.chain, head, ref, top)
         if record is not None:
-            found.append(TypeSpec.from_schema_dict(record["schema"]))
-    return found
+            specs.append(TypeSpec.from_schema_dict(record["schema"]))
+    return specs
 
 
 def current_entries(repository: ObjectRepository, head: Head, spec: TypeSpec) -> list[Entry]:

@@ -94,7 +94,7 @@ def _json_texts(
         keys = tuple(rows[len(texts)][source] for source in sources if source)
         identity = keys[0] if spec.kind == "entity" else keys
         raise explain(
-            error, type_name=spec.name, identity=identity, known=(), within=(field.name,)
+            error, type_name=spec.name, identity=identity, arguments=(), within=(field.name,)
         ) from None
     return texts
 

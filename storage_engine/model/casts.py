@@ -1,14 +1,9 @@
-"""Faulty rows of a column: how many, the first one, and what is wrong with them.
-
-Arrow columns of any shape, or JSON text, as columns of canonical JSON text.
-
-Values are validated in Pydantic's strict mode: a bulk source is converted, never coerced.
-
-Lossless conversion of one Arrow column to a field's column.
+"""Lossless conversion of one Arrow column to a field's column.
 
 `plan_cast` decides by types alone, once per source; the cast then looks at values, a whole column
-at a time. Promise: a cast either keeps every value exactly or says which rows it could not keep.
-Only JSON columns are built value by value, in Python.
+at a time. Promise: a cast either keeps every value exactly or says which rows it could not keep,
+the first of them and why. Only JSON columns are built value by value, in Python, and validated in
+Pydantic's strict mode: a bulk source is converted, never coerced.
 
     str       any string type, dictionaries of them
     int       any integer type; floats that are whole (pandas makes ints with gaps floats)
@@ -377,13 +372,13 @@ def _within_day(column: pa.Array) -> pa.Array:
 
 
 def _bytes(source: pa.DataType) -> Cast | None:
-    known = (
+    is_binary = (
         pa.types.is_binary(source)
         or pa.types.is_large_binary(source)
         or pa.types.is_binary_view(source)
         or pa.types.is_fixed_size_binary(source)
     )
-    return Cast(pa.binary(), lambda c: c.cast(pa.binary())) if known else None
+    return Cast(pa.binary(), lambda c: c.cast(pa.binary())) if is_binary else None
 
 
 _SCALARS: dict[Storage, Callable[[pa.DataType], Cast | None]] = {

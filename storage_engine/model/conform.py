@@ -40,18 +40,18 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
     wrong: dict[str, list[str]] = {}
     columns: dict[str, Maker] = {}
     for target in wanted:
-        found = source_schema.get_all_field_indices(target.name)
-        if len(found) > 1:
-            wrong[target.name] = [f"column {target.name!r} is there {len(found)} times"]
-        elif found:
-            source = source_schema.field(found[0]).type
+        positions = source_schema.get_all_field_indices(target.name)
+        if len(positions) > 1:
+            wrong[target.name] = [f"column {target.name!r} is there {len(positions)} times"]
+        elif positions:
+            source = source_schema.field(positions[0]).type
             cast = plan_cast(target.storage, target.type_spec, source)
             if cast is not None:
-                columns[target.name] = partial(_cast_column, target, found[0], cast)
+                columns[target.name] = partial(_cast_column, target, positions[0], cast)
             else:
                 needs = describe(target.type_spec)
-                said = f"column {target.name!r} is {source}, which cannot become {needs}"
-                wrong[target.name] = [said]
+                problem = f"column {target.name!r} is {source}, which cannot become {needs}"
+                wrong[target.name] = [problem]
         elif (fill := _fill(target)) is not None:
             columns[target.name] = partial(_fill_column, fill)
         else:
@@ -66,7 +66,7 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RowFault:
     """What is wrong with one row: `what` is the same for all rows of its kind."""
 
     what: str
@@ -74,13 +74,13 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
+class SiftedBatch:
     """A batch in two: the rows that fit, in the row schema, and by row number the ones that do
     not. `fits` tells them apart; None when all do."""
 
     rows: pa.RecordBatch
     fits: pa.Array | None
-    faults: Mapping[int, Sequence[Fault]]
+    faults: Mapping[int, Sequence[RowFault]]
 
 
 class Conformer:
@@ -112,30 +112,35 @@ class Conformer:
         self._rows += batch.num_rows
         return pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
 
-    def sift(self, batch: pa.RecordBatch) -> Sifted:
+    def sift(self, batch: pa.RecordBatch) -> SiftedBatch:
         """Like `batch`, but rows that do not fit are told instead of refused."""
         made, faults = self._attempt(batch)
         if not faults:
             rows = pa.RecordBatch.from_arrays(self._in_row_order(made, batch), schema=self.schema)
-            return Sifted(rows, None, {})
+            return SiftedBatch(rows, None, {})
         fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
         # What remains is looked at again: values that did not convert hid what they would be.
         rest = self.sift(batch.filter(fits))
         if rest.fits is not None:
             numbers = pc.indices_nonzero(fits).to_pylist()
-            faults = {**faults, **{numbers[row]: list(found) for row, found in rest.faults.items()}}
+            faults = {
+                **faults,
+                **{numbers[row]: list(of_row) for row, of_row in rest.faults.items()},
+            }
             fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
-        return Sifted(rest.rows, fits, faults)
+        return SiftedBatch(rest.rows, fits, faults)
 
-    def _attempt(self, batch: pa.RecordBatch) -> tuple[dict[str, pa.Array], dict[int, list[Fault]]]:
+    def _attempt(
+        self, batch: pa.RecordBatch
+    ) -> tuple[dict[str, pa.Array], dict[int, list[RowFault]]]:
         made: dict[str, pa.Array] = {}
-        faults: dict[int, list[Fault]] = {}
+        faults: dict[int, list[RowFault]] = {}
         for name, make in self._columns.items():
             made[name], problems = make(batch)
             for problem in problems:
                 what = f"column {name!r} {problem.kind}"
                 for row in problem.rows():
-                    faults.setdefault(row, []).append(Fault(what, problem.details.get(row, "")))
+                    faults.setdefault(row, []).append(RowFault(what, problem.details.get(row, "")))
         return made, faults
 
     def _in_row_order(self, made: dict[str, pa.Array], batch: pa.RecordBatch) -> list[pa.Array]:
@@ -153,11 +158,11 @@ def _cast_column(
     array, problems = cast(batch.column(index))
     if problems:
         return array, problems
-    found = (
+    checks = (
         None if target.nullable else masked(pc.is_null(array), "is null"),
         masked(pc.equal(array, ""), "is empty") if target.field_id == _KEY else None,
     )
-    return array, [p for p in found if p is not None]
+    return array, [p for p in checks if p is not None]
 
 
 def _fill_column(fill: Fill, batch: pa.RecordBatch) -> tuple[pa.Array, list[Problem]]:
@@ -199,9 +204,9 @@ def _made(field: FieldSpec, value: Any) -> Any:
     try:
         return _stored(field, validator(field.type_spec).validate_python(value))
     except PydanticError as error:
-        said = say(error.errors(include_url=False)[0])
+        problem = say(error.errors(include_url=False)[0])
         raise ValidationError(
-            f"{field.name}: the result of default_factory does not fit: {said}", field=field.name
+            f"{field.name}: the result of default_factory does not fit: {problem}", field=field.name
         ) from None
 
 
@@ -210,5 +215,5 @@ def _stored(field: FieldSpec, value: Any) -> Any:
 
 
 def _refuse(spec: TypeSpec, wrong: dict[str, list[str]]) -> NoReturn:
-    said = "; ".join(sentence for sentences in wrong.values() for sentence in sentences)
-    raise ValidationError(f"{spec.name}: {said}", type=spec.name, field=", ".join(wrong))
+    problems = "; ".join(sentence for sentences in wrong.values() for sentence in sentences)
+    raise ValidationError(f"{spec.name}: {problems}", type=spec.name, field=", ".join(wrong))

@@ -1,10 +1,8 @@
-"""What entities and relations have beyond events: a stored type, and metadata once read.
+"""The classes that a model is declared with.
 
-`Entity`: a thing with one key of its own.
-
-`Relation[L, R]`: a directed edge between two entities, identified by their keys.
-
-`Event`: something that happened, carried by the event bus to handlers.
+`Entity` is a thing with one key of its own, `Relation[L, R]` a directed edge between two entities,
+identified by their keys, and `Event` something that happened, carried by the event bus to
+handlers. Entities and relations are stored: they have a type spec, and metadata once read.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ from storage_engine.model.canonical import decode, encode, leaf
 from storage_engine.model.field import FieldRef
 from storage_engine.model.record import (
     Declaration,
-    Plan,
     Record,
+    RecordPlan,
     declare,
     finished,
     hydrate,
@@ -99,8 +97,8 @@ def _restore(cls: type[Stored], values: dict[str, Any], commit_id: int | None) -
 
 def spec_of(cls: type[Any]) -> TypeSpec:
     """The type spec of an Entity or Relation class."""
-    known: object = cls  # callers without a type checker pass anything
-    spec = finished(cls).spec if isinstance(known, type) and issubclass(known, Stored) else None
+    given: object = cls  # callers without a type checker pass anything
+    spec = finished(cls).spec if isinstance(given, type) and issubclass(given, Stored) else None
     if spec is None:
         raise TypeDeclarationError(f"{cls!r} is not an Entity or Relation class", type=str(cls))
     return spec
@@ -133,7 +131,7 @@ class Entity(Stored):
         )
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         declaration = cls.__declaration__
         specs = declaration.type_specs()
         declaration.refuse_role("instance_key", "an entity has no instance key, relations do")
@@ -196,7 +194,7 @@ class Relation(Stored, Generic[L, R]):
         declare(declaration)
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         declaration = cls.__declaration__
         specs = declaration.type_specs()
         declaration.refuse_role(
@@ -343,7 +341,7 @@ class Event(Record):
         declare(declaration)
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         declaration = cls.__declaration__
         specs = declaration.type_specs()
         declaration.refuse_role("primary_key", "an event has no primary key, it has an id")
@@ -381,18 +379,18 @@ class Event(Record):
                 f"{cls.event_type}: the envelope is of type {envelope.get('type')!r}",
                 type=cls.event_type,
             )
-        known = {f.name: f for f in finished(cls).fields}
+        declared = {f.name: f for f in finished(cls).fields}
         try:
             given = {name: envelope[name] for name in _ENVELOPE}
             for name, value in envelope["payload"].items():
-                given[name] = decode(known[name].type_spec, value) if name in known else value
+                given[name] = decode(declared[name].type_spec, value) if name in declared else value
         except KeyError as missing:
             raise ValidationError(
                 f"{cls.event_type}: the envelope has no {missing}", type=cls.event_type
             ) from None
         except PydanticError as error:
             raise explain(
-                error, type_name=cls.event_type, identity=None, known=(), within=(name,)
+                error, type_name=cls.event_type, identity=None, arguments=(), within=(name,)
             ) from None
         return cls(**given)
 

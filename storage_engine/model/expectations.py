@@ -218,8 +218,8 @@ def _text(raw: Any, name: str, value: Any) -> str:
 def _bound(raw: Any, value: Any) -> Bound | None:
     if isinstance(value, date):  # YAML reads dates and times by itself; datetime is a date too
         return value.isoformat()
-    known = isinstance(value, int | float | str) and not isinstance(value, bool)
-    if value is None or (known and not (isinstance(value, float) and isnan(value))):
+    is_plain = isinstance(value, int | float | str) and not isinstance(value, bool)
+    if value is None or (is_plain and not (isinstance(value, float) and isnan(value))):
         return value  # type: ignore[no-any-return]
     raise _wrong(raw, f"a bound is a number, a text, a date or a time, not {value!r}")
 

@@ -1,16 +1,14 @@
-"""What kinds of values a place can hold: a field, or a path into it.
+"""The expression tree of queries, and the kinds of values that it is checked against.
 
-Queries are checked against declared types when they are built, so that a misspelt key or a text
-compared with a number is an error at the line that has it, not an empty result.
+A tree says what a filter means, apart from how an engine asks it. Nodes are immutable, hashable,
+and read as they were written. Their values have been checked against the declared types when the
+query was built, so that a misspelt key or a text compared with a number is an error at the line
+that has it, not an empty result, and whoever walks a tree need not doubt them.
 
 A kind is what a comparison can tell apart in every storage: the seven scalars, `list` and `dict`.
 None is not a kind: any place may turn out to be NULL or missing.
 
-The expression tree of queries: what a filter says, apart from how an engine asks it.
-
-Nodes are immutable, hashable, and read as they were written. They hold values that have been
-checked against the declared types (`model.kinds`), so whoever walks a tree need not doubt them.
-What the nodes mean is written down in docs/queries.md and done by `query.evaluator`; the SQL
+What the nodes mean is written down in docs/queries.md and done by `testing.evaluator`; the SQL
 compilers in `query` mean the same.
 """
 
@@ -48,48 +46,48 @@ _PRIMITIVE_KINDS: dict[type, str] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class TypePlace:
     """The declared alternatives at one place, each with the TypedDicts that enclose it."""
 
     members: tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
 
     @classmethod
-    def of(cls, type_spec: Mapping[str, Any]) -> Place:
+    def of(cls, type_spec: Mapping[str, Any]) -> TypePlace:
         return cls(tuple(_flatten(type_spec, {})))
 
     @property
     def kinds(self) -> frozenset[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for spec, _ in self.members:
             if spec["kind"] == "primitive":
                 name = spec["name"]
-                found |= _ANY if name == "Any" else {name} - {"NoneType"}
+                names |= _ANY if name == "Any" else {name} - {"NoneType"}
             else:
-                found.add("list" if spec["kind"] == "list" else "dict")
-        return frozenset(found)
+                names.add("list" if spec["kind"] == "list" else "dict")
+        return frozenset(names)
 
     def describe(self) -> str:
         return " | ".join(dict.fromkeys(describe(spec) for spec, _ in self.members))
 
-    def key(self, key: str, where: str) -> Place:
+    def key(self, key: str, where: str) -> TypePlace:
         """The place under a key; ValueError when no value here can have it."""
-        found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
-        known: set[str] = set()
+        members: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+        keys: set[str] = set()
         for spec, env in self.members:
             match spec["kind"]:
                 case "primitive" if spec["name"] == "Any":
-                    found.append((spec, env))
+                    members.append((spec, env))
                 case "dict":
-                    found += _flatten(spec["value"], env)
+                    members += _flatten(spec["value"], env)
                 case "typed_dict":
-                    known.update(spec["fields"])
+                    keys.update(spec["fields"])
                     if key in spec["fields"]:
                         inner = {**env, spec["name"]: spec}
-                        found += _flatten(spec["fields"][key]["type"], inner)
-        if found:
-            return Place(tuple(found))
-        if known:
-            raise ValueError(f"{where}: {unknown_name(key, sorted(known), what='key')}")
+                        members += _flatten(spec["fields"][key]["type"], inner)
+        if members:
+            return TypePlace(tuple(members))
+        if keys:
+            raise ValueError(f"{where}: {unknown_name(key, sorted(keys), what='key')}")
         if "list" in self.kinds:
             raise ValueError(
                 f"{where} is {self.describe()}: a list has no keys; use any_path({key!r}) to ask "
@@ -97,17 +95,17 @@ class Place:
             )
         raise ValueError(f"{where} is {self.describe()}, which has no keys")
 
-    def items(self, where: str) -> Place:
+    def items(self, where: str) -> TypePlace:
         """The place of a list's elements; ValueError when no value here can be a list."""
-        found: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+        members: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
         for spec, env in self.members:
             if spec["kind"] == "list":
-                found += _flatten(spec["item"], env)
+                members += _flatten(spec["item"], env)
             elif spec.get("name") == "Any":
-                found.append((spec, env))
-        if not found:
+                members.append((spec, env))
+        if not members:
             raise ValueError(f"{where} is {self.describe()}, not a list")
-        return Place(tuple(found))
+        return TypePlace(tuple(members))
 
 
 def _flatten(
@@ -162,9 +160,9 @@ def kind_of(value: Any) -> str:
     """The kind of a Python value; "null" for None, "other" for what no field holds."""
     if value is None:
         return "null"
-    found = _PRIMITIVE_KINDS.get(type(value))
-    if found is not None:
-        return found
+    exact = _PRIMITIVE_KINDS.get(type(value))
+    if exact is not None:
+        return exact
     for base, kind in _PRIMITIVE_KINDS.items():
         if isinstance(value, base):
             return kind
@@ -258,14 +256,14 @@ class Operand:
         return f"{start}.{self.name}{keys}{some}"
 
     def as_json(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"type": self.owner[1], "field": self.name}
+        described: dict[str, Any] = {"type": self.owner[1], "field": self.name}
         if self.source != "self":
-            said |= {"source": self.source, "relation": self.relation}
+            described |= {"source": self.source, "relation": self.relation}
         if self.path:
-            said["path"] = list(self.path)
+            described["path"] = list(self.path)
         if self.item_path is not None:
-            said["any_path"] = list(self.item_path)
-        return said
+            described["any_path"] = list(self.item_path)
+        return described
 
 
 class Condition(ABC):

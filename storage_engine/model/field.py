@@ -22,12 +22,12 @@ from storage_engine.model.expressions import (
     Filter,
     In,
     Operand,
-    Place,
     Source,
     Test,
     TestOp,
     TextOp,
     TextTest,
+    TypePlace,
     check_key,
     kind_of,
     literal,
@@ -64,7 +64,7 @@ class FieldRef(Generic[T]):
         self.name = name
         self._source: tuple[Source, str | None] = (source, relation)
         self._operand: Operand | None = None
-        self._place: Place | None = None
+        self._place: TypePlace | None = None
 
     def __repr__(self) -> str:
         if self._operand is None and self._source[0] == "self":
@@ -81,7 +81,7 @@ class FieldRef(Generic[T]):
         return self._operand
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TypePlace:
         """What is declared there."""
         assert self.operand is not None
         assert self._place is not None
@@ -101,10 +101,10 @@ class FieldRef(Generic[T]):
         Where the declaration leaves the type open (`Any`, unions), `type` may say it: `str`,
         `int`, `float` or `bool`. Values of other kinds then count as missing.
         """
-        found: FieldRef[Any] = self
+        ref: FieldRef[Any] = self
         for key in split_path(path):
-            found = found[key]
-        return found if type is None else found._cast(type)
+            ref = ref[key]
+        return ref if type is None else ref._cast(type)
 
     def __getitem__(self, key: str) -> FieldRef[Any]:
         operand = self._not_existential()
@@ -127,7 +127,7 @@ class FieldRef(Generic[T]):
             raise ValueError(f"{self!r} is the end of a path; write it all inside any_path(...)")
         return self.operand
 
-    def _at(self, operand: Operand, place: Place) -> FieldRef[Any]:
+    def _at(self, operand: Operand, place: TypePlace) -> FieldRef[Any]:
         made: FieldRef[Any] = FieldRef(self.owner, self.name)
         made._source = self._source
         made._operand = replace(operand, kinds=place.kinds, declared=place.describe())
@@ -143,7 +143,7 @@ class FieldRef(Generic[T]):
             raise TypeError(f"{self!r} is {self.place.describe()}, which is never {kind}")
         if kinds == {kind}:
             return self
-        return self._at(replace(self.operand, cast=True), Place.of({**_STR, "name": kind}))
+        return self._at(replace(self.operand, cast=True), TypePlace.of({**_STR, "name": kind}))
 
     # --- conditions ---------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class FieldRef(Generic[T]):
 
 def _resolve(
     owner: TypeSpec, name: str, source: Source, relation: str | None
-) -> tuple[Operand, Place]:
+) -> tuple[Operand, TypePlace]:
     identity = None
     if name == owner.primary_key:
         identity = "entity_key"
@@ -263,12 +263,12 @@ def _resolve(
         identity = "instance_key"
     spec = None
     if identity is None:
-        known = [f.name for f in owner.fields]
-        if name not in known:
+        names = [f.name for f in owner.fields]
+        if name not in names:
             keys = [key for key in (owner.primary_key, owner.instance_key) if key is not None]
-            raise ValueError(f"{owner.name}: {unknown_name(name, [*known, *keys])}")
+            raise ValueError(f"{owner.name}: {unknown_name(name, [*names, *keys])}")
         spec = owner.field(name)
-    place = Place.of(_STR if spec is None else spec.type_spec)
+    place = TypePlace.of(_STR if spec is None else spec.type_spec)
     operand = Operand(
         owner=owner.ref,
         name=name,

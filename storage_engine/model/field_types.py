@@ -14,9 +14,11 @@ can be stored and read back without loss; anything else is refused here, at decl
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator, Mapping
 from datetime import date, datetime
+from functools import partial
 from typing import (
     Any,
     ForwardRef,
@@ -90,6 +92,18 @@ def takes_strings(type_spec: Mapping[str, Any]) -> bool:
 def has_encoded_leaves(type_spec: Mapping[str, Any]) -> bool:
     """Whether a value can contain what JSON has no notation for (datetime, date, bytes)."""
     return _encoded(type_spec, {}, frozenset())
+
+
+def unordered(type_spec: Any) -> Any:
+    """A type description in which unions have one order, to compare: `int | str` is `str | int`."""
+    if isinstance(type_spec, Mapping):
+        plain = {name: unordered(value) for name, value in type_spec.items()}
+        if plain.get("kind") == "union":
+            plain["members"] = sorted(plain["members"], key=partial(json.dumps, sort_keys=True))
+        return plain
+    if isinstance(type_spec, list | tuple):
+        return [unordered(item) for item in type_spec]
+    return type_spec
 
 
 def describe(type_spec: Mapping[str, Any]) -> str:

@@ -1,10 +1,9 @@
-"""Reads a class body into field specs, and refuses every mistake in it by name.
+"""What entities, relations and events have in common: classes read into fields, values validated.
 
-Promise: a class that gets through can be stored; one that cannot raises `TypeDeclarationError`
-where it is declared, naming class and field. Only a forward reference to something that does not
-exist yet postpones the checks of its field, until the class is first used.
-
-What entities, relations and events have in common: validated, immutable values.
+A class body becomes field specs, and every mistake in it is refused by name. Promise: a class that
+gets through can be stored; one that cannot raises `TypeDeclarationError` where it is declared,
+naming class and field. Only a forward reference to something that does not exist yet postpones the
+checks of its field, until the class is first used.
 
 Objects do not change after construction: the session tells objects apart by identity and
 `.meta()` says what is stored, and neither may drift under them. `replace()` makes a changed copy.
@@ -96,8 +95,10 @@ class Declaration:
 
     def bases(self) -> list[Declaration]:
         """The declarations of the base classes, most basic first."""
-        found = (base.__dict__.get("__declaration__") for base in reversed(self.cls.__mro__[1:]))
-        return [declaration for declaration in found if declaration is not None]
+        declarations = (
+            base.__dict__.get("__declaration__") for base in reversed(self.cls.__mro__[1:])
+        )
+        return [declaration for declaration in declarations if declaration is not None]
 
     def fail(self, field: str, message: str) -> NoReturn:
         where = f"{self.cls.__name__}.{field}" if field else self.cls.__name__
@@ -158,8 +159,8 @@ class Declaration:
 
     def _check_options(self, name: str, field: Field[Any]) -> None:
         if field.unknown:
-            known = "default, default_factory, primary_key, instance_key, index"
-            self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {known}")
+            options = "default, default_factory, primary_key, instance_key, index"
+            self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {options}")
         if field.default is not MISSING and field.default_factory is not None:
             self.fail(name, "has both default and default_factory; keep one")
         if field.default_factory is not None and not callable(field.default_factory):
@@ -245,15 +246,17 @@ class Declaration:
         field = self.fields()[name]
         storage, nullable = classify(type_spec)
         # The result of `list` and `dict` is known, so a storage can keep it as a default.
-        known = field.default_factory in (list, dict)
-        default = field.default_factory() if known and field.default_factory else field.default
+        makes_empty = field.default_factory in (list, dict)
+        default = (
+            field.default_factory() if makes_empty and field.default_factory else field.default
+        )
         if default is not MISSING:
             try:
                 value = validator(type_spec).validate_python(default)
             except PydanticError as error:
-                said = say(error.errors(include_url=False)[0])
-                self.fail(name, f"the default does not fit its type: {said}")
-            if isinstance(value, list | dict) and not known:
+                problem = say(error.errors(include_url=False)[0])
+                self.fail(name, f"the default does not fit its type: {problem}")
+            if isinstance(value, list | dict) and not makes_empty:
                 self.fail(
                     name,
                     f"the default {default!r} would be shared by all objects; use "
@@ -274,7 +277,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordPlan:
     """A finished class: how its objects are validated, dumped and named."""
 
     type_name: str
@@ -292,7 +295,7 @@ class Plan:
             readable = given and all(isinstance(key, str) and key for key in given)
             identity: Any = (given[0] if len(given) == 1 else given) if readable else None
             raise explain(
-                error, type_name=self.type_name, identity=identity, known=self.arguments
+                error, type_name=self.type_name, identity=identity, arguments=self.arguments
             ) from None
         return validated
 
@@ -304,7 +307,7 @@ def make_plan(
     keys: Sequence[str],
     spec: TypeSpec | None = None,
     extra: Mapping[str, CoreSchema] | None = None,
-) -> Plan:
+) -> RecordPlan:
     """`keys` are the identifying arguments, in order; `extra` are arguments beside the fields."""
     builder = SchemaBuilder()
     schemas: dict[str, CoreSchema] = dict.fromkeys(keys, KEY_SCHEMA)
@@ -316,7 +319,9 @@ def make_plan(
     names = [*(k for k in keys if k not in {f.name for f in fields}), *(f.name for f in fields)]
     ordered = {name: arguments[name] for name in [*names, *(extra or {})]}
     schema = core_schema.typed_dict_schema(ordered, extra_behavior="forbid")
-    return Plan(type_name, tuple(fields), builder.finish(schema), tuple(ordered), tuple(keys), spec)
+    return RecordPlan(
+        type_name, tuple(fields), builder.finish(schema), tuple(ordered), tuple(keys), spec
+    )
 
 
 def _with_default(field: FieldSpec, schema: CoreSchema) -> CoreSchema:
@@ -338,14 +343,14 @@ class Record:
     __slots__ = ("__dict__", "__weakref__")
 
     __declaration__: ClassVar[Declaration]
-    __plan__: ClassVar[Plan | None] = None
+    __plan__: ClassVar[RecordPlan | None] = None
 
     def __init__(self, **values: Any) -> None:
         plan = self.__plan__ or finished(type(self))
         _set(self, "__dict__", plan.validate(values))
 
     @classmethod
-    def __finish__(cls) -> Plan:
+    def __finish__(cls) -> RecordPlan:
         """Check the declaration as a whole; NameError while a forward reference is open."""
         raise TypeDeclarationError(
             f"{cls.__name__} is not a type of its own; derive from it", type=cls.__name__
@@ -424,9 +429,9 @@ def declare(declaration: Declaration) -> None:
         pass  # a forward reference: `finished` tries again when the class is first used
 
 
-def finished(cls: type[Any]) -> Plan:
+def finished(cls: type[Any]) -> RecordPlan:
     """The plan of a class, completing a declaration that waited for a forward reference."""
-    plan: Plan | None = cls.__plan__
+    plan: RecordPlan | None = cls.__plan__
     if plan is not None:
         return plan
     declaration: Declaration | None = cls.__dict__.get("__declaration__")

@@ -14,7 +14,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from storage_engine.model.canonical import canonical_json
-from storage_engine.model.field_types import Storage, build_type_spec, classify, describe
+from storage_engine.model.field_types import (
+    Storage,
+    build_type_spec,
+    classify,
+    describe,
+    unordered,
+)
 
 __all__ = [
     "FIRST_FIELD_ID",
@@ -104,6 +110,16 @@ class FieldSpec:
             default=stored.get("default", MISSING),
         )
 
+    def aligned(self, stored: Mapping[str, Any]) -> FieldSpec:
+        """This field with the id of a stored one, and its order of unions: Python itself takes
+        `Field[int | str]` for `Field[str | int]` once either was written anywhere."""
+        same = unordered(self.type_spec) == unordered(stored["type_spec"])
+        return replace(
+            self,
+            field_id=stored["id"],
+            type_spec=stored["type_spec"] if same else self.type_spec,
+        )
+
 
 @dataclass(frozen=True)
 class TypeSpec:
@@ -175,13 +191,16 @@ class TypeSpec:
         return hashlib.sha256(canonical_json(schema).encode()).hexdigest()
 
     def aligned(self, stored: Mapping[str, Any]) -> TypeSpec:
-        """This type with the field order and ids of a stored schema; new fields come last.
+        """This type with the field order, ids and order of unions of a stored schema; new fields
+        come last.
 
         Ids are never reused: a new field's id is above all that the stored schema has.
         """
         ids: dict[str, int] = {f["name"]: f["id"] for f in stored["fields"]}
         highest = max([*ids.values(), FIRST_FIELD_ID - 1])
-        kept = [replace(self.field(n), field_id=i) for n, i in ids.items() if n in self._by_name]
+        kept = [
+            self.field(f["name"]).aligned(f) for f in stored["fields"] if f["name"] in self._by_name
+        ]
         new = [f for f in self.fields if f.name not in ids]
         added = [replace(f, field_id=highest + n) for n, f in enumerate(new, start=1)]
         return replace(self, fields=(*kept, *added))
@@ -202,20 +221,22 @@ class TypeSpec:
 def schema_differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
     """What changed from one `schema_dict` to another, in sentences; empty when nothing that
     matters did (field order and ids do not)."""
-    said = [
+    sentences = [
         f"{label} was {stored[key]}, is {declared[key]}"
         for key, label in _TYPE_FACTS.items()
         if stored[key] != declared[key]
     ]
     before = {f["name"]: f for f in stored["fields"]}
     after = {f["name"]: f for f in declared["fields"]}
-    said += [f"field {name!r} removed" for name in before if name not in after]
+    sentences += [f"field {name!r} removed" for name in before if name not in after]
     for name, now in after.items():
         if name not in before:
-            said.append(f"field {name!r} added ({describe(now['type_spec'])})")
+            sentences.append(f"field {name!r} added ({describe(now['type_spec'])})")
         else:
-            said += [f"field {name!r} {change}" for change in _field_changes(before[name], now)]
-    return said
+            sentences += [
+                f"field {name!r} {change}" for change in _field_changes(before[name], now)
+            ]
+    return sentences
 
 
 _TYPE_FACTS = {

@@ -37,11 +37,11 @@ _CONFIG = CoreConfig(val_json_bytes="base64")  # a typed dict does not inherit i
 def validator(type_spec: Mapping[str, Any]) -> SchemaValidator:
     """The validator of one value; built once per distinct type description."""
     text = orjson.dumps(type_spec, option=orjson.OPT_SORT_KEYS)
-    found = _validators.get(text)
-    if found is None:
+    cached = _validators.get(text)
+    if cached is None:
         builder = SchemaBuilder()
-        found = _validators[text] = builder.finish(builder.value(type_spec))
-    return found
+        cached = _validators[text] = builder.finish(builder.value(type_spec))
+    return cached
 
 
 _validators: dict[bytes, SchemaValidator] = {}
@@ -189,27 +189,27 @@ def explain(
     *,
     type_name: str,
     identity: Any,
-    known: Iterable[str],
+    arguments: Iterable[str],
     within: tuple[str, ...] = (),
 ) -> ValidationError:
     """One error that names the type, the identity and every bad field.
 
     `within` is the place of the validated value where it is not a whole record.
     """
-    names = list(known)
-    said: dict[str, None] = {}  # ordered, without the repetitions that unions cause
+    names = list(arguments)
+    sentences: dict[str, None] = {}  # ordered, without the repetitions that unions cause
     fields: dict[str, None] = {}
     for item in error.errors(include_url=False):
         loc = (*within, *item["loc"])
         name = str(loc[0])
         fields[name] = None
         if item["type"] == "extra_forbidden" and len(loc) == 1:
-            said[unknown_name(name, names)] = None
+            sentences[unknown_name(name, names)] = None
         else:
-            said[f"{_path(loc)}: {say(item)}"] = None
+            sentences[f"{_path(loc)}: {say(item)}"] = None
     who = type_name if identity is None else f"{type_name} {_identity(identity)}"
     return ValidationError(
-        f"{who}: {'; '.join(said)}",
+        f"{who}: {'; '.join(sentences)}",
         type=type_name,
         identity=identity,
         field=", ".join(fields),
@@ -226,9 +226,9 @@ def say(item: Mapping[str, Any]) -> str:
     return f"{message} (got {shown if len(shown) <= 60 else shown[:57] + '...'})"
 
 
-def unknown_name(name: str, known: Iterable[str], *, what: str = "field") -> str:
+def unknown_name(name: str, names: Iterable[str], *, what: str = "field") -> str:
     """`unknown field 'nmae', did you mean 'name'?`"""
-    folded = {candidate.lower(): candidate for candidate in known}
+    folded = {candidate.lower(): candidate for candidate in names}
     near = difflib.get_close_matches(name.lower(), list(folded), n=1)
     return f"unknown {what} {name!r}" + (f", did you mean {folded[near[0]]!r}?" if near else "")
 

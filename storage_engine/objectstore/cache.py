@@ -113,7 +113,7 @@ class ImmutableCache:
         kept. `fetch` is called once at most, what it raises goes to the caller, and content other
         than the log says raises `IntegrityError`.
         """
-        wanted = _Wanted(_name(namespace, key, sha256), key, size, sha256, fetch)
+        wanted = _CacheRequest(_name(namespace, key, sha256), key, size, sha256, fetch)
         if not self._space.max_bytes or not _SHA256.fullmatch(sha256):
             return self._fetched(wanted)
         with self._lock:
@@ -147,15 +147,15 @@ class ImmutableCache:
         fetch: Callable[[], bytes],
     ) -> bytes:
         """The content, from the local file if there is one."""
-        found = self.obtain(namespace, key, size=size, sha256=sha256, fetch=fetch)
-        if isinstance(found, bytes):
-            return found
+        copy = self.obtain(namespace, key, size=size, sha256=sha256, fetch=fetch)
+        if isinstance(copy, bytes):
+            return copy
         try:
-            return found.read_bytes()
+            return copy.read_bytes()
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # then somebody deleted the directory
                 self._trouble(error)
-            return self._fetched(_Wanted(found.name, key, size, sha256, fetch))
+            return self._fetched(_CacheRequest(copy.name, key, size, sha256, fetch))
 
     def stats(self) -> dict[str, int]:
         """What this object has done; `bytes_held` is what all processes keep, as last seen."""
@@ -165,46 +165,46 @@ class ImmutableCache:
         space = self._space
         return {**counts, "evictions": space.evictions, "bytes_held": space.bytes_held}
 
-    def _obtain(self, wanted: _Wanted) -> Path | bytes:
+    def _obtain(self, wanted: _CacheRequest) -> Path | bytes:
         try:
-            found = self._find(wanted)
+            copy = self._find(wanted)
         except FileNotFoundError:
-            found = None
+            copy = None
         except OSError as error:
             self._trouble(error)
-            found = None
-        if found is not None:
-            return found
+            copy = None
+        if copy is not None:
+            return copy
         data = self._fetched(wanted)
         if self._keep(wanted.name, data):
             return self._space.path(wanted.name)
         self._count(not_kept=1)
         return data
 
-    def _find(self, wanted: _Wanted) -> Path | bytes | None:
+    def _find(self, wanted: _CacheRequest) -> Path | bytes | None:
         name, path = wanted.name, self._space.path(wanted.name)
         with open(path, "rb") as file:
-            found = os.fstat(file.fileno())
-            right = stat.S_ISREG(found.st_mode) and wanted.size in {None, found.st_size}
-            if right and not self._is_checked(name, found):
+            status = os.fstat(file.fileno())
+            right = stat.S_ISREG(status.st_mode) and wanted.size in {None, status.st_size}
+            if right and not self._is_checked(name, status):
                 right = hashlib.file_digest(file, "sha256").hexdigest() == wanted.sha256
             if not right:
                 self._count(damaged=1)
                 self._warn_once(name, f"the cached file {path} is damaged: it is fetched again")
-                self._space.discard(name, found)
+                self._space.discard(name, status)
                 return None
-            self._remember(name, Identity.of(found))
-            self._count(hits=1, bytes_hit=found.st_size)
-            if self._space.is_safe(found) or self._mark_used(name, found):
+            self._remember(name, Identity.of(status))
+            self._count(hits=1, bytes_hit=status.st_size)
+            if self._space.is_safe(status) or self._mark_used(name, status):
                 return path
             file.seek(0)
             return file.read()  # the path may lead nowhere by the time the caller opens it
 
-    def _mark_used(self, name: str, found: os.stat_result) -> bool:
+    def _mark_used(self, name: str, status: os.stat_result) -> bool:
         if self._space.paused:
             return False
         try:
-            marked = self._space.mark_used(name, found)
+            marked = self._space.mark_used(name, status)
         except OSError as error:
             self._trouble(error)
             return False
@@ -232,7 +232,7 @@ class ImmutableCache:
             return kept is not None
         return False
 
-    def _fetched(self, wanted: _Wanted) -> bytes:
+    def _fetched(self, wanted: _CacheRequest) -> bytes:
         data = wanted.fetch()
         self._count(misses=1, bytes_missed=len(data))
         if wanted.size not in {None, len(data)}:
@@ -243,9 +243,9 @@ class ImmutableCache:
                 raise _damaged(wanted.key, f"sha256 {actual}", wanted.sha256)
         return data
 
-    def _is_checked(self, name: str, found: os.stat_result) -> bool:
+    def _is_checked(self, name: str, status: os.stat_result) -> bool:
         with self._lock:
-            return self._checked.get(name) == Identity.of(found)
+            return self._checked.get(name) == Identity.of(status)
 
     def _remember(self, name: str, identity: Identity) -> None:
         with self._lock:
@@ -281,7 +281,7 @@ class ImmutableCache:
         self._space.after_fork()
 
 
-class _Wanted(NamedTuple):
+class _CacheRequest(NamedTuple):
     name: str
     key: str
     size: int | None

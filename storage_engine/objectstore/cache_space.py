@@ -93,23 +93,23 @@ class CacheSpace:
         """Whether the file stays for another half of the grace period, whatever happens."""
         return 0 <= self._clock() - status.st_mtime < self._grace_s / 2
 
-    def mark_used(self, name: str, found: os.stat_result) -> Identity | None:
+    def mark_used(self, name: str, seen: os.stat_result) -> Identity | None:
         """Put off eviction of the file that was found; None: it is not there any more."""
         path = self.path(name)
         with suppress(FileNotFoundError), self._locked():
             # Under the lock, nobody is just about to evict it.
-            if os.path.samestat(found, os.stat(path)):
+            if os.path.samestat(seen, os.stat(path)):
                 os.utime(path, ns=self._times())
                 return Identity.of(os.stat(path))
         return None
 
-    def discard(self, name: str, found: os.stat_result) -> None:
+    def discard(self, name: str, seen: os.stat_result) -> None:
         """Delete the file that was found, and not one that has taken its place."""
         path = self.path(name)
         with suppress(FileNotFoundError), self._locked() as ledger:
-            if Identity.of(os.stat(path)) == Identity.of(found):
+            if Identity.of(os.stat(path)) == Identity.of(seen):
                 os.unlink(path)
-                ledger.add(-found.st_size)
+                ledger.add(-seen.st_size)
 
     def keep(self, name: str, data: bytes) -> Identity | None:
         """Write a file, which then counts as used; None: there is no room for it.
@@ -184,17 +184,17 @@ class CacheSpace:
             raise failure
         return False
 
-    def _scan(self) -> tuple[list[_File], int]:
+    def _scan(self) -> tuple[list[_CachedFile], int]:
         """All files, and the bytes of them and of the unfinished ones. Sweeps what the dead left.
 
         Under the lock, in which unfinished files are created and locked.
         """
-        files: list[_File] = []
-        with os.scandir(self.directory) as found:
-            shards = [entry.path for entry in found if _SHARD.fullmatch(entry.name)]
+        files: list[_CachedFile] = []
+        with os.scandir(self.directory) as listing:
+            shards = [entry.path for entry in listing if _SHARD.fullmatch(entry.name)]
         for shard in shards:
             for path, status in _regular_files(shard, _NAME):
-                files.append(_File(status.st_mtime, path, status.st_size))
+                files.append(_CachedFile(status.st_mtime, path, status.st_size))
         total = sum(file.size for file in files)
         for path, status in _regular_files(self.directory / _TEMP, _TEMP_NAME):
             if _is_abandoned(path):
@@ -247,7 +247,7 @@ class CacheSpace:
         return now, now
 
 
-class _File(NamedTuple):
+class _CachedFile(NamedTuple):
     used: float
     path: str
     size: int
@@ -258,9 +258,9 @@ class _Ledger:
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
-        found = _USAGE.fullmatch(os.pread(handle, _USAGE_BYTES, 0))
-        self.total = int(found.group(1)) if found else 0
-        self._counted = int(found.group(2)) if found else None
+        usage = _USAGE.fullmatch(os.pread(handle, _USAGE_BYTES, 0))
+        self.total = int(usage.group(1)) if usage else 0
+        self._counted = int(usage.group(2)) if usage else None
 
     def is_current(self, now: float) -> bool:
         return self._counted is not None and 0 <= now - self._counted < _RECOUNT_S
@@ -282,8 +282,8 @@ class _Ledger:
 def _regular_files(
     folder: str | Path, name: re.Pattern[str]
 ) -> Iterator[tuple[str, os.stat_result]]:
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as found:
-        for entry in found:
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
+        for entry in listing:
             with suppress(FileNotFoundError):
                 if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     yield entry.path, entry.stat(follow_symlinks=False)

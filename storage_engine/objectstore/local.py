@@ -1,11 +1,10 @@
-"""Durable files: what is written here survives power loss, and failures say what to do.
-
-A directory as an object store: the embedded default, for any number of processes on a machine.
+"""A directory as an object store: the embedded default, for any number of processes on a machine.
 
 It promises what S3 does. A reader sees a whole object or none; a conditional write is judged
 atomically against every other process on the machine, even when one is killed at any point; a
 write that returned survives power loss (file and directories are fsynced). Objects are plain
-files under the root, so other programs can open them. `.tmp` and `.locks` are its own.
+files under the root, so other programs can open them. `.tmp` and `.locks` are its own. Failures
+say what to do.
 """
 
 from __future__ import annotations
@@ -40,6 +39,10 @@ from storage_engine.objectstore.protocol import (
     is_key,
 )
 
+PAGE = 1000
+_STRIPES = 64
+_RETRIES = 100
+_SWEEP_AFTER_S = 24 * 3600
 _ADVICE = {
     errno.EACCES: "permission denied: give this user read and write access to the directory",
     errno.EPERM: "not permitted: give this user read and write access to the directory",
@@ -87,12 +90,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-PAGE = 1000
-_STRIPES = 64
-_RETRIES = 100
-_SWEEP_AFTER_S = 24 * 3600
 
 
 class DirectoryStore:
@@ -399,11 +396,11 @@ class DirectoryStore:
         """Files below `folder` in byte order of the key: a folder sorts as its name plus "/"."""
         base = f"{folder}/" if folder else ""
         try:
-            with os.scandir(self.root / folder) as found:
+            with os.scandir(self.root / folder) as listing:
                 # Code point order of str is the byte order of UTF-8.
                 entries = sorted(
                     (base + e.name + ("/" if e.is_dir(follow_symlinks=False) else ""), e)
-                    for e in found
+                    for e in listing
                     if not e.is_symlink() and is_key(e.name)
                 )
         except (FileNotFoundError, NotADirectoryError):

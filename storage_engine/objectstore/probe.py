@@ -22,9 +22,8 @@ from storage_engine.objectstore.protocol import (
 T = TypeVar("T")
 
 
-def probe_conditional_writes(store: ObjectStore) -> None:
+def probe_conditional_writes(store: ObjectStore, key: str) -> None:
     """Try each conditional request on an object of its own; raise if one is not honoured."""
-    key = f"meta/probe-{uuid.uuid4().hex}"
     try:
         _probe(store, key)
     except (ConditionalConflict, OutcomeUnknown) as error:

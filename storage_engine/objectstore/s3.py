@@ -223,8 +223,8 @@ class S3Store:
             return self._list(prefix, start_after)
         # Not AWS: perhaps a server that lists by folders. What it gives is put in order, but it
         # leaves out objects of a folder `a` when asked to start after a name such as `a-1`.
-        found = self._list(prefix, just_before(start_after))
-        return (info for info in in_byte_order(found, prefix) if info.key > start_after)
+        listed = self._list(prefix, just_before(start_after))
+        return (info for info in in_byte_order(listed, prefix) if info.key > start_after)
 
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         request: ListObjectsV2RequestTypeDef = {

@@ -69,8 +69,8 @@ class S3Bulk:
 
         self.meter.count("GET")
         try:
-            found = obstore.get(self._connected(), name)
-            data, etag = bytes(found.bytes()), found.meta["e_tag"]
+            response = obstore.get(self._connected(), name)
+            data, etag = bytes(response.bytes()), response.meta["e_tag"]
         except (NotFoundError, FileNotFoundError):
             raise ObjectNotFound(key) from None
         except BaseError:
@@ -186,17 +186,17 @@ class S3Bulk:
         """Those of boto3's chain, asked for again before they can have expired."""
 
         def provide() -> dict[str, Any]:
-            found = self._plain.credentials()
-            if found is None:
+            credentials = self._plain.credentials()
+            if credentials is None:
                 raise StorageBackendError(
                     f"no AWS credentials for {self.uri}: set AWS_ACCESS_KEY_ID and "
                     "AWS_SECRET_ACCESS_KEY, or run where a role is given",
                     operation="credentials",
                 )
             return {
-                "access_key_id": found.access_key,
-                "secret_access_key": found.secret_key,
-                "token": found.token,
+                "access_key_id": credentials.access_key,
+                "secret_access_key": credentials.secret_key,
+                "token": credentials.token,
                 "expires_at": datetime.now(UTC) + _CREDENTIALS_FOR,
             }
 

@@ -1,15 +1,15 @@
-"""Byte order for listings of servers that keep keys as a tree of folders, as SeaweedFS does.
+"""Listings of S3 servers: in byte order whatever the server does, and read quickly.
 
-Such a server lists `a/c` before `a.txt`, because it compares names folder by folder; S3 lists
-`a.txt` first, because `.` comes before `/`. Only entries beside a folder whose names continue the
-folder's by a character below `/` are out of place, so no more than those is held back.
+A server that keeps keys as a tree of folders, as SeaweedFS does, lists `a/c` before `a.txt`,
+because it compares names folder by folder; S3 lists `a.txt` first, because `.` comes before `/`.
+Only entries beside a folder whose names continue the folder's by a character below `/` are out of
+place, so no more than those is held back.
 
-Reads a page of an S3 listing in a third of the processor time that botocore's parser takes.
-
-That one goes through every element by the model of S3, 0.05 ms a key; a worker that starts after
-a burst of events, or `gc`, reads a hundred thousand keys. Here the keys are cut out of the answer
-first, and botocore parses what is left: whether there is more, or what is wrong. An answer that
-does not look as expected is left to botocore altogether.
+botocore's parser goes through every element of a page by the model of S3, 0.05 ms a key; a worker
+that starts after a burst of events, or `gc`, reads a hundred thousand keys. Here the keys are cut
+out of the answer first, in a third of the processor time, and botocore parses what is left:
+whether there is more, or what is wrong. An answer that does not look as expected is left to it
+altogether.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any
 from storage_engine.objectstore.protocol import ObjectInfo
 
 
-def in_byte_order(found: Iterable[ObjectInfo], prefix: str) -> Iterator[ObjectInfo]:
+def in_byte_order(listed: Iterable[ObjectInfo], prefix: str) -> Iterator[ObjectInfo]:
     """The same objects in byte order of the key, from an order by folders (or by bytes)."""
     base = len(prefix.rpartition("/")[0])
     base += 1 if base else 0
     folder = ""  # Its objects wait in `held` until its siblings have passed.
     held: list[ObjectInfo] = []
-    for info in found:
+    for info in listed:
         name, slash, _ = info.key[base:].partition("/")
         if folder and (name == folder or _sorts_before(name, folder)):
             held.append(info)
@@ -67,17 +67,17 @@ def take_contents(
     try:
         text = body.decode()
         before, *items = text.split("<Contents>")
-        found, after = [], []
+        contents, after = [], []
         for item in items:
             content, end, rest = item.partition("</Contents>")
             if not end:
                 return
-            found.append(_parsed(content))
+            contents.append(_parsed(content))
             after.append(rest)
     except (UnicodeDecodeError, ValueError):
         return
-    if found:
-        customized_response_dict["Contents"] = found
+    if contents:
+        customized_response_dict["Contents"] = contents
         response_dict["body"] = "".join([before, *after]).encode()
 
 

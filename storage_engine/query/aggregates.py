@@ -50,8 +50,10 @@ class Aggregate:
         return value_kind(self.operand)
 
     def as_json(self) -> dict[str, Any]:
-        said: dict[str, Any] = {"function": self.function}
-        return said if self.operand is None else {**said, "operand": self.operand.as_json()}
+        described: dict[str, Any] = {"function": self.function}
+        return (
+            described if self.operand is None else {**described, "operand": self.operand.as_json()}
+        )
 
     def __hash__(self) -> int:
         return hash((self.function, self.operand))

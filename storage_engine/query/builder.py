@@ -1,12 +1,11 @@
-"""`left(Subscription).tier`: fields of the entities that a relation connects.
-
-The typed query builder: what `session.query()` returns.
+"""The typed query builder: what `session.query()` returns.
 
     session.query().entities(Customer).where(Customer.tier == "Gold").limit(10).collect()
 
 Builders are immutable: every step returns a new one, so that a query can be kept and refined in
 several ways. Mistakes are reported by the step that makes them; the storage is asked by the
 terminal methods alone (`collect`, `first`, `to_arrow`, `batches`, `explain`, aggregates).
+`left(Subscription).tier` names a field of the entities that a relation connects.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ def left(relation: type[Relation[E, Any]]) -> type[E]:
     Type checkers see the entity class, so that its fields are known; all that works with the
     result is to take fields from it.
     """
-    return _Endpoint(relation, "left")  # type: ignore[return-value]
+    return _EndpointFields(relation, "left")  # type: ignore[return-value]
 
 
 def right(relation: type[Relation[Any, E]]) -> type[E]:
     """The right entity of a relation in a filter."""
-    return _Endpoint(relation, "right")  # type: ignore[return-value]
+    return _EndpointFields(relation, "right")  # type: ignore[return-value]
 
 
-class _Endpoint:
+class _EndpointFields:
     def __init__(self, relation: type[Relation[Any, Any]], side: Side) -> None:
         spec = spec_of(relation)
         if spec.kind != "relation":
@@ -63,8 +62,8 @@ class _Endpoint:
     def __getattr__(self, name: str) -> FieldRef[Any]:
         spec = self._spec
         if name.startswith("__") or name not in {f.name for f in spec.fields}:
-            known = [f.name for f in spec.fields]
-            raise AttributeError(f"{self!r} is a {spec.name}: {unknown_name(name, known)}")
+            names = [f.name for f in spec.fields]
+            raise AttributeError(f"{self!r} is a {spec.name}: {unknown_name(name, names)}")
         return FieldRef(spec, name, source=self._side, relation=self._relation)
 
 
@@ -163,8 +162,8 @@ class RowQuery(_Steps, Generic[S]):
     def first(self) -> S | None:
         """The first one, None when there is none."""
         limit = 1 if self.spec.limit is None else min(1, self.spec.limit)
-        found = self.limit(limit).collect()
-        return found[0] if found else None
+        answer = self.limit(limit).collect()
+        return answer[0] if answer else None
 
     def to_arrow(self) -> pa.Table:
         """All of them, as an Arrow table: `commit_id`, identity columns, fields."""
@@ -196,8 +195,8 @@ class RowQuery(_Steps, Generic[S]):
 
     def avg(self, field: FieldRef[Any]) -> float | None:
         """The mean of a numeric field, None without values."""
-        found: float | None = self._one(functions.avg(field))
-        return found
+        mean: float | None = self._one(functions.avg(field))
+        return mean
 
     def min(self, field: FieldRef[Any]) -> Any:
         """The least value of a field, None without values."""
@@ -209,8 +208,8 @@ class RowQuery(_Steps, Generic[S]):
 
     def avg_len(self, field: FieldRef[Any]) -> float | None:
         """The mean number of elements of a list field, None without lists."""
-        found: float | None = self._one(functions.avg_len(field))
-        return found
+        mean: float | None = self._one(functions.avg_len(field))
+        return mean
 
     def group_by(self, *fields: FieldRef[Any]) -> GroupedQuery:
         """Rows with the same values of these fields together."""
@@ -272,8 +271,8 @@ class PathQuery(_Steps, Generic[En]):
 
     def first(self) -> Path[En] | None:
         """The first path, None when there is none."""
-        found = self.collect()
-        return found[0] if found else None
+        answer = self.collect()
+        return answer[0] if answer else None
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _ROWS_ONLY:

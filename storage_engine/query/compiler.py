@@ -1,9 +1,9 @@
 """Whole SQL statements for query specs, on a table of rows that the engine has prepared.
 
 The prepared table (a view, a CTE, a table) holds the versions that the query sees: `commit_id`,
-the identity columns, and the fields in one of the shapes of `query.sql`. Which versions those are
-is the engine's business; so is what it may filter earlier, for which each condition says what it
-reaches for (`Conjunct.reach`).
+the identity columns, and the fields in one of the shapes of `query.conditions`. Which versions
+those are is the engine's business; so is what it may filter earlier, for which each condition says
+what it reaches for (`Conjunct.reach`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storage_engine.model.expressions import Filter, Source
-from storage_engine.model.spec import TypeSpec
 from storage_engine.query.aggregates import (
     Aggregate,
     Having,
@@ -220,10 +219,3 @@ def result_kinds(spec: QuerySpec) -> tuple[tuple[str, str], ...]:
     """Names and kinds of the columns that `Executor.aggregate` answers with."""
     groups = [(name, value_kind(operand)) for name, operand in spec.groups]
     return (*groups, *((name, aggregate.kind) for name, aggregate in spec.aggregates))
-
-
-def endpoint_types(spec: TypeSpec) -> dict[Source, str]:
-    """The stored names of a relation type's endpoints."""
-    assert spec.left is not None
-    assert spec.right is not None
-    return {"left": spec.left, "right": spec.right}

@@ -1,20 +1,17 @@
-"""Comparing integers with floats exactly, in engines that would round one to the other.
-
-DuckDB turns a BIGINT into a DOUBLE to compare the two, so 2**53 + 1 equals 2.0**53 there. Both
-functions restate a comparison with a number as one within a single SQL type, without rounding.
-
-Brings filters with endpoint conditions into the form in which they are asked.
-
-An endpoint condition is asked of the endpoint's visible versions: it holds when some version makes
-it true (one version in latest and as-of reads, possibly several in history reads). So negations
-are pushed down to single conditions first, and conditions on one endpoint that are joined by `&`
-are asked together, of the same version. Filters without endpoints stay as they are.
-
-The walk from an expression tree to an SQL condition, the same for every dialect.
+"""The walk from an expression tree to an SQL condition, the same for every dialect.
 
 Promise: on rows of the declared type the condition is true, false or NULL where
-`query.evaluator` says True, False or None. Rows come in one of two shapes: `columns`, a column per
-field (JSON text for nested and mixed ones), or `payload`, all fields in one JSON document.
+`testing.evaluator` says True, False or None. Rows come in one of two shapes: `columns`, a column
+per field (JSON text for nested and mixed ones), or `payload`, all fields in one JSON document.
+
+Integers are compared with floats exactly: DuckDB turns a BIGINT into a DOUBLE to compare the two,
+so 2**53 + 1 equals 2.0**53 there. Such a comparison is restated within a single SQL type, without
+rounding.
+
+An endpoint condition is asked of the endpoint's visible versions: it holds when some version makes
+it true (one version in latest and as-of reads, possibly several in history reads). So `normalise`
+pushes negations down to single conditions, and conditions on one endpoint that are joined by `&`
+are asked together, of the same version. Filters without endpoints stay as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ from storage_engine.model.expressions import (
 )
 from storage_engine.model.spec import MISSING
 from storage_engine.model.validation import INT64_MAX, INT64_MIN
-from storage_engine.query.dialect import Column, Dialect, Json, quoted
+from storage_engine.query.dialect import Dialect, Json, SqlColumn, quoted
 
 Bound = tuple[CompareOp, int] | bool
 FloatBound = tuple[CompareOp, float] | bool
@@ -144,13 +141,13 @@ def _group(node: Filter) -> Filter:
         own = {operand.source for operand in part.operands()}
         grouped.setdefault(own.pop() if len(own) == 1 else None, []).append(part)
     parts: list[Filter] = []
-    for source_, found in grouped.items():
+    for source_, members in grouped.items():
         if source_ in ("left", "right"):
             parts.append(
-                Endpoint(source_, found[0] if len(found) == 1 else type(node)(tuple(found)))
+                Endpoint(source_, members[0] if len(members) == 1 else type(node)(tuple(members)))
             )
         else:
-            parts += found if source_ == "self" else map(_group, found)
+            parts += members if source_ == "self" else map(_group, members)
     return parts[0] if len(parts) == 1 else type(node)(tuple(parts))
 
 
@@ -231,15 +228,15 @@ class Conditions:
 
     # --- places -------------------------------------------------------------------------------
 
-    def _place(self, operand: Operand, alias: str) -> Column | Json:
+    def _place(self, operand: Operand, alias: str) -> SqlColumn | Json:
         if operand.identity is not None:
-            return Column(f"{alias}.{quoted(operand.identity)}", "str")
+            return SqlColumn(f"{alias}.{quoted(operand.identity)}", "str")
         spec = operand.spec
         assert spec is not None
         if self._shape == "columns":
             column = f"{alias}.{quoted(operand.name)}"
             if spec.storage != "json":
-                return Column(column, spec.storage)
+                return SqlColumn(column, spec.storage)
             return self.dialect.document(column).at(operand.path)
         payload = f'{alias}."fields_json"'
         if spec.default is MISSING or spec.default is None:
@@ -251,7 +248,7 @@ class Conditions:
     def value(self, operand: Operand) -> tuple[str, str, bool]:
         """A place of one scalar kind as SQL, its kind, and whether it comes out of JSON."""
         place = self._place(operand, self._alias)
-        if isinstance(place, Column):
+        if isinstance(place, SqlColumn):
             return place.sql, place.kind, False
         kind = value_kind(operand)
         if len(operand.kinds) == 1 and not operand.cast:
@@ -261,7 +258,7 @@ class Conditions:
     def present(self, operand: Operand) -> str:
         """Not NULL where a place has a value of any kind."""
         place = self._place(operand, self._alias)
-        if isinstance(place, Column):
+        if isinstance(place, SqlColumn):
             return place.sql
         if operand.cast:
             return self.value(operand)[0]
@@ -275,12 +272,12 @@ class Conditions:
 
     # --- conditions on one place --------------------------------------------------------------
 
-    def _test(self, node: Leaf, place: Column | Json) -> str:
+    def _test(self, node: Leaf, place: SqlColumn | Json) -> str:
         match node:
             case Comparison(op="=="):
                 return self._equal(place, node.operand, (node.value,))
             case Comparison(op="!="):
-                if isinstance(place, Column):
+                if isinstance(place, SqlColumn):
                     return self.compare(place, "!=", node.value)
                 return f"(NOT {self._equal(place, node.operand, (node.value,))})"
             case Comparison():
@@ -295,7 +292,7 @@ class Conditions:
                 return self._known(place, node)
         raise TypeError(f"{node!r} is not a condition that can be compiled")
 
-    def compare(self, column: Column, op: CompareOp, value: Any) -> str:
+    def compare(self, column: SqlColumn, op: CompareOp, value: Any) -> str:
         """A comparison of a typed column with a value of its kind."""
         return self.bounded(column.sql, column.kind, op, value, in_json=False)
 
@@ -323,8 +320,8 @@ class Conditions:
         marks = [self.dialect.literal(kind, value, in_json=in_json) for value in exact]
         return f"({sql} = {marks[0]})" if len(marks) == 1 else f"({sql} IN ({', '.join(marks)}))"
 
-    def _equal(self, place: Column | Json, operand: Operand, values: Sequence[Any]) -> str:
-        if isinstance(place, Column):
+    def _equal(self, place: SqlColumn | Json, operand: Operand, values: Sequence[Any]) -> str:
+        if isinstance(place, SqlColumn):
             return self._among(place.sql, place.kind, values, in_json=False)
         return self._equal_in_json(place, operand.kinds, values, cast=operand.cast)
 
@@ -346,8 +343,8 @@ class Conditions:
             return f"CASE {' '.join(branches)} END"
         return f"CASE WHEN {place.absent()} THEN NULL {' '.join(branches)} ELSE FALSE END"
 
-    def _ordered(self, place: Column | Json, operand: Operand, op: CompareOp, value: Any) -> str:
-        if isinstance(place, Column):
+    def _ordered(self, place: SqlColumn | Json, operand: Operand, op: CompareOp, value: Any) -> str:
+        if isinstance(place, SqlColumn):
             return self.compare(place, op, value)
         kinds, given = operand.kinds, kind_of(value)
         if len(kinds) == 1 and not operand.cast:
@@ -361,8 +358,8 @@ class Conditions:
         ]
         return f"CASE {' '.join(branches)} END"
 
-    def _text(self, place: Column | Json, node: TextTest) -> str:
-        if isinstance(place, Column):
+    def _text(self, place: SqlColumn | Json, node: TextTest) -> str:
+        if isinstance(place, SqlColumn):
             if node.op == "startswith":
                 return self._prefix_range(place, node.value)
             return self.dialect.ends(place.sql, node.value)
@@ -373,14 +370,14 @@ class Conditions:
             return test
         return f"CASE WHEN {place.is_kind('str')} THEN {test} END"
 
-    def _prefix_range(self, column: Column, prefix: str) -> str:
+    def _prefix_range(self, column: SqlColumn, prefix: str) -> str:
         """As two bounds, which statistics and indexes can use."""
         low = self.compare(column, ">=", prefix)
         end = after_prefix(prefix)
         return low if end is None else f"({low} AND {self.compare(column, '<', end)})"
 
-    def _contains(self, place: Column | Json, node: Contains) -> str:
-        if isinstance(place, Column):
+    def _contains(self, place: SqlColumn | Json, node: Contains) -> str:
+        if isinstance(place, SqlColumn):
             return self.dialect.has_part(place.sql, node.value)
         branches = []
         kinds, value = node.operand.kinds, node.value
@@ -399,8 +396,8 @@ class Conditions:
             branches.append(f"WHEN {place.is_kind('str')} THEN {part}")
         return f"CASE {' '.join(branches)} END"
 
-    def _known(self, place: Column | Json, node: Test) -> str:
-        if isinstance(place, Column):
+    def _known(self, place: SqlColumn | Json, node: Test) -> str:
+        if isinstance(place, SqlColumn):
             match node.op:
                 case "is_null":
                     return f"({place.sql} IS NULL)"

@@ -19,7 +19,7 @@ def quoted(identifier: str) -> str:
 
 
 def json_path(keys: Sequence[str]) -> str:
-    """A JSON path that both engines read as exactly these keys (`model.kinds.check_key`)."""
+    """A JSON path that both engines read as exactly these keys (`model.expressions.check_key`)."""
     return "$" + "".join(f'."{key}"' for key in keys)
 
 
@@ -45,7 +45,7 @@ class Binder:
 
 
 @dataclass(frozen=True)
-class Column:
+class SqlColumn:
     """A typed column, or any SQL expression of such a type."""
 
     sql: str

@@ -1,17 +1,20 @@
 """What a storage does for queries: the border between the language and the engines.
 
 The builder makes a `QuerySpec`, an `Executor` answers it in Arrow, and `query.results` turns the
-answer into objects. `query.statements` compiles specs to SQL for engines that speak it.
+answer into objects. `query.compiler` compiles specs to SQL for engines that speak it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
+from storage_engine.errors import SchemaMetadataError
+from storage_engine.model.declarations import spec_of
+from storage_engine.model.spec import TypeSpec
 from storage_engine.query.spec import QuerySpec
 
 Diagnostic = Mapping[str, Any]
@@ -120,3 +123,21 @@ class SqlExecutor(Executor, Protocol):
         """One SELECT (or EXPLAIN of one) in DuckDB's language, over a table for each stored type:
         its visible rows, as `Rows.schema` has them. What else a statement does is refused, and a
         mistake in it is a ValueError that names the tables."""
+
+
+def endpoint_spec(
+    relation: TypeSpec,
+    side: Literal["left", "right"],
+    known_types: Callable[[], Iterable[TypeSpec]],
+) -> TypeSpec:
+    """The entity type at a relation's end: as the class has it; without one, as it is stored."""
+    cls = relation.python_class
+    if cls is not None:
+        return spec_of(cls.__endpoints__[0 if side == "left" else 1])  # type: ignore[attr-defined]
+    name = relation.left if side == "left" else relation.right
+    for spec in known_types():
+        if spec.ref == ("entity", name):
+            return spec
+    raise SchemaMetadataError(
+        f"{relation.name} has {name} at its {side} end, of which nothing is stored yet"
+    )

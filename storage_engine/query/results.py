@@ -21,8 +21,8 @@ S = TypeVar("S", bound=Stored)
 class Result(list[T]):
     """A list of what was found; `diagnostics` has remarks on it, usually none."""
 
-    def __init__(self, found: Iterable[T] = (), diagnostics: Sequence[Diagnostic] = ()) -> None:
-        super().__init__(found)
+    def __init__(self, items: Iterable[T] = (), diagnostics: Sequence[Diagnostic] = ()) -> None:
+        super().__init__(items)
         self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
 
 
@@ -47,19 +47,19 @@ def hydrate(executor: Executor, spec: QuerySpec, table: pa.Table) -> list[Any]:
     return made
 
 
-def paths(executor: Executor, spec: QuerySpec, found: Traversal) -> Result[Path[Any]]:
+def paths(executor: Executor, spec: QuerySpec, traversal: Traversal) -> Result[Path[Any]]:
     """The paths as objects; rows that several paths share become one object."""
-    sources = table_to_objects(spec.type, found.sources)
+    sources = table_to_objects(spec.type, traversal.sources)
     steps: list[list[Any]] = []
-    for relation, table in zip(spec.via, found.relations, strict=True):
+    for relation, table in zip(spec.via, traversal.relations, strict=True):
         steps.append(hydrate(executor, QuerySpec(relation, when=spec.when), table))
-    columns = [found.paths.column("source").to_pylist()]
-    columns += [found.paths.column(f"step_{n}").to_pylist() for n in range(len(steps))]
+    columns = [traversal.paths.column("source").to_pylist()]
+    columns += [traversal.paths.column(f"step_{n}").to_pylist() for n in range(len(steps))]
     made = [
         Path(sources[row[0]], tuple(step[n] for step, n in zip(steps, row[1:], strict=True)))
         for row in zip(*columns, strict=True)
     ]
-    return Result(made, found.diagnostics)
+    return Result(made, traversal.diagnostics)
 
 
 class _Endpoints:
@@ -79,13 +79,13 @@ class _Endpoints:
         if side not in self._loaded:
             self._loaded[side] = self._all(side)
         key = str(getattr(relation, f"{side}_key"))
-        found = self._loaded[side].get(key)
-        if found is None:
+        entity = self._loaded[side].get(key)
+        if entity is None:
             raise IntegrityError(
                 f"{self._spec.type.name} {relation.left_key!r} -> {relation.right_key!r}: its "
                 f"{side} entity {key!r} is not in the storage"
             )
-        return found
+        return entity
 
     def _all(self, side: Side) -> dict[str, Entity]:
         keys = sorted({str(getattr(relation, f"{side}_key")) for relation in self._relations})
@@ -93,5 +93,5 @@ class _Endpoints:
         cls = self._spec.type.python_class
         assert cls is not None
         entity = spec_of(cls.__endpoints__[0 if side == "left" else 1])  # type: ignore[attr-defined]
-        found = table_to_objects(entity, table)
-        return dict(zip(table.column("entity_key").to_pylist(), found, strict=True))
+        entities = table_to_objects(entity, table)
+        return dict(zip(table.column("entity_key").to_pylist(), entities, strict=True))

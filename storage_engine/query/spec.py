@@ -103,7 +103,7 @@ class QuerySpec:
     def as_json(self) -> dict[str, Any]:
         """For `explain`: plain JSON values."""
         as_of = self.when.as_of
-        said: dict[str, Any] = {
+        described: dict[str, Any] = {
             "kind": self.type.kind,
             "type": self.type.name,
             "when": {
@@ -120,12 +120,12 @@ class QuerySpec:
             "offset": self.offset,
         }
         if self.via:
-            said["via"] = [relation.name for relation in self.via]
+            described["via"] = [relation.name for relation in self.via]
         if self.aggregates:
-            said["groups"] = {name: operand.as_json() for name, operand in self.groups}
-            said["aggregates"] = {name: a.as_json() for name, a in self.aggregates}
-            said["having"] = self.having.as_json() if self.having is not None else None
-        return said
+            described["groups"] = {name: operand.as_json() for name, operand in self.groups}
+            described["aggregates"] = {name: a.as_json() for name, a in self.aggregates}
+            described["having"] = self.having.as_json() if self.having is not None else None
+        return described
 
 
 def all_of(conditions: tuple[Filter, ...]) -> Filter:

@@ -111,7 +111,7 @@ class Sqlite(Dialect):
         return f"AVG({sql})"
 
 
-class _SqliteJson(Json):
+class _SqliteValue(Json):
     """What documents and elements have in common."""
 
     dialect: Sqlite
@@ -161,7 +161,7 @@ class _SqliteJson(Json):
 
 
 @dataclass(frozen=True)
-class SqliteJson(_SqliteJson):
+class SqliteJson(_SqliteValue):
     """A path into a document."""
 
     dialect: Sqlite
@@ -199,7 +199,7 @@ class SqliteJson(_SqliteJson):
 
 
 @dataclass(frozen=True)
-class SqliteElement(_SqliteJson):
+class SqliteElement(_SqliteValue):
     """A row of json_each: scalars come out of it as SQL values, not as JSON."""
 
     dialect: Sqlite

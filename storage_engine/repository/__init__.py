@@ -7,10 +7,10 @@ from storage_engine.repository.protocol import (
     CommitRequest,
     CommitResult,
     Idempotency,
+    ReadWindow,
     Repository,
     TypeChange,
     TypeInput,
-    Window,
 )
 
 __all__ = [
@@ -19,10 +19,10 @@ __all__ = [
     "CommitResult",
     "Idempotency",
     "InitPlan",
+    "ReadWindow",
     "Repository",
     "TypeChange",
     "TypeInput",
-    "Window",
     "initialize_storage",
     "open_repository",
 ]

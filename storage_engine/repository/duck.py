@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from storage_engine.errors import IntegrityError, StorageBackendError
+from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 
 if TYPE_CHECKING:
     import duckdb
@@ -251,10 +251,24 @@ def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
     if package is not None and package.submodule_search_locations:
         for folder in package.submodule_search_locations:
             for file in Path(folder).rglob("httpfs.duckdb_extension"):
-                connection.execute(f"LOAD {literal(str(file))}")
+                _load_packaged(connection, file)
                 return
     connection.execute("INSTALL httpfs")
     connection.execute("LOAD httpfs")
+
+
+def _load_packaged(connection: duckdb.DuckDBPyConnection, file: Path) -> None:
+    """An extension is built for one release of DuckDB, and no other takes it."""
+    import duckdb
+
+    try:
+        connection.execute(f"LOAD {literal(str(file))}")
+    except duckdb.Error as error:
+        raise ConfigurationError(
+            f"DuckDB {duckdb.__version__} cannot load the packaged extension that reads S3: both "
+            f"packages must be of one release, pip install duckdb-extension-httpfs=="
+            f"{duckdb.__version__} ({_first_line(error)})"
+        ) from error
 
 
 def create_secret(connection: duckdb.DuckDBPyConnection, secret: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from storage_engine.errors import (
     StorageBackendError,
 )
 from storage_engine.objectstore.open import open_store
-from storage_engine.repository.open import LATEST_ENGINE, Target, target_of
+from storage_engine.repository.open import LATEST_ENGINE, Location, target_of
 
 if TYPE_CHECKING:
     from storage_engine.objectstore.protocol import ObjectStore
@@ -44,7 +44,7 @@ class InitPlan:
 
 
 def initialize_storage(
-    uri: str | Path | Target,
+    uri: str | Path | Location,
     engine_version: str = LATEST_ENGINE,
     config: OntologiaConfig | None = None,
     *,
@@ -59,7 +59,7 @@ def initialize_storage(
         )
     if token is not None and not force:
         raise ConfigurationError("a token goes with --force")
-    target = uri if isinstance(uri, Target) else target_of(uri)
+    target = uri if isinstance(uri, Location) else target_of(uri)
     config = config or OntologiaConfig()
     options = _Options(engine_version, config, dry_run, force, token)
     if target.sqlite_path is not None:
@@ -96,7 +96,7 @@ class _Options:
         return needed
 
 
-def _init_sqlite(target: Target, path: str, options: _Options) -> InitPlan:
+def _init_sqlite(target: Location, path: str, options: _Options) -> InitPlan:
     from storage_engine.repository import sqlite
 
     detected = sqlite.detect(path, options.config)
@@ -137,7 +137,7 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
         sizes = [info.size for info in store.list("")]
         erases = {**state, "objects": len(sizes), "bytes": sum(sizes)}
     if not options.dry_run:
-        probe_conditional_writes(store)
+        probe_conditional_writes(store, layout.probe())
         if stored is not None:
             _erase(store, options, stored.etag)
         else:

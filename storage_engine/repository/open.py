@@ -1,7 +1,4 @@
-"""What a storage URI or path means: a SQLite file or an object store.
-
-From a storage URI to the engine that wrote it. Opening never writes.
-"""
+"""From a storage URI or path to the engine that wrote the storage. Opening never writes."""
 
 from __future__ import annotations
 
@@ -19,37 +16,38 @@ if TYPE_CHECKING:
     from storage_engine.objectstore.protocol import ObjectStore
 
 DEFAULT_PATH = "onto.db"
+LATEST_ENGINE = "v2"
 MEMORY = ":memory:"
 _SQLITE_SUFFIXES = {".db", ".sqlite", ".sqlite3"}
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Location:
     """`sqlite_path` is set for SQLite; otherwise `uri` names an object store."""
 
     uri: str
     sqlite_path: str | None = None
 
 
-def target_of(uri_or_path: str | Path | None) -> Target:
+def target_of(uri_or_path: str | Path | None) -> Location:
     """`onto.db`, `:memory:`, `sqlite:///path`, `file:///path`, a directory, `s3://bucket/prefix`.
 
     A plain path is a SQLite file when it is one, or ends like one; otherwise a directory.
     """
     text = str(uri_or_path) if uri_or_path is not None else DEFAULT_PATH
     if text == MEMORY:
-        return Target("sqlite:///:memory:", MEMORY)
+        return Location("sqlite:///:memory:", MEMORY)
     if text.lower().startswith("sqlite:"):
         return _sqlite(text)
     if "://" in text:
-        return Target(text)
+        return Location(text)
     path = Path(text).expanduser()
     if path.is_file() or (not path.is_dir() and path.suffix.lower() in _SQLITE_SUFFIXES):
-        return Target(f"sqlite:///{path}", str(path))
-    return Target(text)
+        return Location(f"sqlite:///{path}", str(path))
+    return Location(text)
 
 
-def bind(db_path: str | Path | None, storage_uri: str | None) -> Target:
+def bind(db_path: str | Path | None, storage_uri: str | None) -> Location:
     """RFC 0004 1.1: `db_path` means SQLite; both are allowed only if they mean the same file."""
     if storage_uri is None:
         return target_of(db_path)
@@ -57,7 +55,7 @@ def bind(db_path: str | Path | None, storage_uri: str | None) -> Target:
     if db_path is None:
         return target
     path = str(db_path)
-    stated = Target(f"sqlite:///{path}", path) if "://" not in path else target_of(path)
+    stated = Location(f"sqlite:///{path}", path) if "://" not in path else target_of(path)
     if target.sqlite_path is None or not _same_file(stated.sqlite_path, target.sqlite_path):
         raise ConfigurationError(
             f"db path {path!r} and storage URI {storage_uri!r} name different storages; give one"
@@ -65,7 +63,7 @@ def bind(db_path: str | Path | None, storage_uri: str | None) -> Target:
     return target
 
 
-def _sqlite(uri: str) -> Target:
+def _sqlite(uri: str) -> Location:
     rest = uri[len("sqlite:") :]
     if not rest.startswith("///"):
         raise ConfigurationError(
@@ -75,7 +73,7 @@ def _sqlite(uri: str) -> Target:
     path = unquote(rest[len("///") :])
     if not path:
         raise ConfigurationError(f"storage URI {uri!r} names no file")
-    return Target(uri, path)
+    return Location(uri, path)
 
 
 def _same_file(a: str | None, b: str) -> bool:
@@ -86,17 +84,14 @@ def _same_file(a: str | None, b: str) -> bool:
     return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
 
 
-LATEST_ENGINE = "v2"
-
-
 def open_repository(
-    storage: str | Path | Target | None, config: OntologiaConfig | None = None
+    storage: str | Path | Location | None, config: OntologiaConfig | None = None
 ) -> Repository:
     """Open a storage with the engine version it was made with.
 
     A SQLite storage is created by its first commit; an object storage must be initialised.
     """
-    target = storage if isinstance(storage, Target) else target_of(storage)
+    target = storage if isinstance(storage, Location) else target_of(storage)
     config = config or OntologiaConfig()
     if target.sqlite_path is not None:
         return _open_sqlite(target.uri, target.sqlite_path, config)

@@ -6,6 +6,7 @@ columns, then one column per field. Python objects stay on the other side.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +22,7 @@ from storage_engine.query.reference import Reference
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
     from storage_engine.repository.object.engine import ObjectRepository
-    from storage_engine.repository.object.write.staged_write import StagedAttempt
+    from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
 
 Operation = Literal["insert", "update"]
@@ -39,7 +40,7 @@ class TypeInput:
     spec: TypeSpec
     table: pa.Table | None = None
     stream: Iterator[pa.RecordBatch] | None = None
-    staged: StagedAttempt | None = None
+    staged: StagedWrite | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,11 @@ class CommitResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReadWindow:
     """Which versions a read sees.
 
-    latest: Window(); as_of(c): Window(as_of=c); with_history: Window(history=True);
-    history_since(c): Window(history=True, since=c).
+    latest: ReadWindow(); as_of(c): ReadWindow(as_of=c); with_history: ReadWindow(history=True);
+    history_since(c): ReadWindow(history=True, since=c).
     """
 
     as_of: int | None = None
@@ -127,7 +128,7 @@ class Window:
     history: bool = False
 
 
-LATEST = Window()
+LATEST = ReadWindow()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,12 @@ def checked_commit(reference: Reference, commit_id: int, head: int) -> int:
         there = f"1 to {head} are there" if head else "there are none yet"
         raise ConfigurationError(f"no commit {reference}: {there}; `onto commits` lists them")
     return commit_id
+
+
+def labels(types: Sequence[tuple[str, str]]) -> list[str]:
+    """Types as keys of `storage_info()`: the name, with the kind where two types share it."""
+    shared = Counter(name for _, name in types)
+    return [f"{kind}:{name}" if shared[name] > 1 else name for kind, name in types]
 
 
 def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEngineError:
@@ -222,7 +229,7 @@ class Repository(Protocol):
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
         announce: bool = True,
-    ) -> StagedAttempt:
+    ) -> StagedWrite:
         """Begin a write whose parts others put into the store before they are published.
 
         Only engine v2 on an object store can; others raise UnsupportedEngineError. `attempt`:
@@ -231,7 +238,7 @@ class Repository(Protocol):
         """
 
     def read(
-        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+        self, spec: TypeSpec, window: ReadWindow = LATEST, *, keys: pa.Table | None = None
     ) -> pa.Table:
         """Rows of a type: row schema plus a leading int64 `commit_id`.
 

@@ -17,7 +17,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.executor import Parameters, Rows
 from storage_engine.repository.duck import Duck, Stream
-from storage_engine.repository.labels import labels
+from storage_engine.repository.protocol import labels
 
 if TYPE_CHECKING:
     import duckdb
@@ -36,27 +36,27 @@ def run_sql(
     duck: Duck,
     statement: str,
     parameters: Parameters | None,
-    known: Tables,
+    tables: Tables,
     provide: Callable[[duckdb.DuckDBPyConnection, Tables], None],
 ) -> Rows:
     """`provide` makes tables of the named types on a cursor."""
     cursor = duck.cursor()
     try:
-        with _mistakes(known):
+        with _mistakes(tables):
             _check(cursor, statement)
         with duck.errors():
-            named = {name: spec for name, spec in known.items() if _may_name(statement, name)}
+            named = {name: spec for name, spec in tables.items() if _may_name(statement, name)}
             provide(cursor, named)
-        with duck.errors(), _mistakes(known):
+        with duck.errors(), _mistakes(tables):
             stream = Stream(duck, cursor, statement, parameters)
     except BaseException:
         cursor.close()
         raise
-    return Rows(stream.schema, _batches(duck, stream, known))
+    return Rows(stream.schema, _batches(duck, stream, tables))
 
 
-def _batches(duck: Duck, stream: Stream, known: Tables) -> Iterator[pa.RecordBatch]:
-    with duck.errors(), _mistakes(known):
+def _batches(duck: Duck, stream: Stream, tables: Tables) -> Iterator[pa.RecordBatch]:
+    with duck.errors(), _mistakes(tables):
         yield from stream.batches()
 
 
@@ -72,10 +72,10 @@ def _check(cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
 
     if not isinstance(statement, str):
         raise TypeError(f"sql takes the text of a statement, not {statement!r}")
-    found = cursor.extract_statements(statement)
-    if len(found) != 1:
-        raise ValueError(f"sql takes one statement, not {len(found)}")
-    kind = found[0].type
+    statements = cursor.extract_statements(statement)
+    if len(statements) != 1:
+        raise ValueError(f"sql takes one statement, not {len(statements)}")
+    kind = statements[0].type
     if kind == duckdb.StatementType.EXPLAIN and (explained := _EXPLAIN.match(statement)):
         # EXPLAIN ANALYZE does what it explains.
         kind = next((s.type for s in cursor.extract_statements(statement[explained.end() :])), kind)
@@ -87,7 +87,7 @@ def _check(cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
 
 
 @contextmanager
-def _mistakes(known: Tables) -> Iterator[None]:
+def _mistakes(stored: Tables) -> Iterator[None]:
     """What is wrong with a statement, without DuckDB's advice about tables that are not ours."""
     import duckdb
 
@@ -97,8 +97,8 @@ def _mistakes(known: Tables) -> Iterator[None]:
         missing = _MISSING_TABLE.search(str(error))
         if missing is None:
             raise ValueError(f"sql: {_said(error)}") from error
-        tables = ", ".join(known) or "none yet"
-        unknown = unknown_name(missing[1], known, what="table")
+        tables = ", ".join(stored) or "none yet"
+        unknown = unknown_name(missing[1], stored, what="table")
         raise ValueError(f"sql: {unknown} (the tables are the stored types: {tables})") from error
     except (duckdb.ProgrammingError, duckdb.DataError) as error:
         raise ValueError(f"sql: {_said(error)}") from error

@@ -70,7 +70,7 @@ def expectations(given: Mapping[Any, int] | None, types: BoundTypes) -> dict[tup
         return {}
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"expect takes a mapping of types to commit ids, not {given!r}")
-    found: dict[tuple[str, str], int] = {}
+    commit_ids: dict[tuple[str, str], int] = {}
     for named, commit_id in given.items():
         spec = types.find(named)
         if type(commit_id) is not int or commit_id < 0:
@@ -78,8 +78,8 @@ def expectations(given: Mapping[Any, int] | None, types: BoundTypes) -> dict[tup
                 f"expect: {spec.name} needs a commit id (0 when it was never written), "
                 f"not {commit_id!r}"
             )
-        found[spec.ref] = commit_id
-    return found
+        commit_ids[spec.ref] = commit_id
+    return commit_ids
 
 
 def unit_of_work(given: Any) -> Idempotency | None:
@@ -114,11 +114,11 @@ def schedules(given: Any) -> list[Schedule]:
     """What `run(schedules=...)` takes."""
     if isinstance(given, Schedule) or not isinstance(given, Iterable):
         raise ConfigurationError(f"schedules takes a list of Schedule objects, not {given!r}")
-    found = list(given)
-    for item in found:
+    listed = list(given)
+    for item in listed:
         if not isinstance(item, Schedule):
             raise ConfigurationError(f"schedules takes Schedule objects, not {item!r}")
-    return found
+    return listed
 
 
 def rounds(given: Any) -> int | None:

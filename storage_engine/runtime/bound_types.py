@@ -1,6 +1,6 @@
-"""Which classes a session takes, and that no two of them claim one stored name.
+"""Entity and relation classes that belong together: those of one session, those of one module.
 
-The entity and relation types that a Python module declares, found by the module's name.
+Promise: no two of them are stored under one name.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class BoundTypes:
 
     def bind(self, cls: Any) -> TypeSpec:
         """The spec of a class, which becomes one of the session's types."""
-        known = self._specs.get(cls)
-        if known is not None:
-            return known
+        bound = self._specs.get(cls)
+        if bound is not None:
+            return bound
         spec = spec_of(cls)
         if self._closed:
             option = "entity_types" if spec.kind == "entity" else "relation_types"
@@ -110,12 +110,15 @@ def _origin(spec: TypeSpec) -> str:
     return f"{cls.__module__}.{cls.__qualname__}" if cls is not None else spec.name
 
 
+# --- the types of a module ----------------------------------------------------------------------
+
+
 def declared_types(name: str, *, option: str = "--models") -> dict[tuple[str, str], TypeSpec]:
     """The types in a module's namespace, declared there or imported, by kind and name.
 
     `option` is what the user knows the name by.
     """
-    found: dict[tuple[str, str], TypeSpec] = {}
+    specs: dict[tuple[str, str], TypeSpec] = {}
     for value in vars(_imported(name, option)).values():
         if not (isinstance(value, type) and issubclass(value, Stored)):
             continue
@@ -123,15 +126,15 @@ def declared_types(name: str, *, option: str = "--models") -> dict[tuple[str, st
         if declaration is None or declaration.abstract:
             continue
         spec = spec_of(value)
-        other = found.setdefault(spec.ref, spec)
+        other = specs.setdefault(spec.ref, spec)
         if other is not spec:
             raise ConfigurationError(
                 f"{option} {name}: two {spec.kind} classes are stored as {spec.name}; give one of "
                 "them another name"
             )
-    if not found:
+    if not specs:
         raise ConfigurationError(f"{option} {name}: declares no entity or relation types")
-    return found
+    return specs
 
 
 def _imported(name: str, option: str) -> ModuleType:

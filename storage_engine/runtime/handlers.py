@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from storage_engine.commitlog.layout import segment
 from storage_engine.errors import EventLoopLimitError, HandlerError
 from storage_engine.events.envelopes import MAX_NAME, check_id, derived_id
-from storage_engine.events.protocol import Claim, Subscription
-from storage_engine.events.records import Envelope
+from storage_engine.events.protocol import Subscription
+from storage_engine.events.records import Claim, Envelope
 from storage_engine.model.declarations import DEFAULT_PRIORITY, Entity, Event, Relation
 from storage_engine.repository.protocol import ClaimLost
 from storage_engine.runtime import arguments
@@ -92,30 +92,32 @@ def _checked_id(function: Any, given: str | None) -> str:
         inspect.signature(function).bind(object())
     except TypeError:
         raise HandlerError(f"{name} must take one argument, the context: def {name}(ctx)") from None
-    found: Any = given if given is not None else f"{function.__module__}.{name}"
-    if not isinstance(found, str) or not found or len(segment(found)) > MAX_NAME:
-        raise HandlerError(f"{name}: the id must be a text of up to {MAX_NAME} letters: {found!r}")
-    return str(found)
+    handler_id: Any = given if given is not None else f"{function.__module__}.{name}"
+    if not isinstance(handler_id, str) or not handler_id or len(segment(handler_id)) > MAX_NAME:
+        raise HandlerError(
+            f"{name}: the id must be a text of up to {MAX_NAME} letters: {handler_id!r}"
+        )
+    return str(handler_id)
 
 
 def checked_handlers(handlers: Any) -> list[Handler[Any]]:
     """What `run` and `drain` were given."""
     if isinstance(handlers, Handler) or not isinstance(handlers, Iterable):
         raise HandlerError(f"handlers are given as a list: [{getattr(handlers, 'id', handlers)}]")
-    found = list(handlers)
-    if not found:
+    listed = list(handlers)
+    if not listed:
         raise HandlerError("no handlers were given, so no event would ever be handled")
-    known: dict[str, Any] = {}
-    for handler in found:
+    by_id: dict[str, Any] = {}
+    for handler in listed:
         if not isinstance(handler, Handler):
             name = getattr(handler, "__qualname__", repr(handler))
             raise HandlerError(f"{name} is no handler: decorate it with @on_event(EventClass)")
-        if known.setdefault(handler.id, handler) is not handler:
+        if by_id.setdefault(handler.id, handler) is not handler:
             raise HandlerError(
                 f"two handlers have the id {handler.id}; give one of them another: "
                 "@on_event(..., id='...')"
             )
-    return list(known.values())
+    return list(by_id.values())
 
 
 class HandlerContext(Generic[E]):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.spec import QuerySpec, When
-from storage_engine.repository.protocol import Repository, Window
+from storage_engine.repository.protocol import ReadWindow, Repository
 
 Change = dict[str, Any]
 
@@ -20,13 +20,13 @@ class Changes(list[Change]):
     """A page of the change feed. `cursor` is where the next page begins; keep it and go on from
     there, in another process if need be. An empty page: there is nothing more yet."""
 
-    def __init__(self, found: Iterable[Change], cursor: str) -> None:
-        super().__init__(found)
+    def __init__(self, page: Iterable[Change], cursor: str) -> None:
+        super().__init__(page)
         self.cursor = cursor
 
 
 @dataclass(frozen=True, order=True)
-class Cursor:
+class FeedCursor:
     """All changes up to commit `commit_id` are behind it, and of the next one those of the types
     before (kind, name) and the first `rows` of that type."""
 
@@ -60,22 +60,22 @@ def changes(repository: Repository, since: int | str, limit: int) -> Changes:
     """The oldest changes after `since`, by commit, type and identity."""
     if limit < 1:
         raise ValueError(f"limit takes a number from 1 on, not {limit}")
-    start = Cursor.parse(since)
+    start = FeedCursor.parse(since)
     head = repository.head_commit_id()
-    found: list[tuple[tuple[int, str, str, int], TypeSpec, Change]] = []
+    placed: list[tuple[tuple[int, str, str, int], TypeSpec, Change]] = []
     for spec in repository.known_types():
-        found += _changes_of(repository, spec, start, head, limit)
-    found.sort(key=lambda item: item[0])
-    page = found[:limit]
+        placed += _changes_of(repository, spec, start, head, limit)
+    placed.sort(key=lambda item: item[0])
+    page = placed[:limit]
     shown = _with_operations(repository, [(spec, change) for _, spec, change in page], start)
     if len(page) < limit or not page:
-        return Changes(shown, str(Cursor(max(head, start.commit_id))))
+        return Changes(shown, str(FeedCursor(max(head, start.commit_id))))
     commit_id, kind, name, place = page[-1][0]
-    return Changes(shown, str(Cursor(commit_id - 1, kind, name, place + 1)))
+    return Changes(shown, str(FeedCursor(commit_id - 1, kind, name, place + 1)))
 
 
 def _changes_of(
-    repository: Repository, spec: TypeSpec, start: Cursor, head: int, limit: int
+    repository: Repository, spec: TypeSpec, start: FeedCursor, head: int, limit: int
 ) -> list[tuple[tuple[int, str, str, int], TypeSpec, Change]]:
     """The first `limit` changes of one type after the cursor, each with its place."""
     since, skipped = start.commit_id, 0
@@ -90,18 +90,18 @@ def _changes_of(
     asked = QuerySpec(spec, when=When(history=True, since=since), limit=limit, offset=skipped)
     rows = repository.executor(head).rows(asked)
     table = pa.Table.from_batches(rows.batches, schema=rows.schema)
-    found = []
+    placed = []
     commit, place = start.commit_id + 1, skipped
     for change in _described(spec, table.to_pylist()):
         if change["commit_id"] != commit:
             commit, place = change["commit_id"], 0
-        found.append(((commit, *spec.ref, place), spec, change))
+        placed.append(((commit, *spec.ref, place), spec, change))
         place += 1
-    return found
+    return placed
 
 
 def _with_operations(
-    repository: Repository, page: Sequence[tuple[TypeSpec, Change]], start: Cursor
+    repository: Repository, page: Sequence[tuple[TypeSpec, Change]], start: FeedCursor
 ) -> list[Change]:
     """A change is an update when an earlier commit has its identity, else an insert. `start` is
     where the page begins."""
@@ -113,35 +113,35 @@ def _with_operations(
         first = items[0][1]["commit_id"]
         now = [change for _, change in items if change["commit_id"] == first]
         later = [change for _, change in items if change["commit_id"] > first]
-        known = _stored(repository, spec, first - 1, [*now, *later])
-        _mark(spec, now, known)
+        stored = _stored(repository, spec, first - 1, [*now, *later])
+        _mark(spec, now, stored)
         if (start.commit_id + 1, start.kind, start.name) == (first, *spec.ref):
             # The page begins within a commit, of which an earlier page has had a part.
-            known |= _stored(repository, spec, first, later)
-        _mark(spec, later, known)
+            stored |= _stored(repository, spec, first, later)
+        _mark(spec, later, stored)
     return [change for _, change in page]
 
 
-def _mark(spec: TypeSpec, found: Iterable[Change], known: set[tuple[str, ...]]) -> None:
-    for change in found:
+def _mark(spec: TypeSpec, page: Iterable[Change], stored: set[tuple[str, ...]]) -> None:
+    for change in page:
         identity = _identity(spec, change)
-        change["operation"] = "update" if identity in known else "insert"
-        known.add(identity)
+        change["operation"] = "update" if identity in stored else "insert"
+        stored.add(identity)
 
 
 def _stored(
-    repository: Repository, spec: TypeSpec, commit_id: int, found: Sequence[Change]
+    repository: Repository, spec: TypeSpec, commit_id: int, page: Sequence[Change]
 ) -> set[tuple[str, ...]]:
     """The identities of these changes that were stored as of a commit."""
-    identities = sorted({_identity(spec, change) for change in found})
+    identities = sorted({_identity(spec, change) for change in page})
     if not identities:
         return set()
     keys = pa.table(
         [pa.array(column, pa.string()) for column in zip(*identities, strict=True)],
         names=list(spec.identity),
     )
-    known = repository.read(spec, Window(as_of=commit_id), keys=keys)
-    columns = [known.column(name).to_pylist() for name in spec.identity]
+    rows = repository.read(spec, ReadWindow(as_of=commit_id), keys=keys)
+    columns = [rows.column(name).to_pylist() for name in spec.identity]
     return set(zip(*columns, strict=True))
 
 
@@ -152,24 +152,24 @@ def diff(repository: Repository, before: int, after: int) -> list[Change]:
     """
     if before > after:
         raise ValueError(f"diff goes from the older commit to the newer: diff({after}, {before})")
-    found: list[Change] = []
+    differences: list[Change] = []
     for spec in repository.known_types():
-        found += _differences(repository, spec, before, after)
-    return found
+        differences += _differences(repository, spec, before, after)
+    return differences
 
 
 def _differences(repository: Repository, spec: TypeSpec, before: int, after: int) -> list[Change]:
-    changed = repository.read(spec, Window(as_of=after, since=before))
+    changed = repository.read(spec, ReadWindow(as_of=after, since=before))
     if not changed.num_rows:
         return []
     keys = changed.select(list(spec.identity))
-    rows = repository.read(spec, Window(as_of=before), keys=keys).to_pylist()
+    rows = repository.read(spec, ReadWindow(as_of=before), keys=keys).to_pylist()
     earlier = {
         _identity(spec, change): (row, change["fields"])
         for row, change in zip(rows, _described(spec, rows), strict=True)
     }
     rows = changed.to_pylist()
-    found = []
+    differences = []
     for row, change in zip(rows, _described(spec, rows), strict=True):
         new = change.pop("fields")
         stored, old = earlier.get(_identity(spec, change), (None, None))
@@ -180,8 +180,8 @@ def _differences(repository: Repository, spec: TypeSpec, before: int, after: int
         change["operation"] = "insert" if stored is None else "update"
         change["before"] = {name: old[name] for name in names} if old is not None else None
         change["after"] = {name: new[name] for name in names}
-        found.append(change)
-    return found
+        differences.append(change)
+    return differences
 
 
 def _described(spec: TypeSpec, rows: Iterable[Mapping[str, Any]]) -> Iterable[Change]:

@@ -19,7 +19,7 @@ from storage_engine.model.declarations import Event, Stored
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import TypeInput
 from storage_engine.runtime.bound_types import BoundTypes
-from storage_engine.runtime.sources import MAX_BATCH_ROWS, Source
+from storage_engine.runtime.sources import MAX_BATCH_ROWS, BulkSource
 
 Objects = dict[tuple[str, ...], Any]  # by identity
 
@@ -29,10 +29,10 @@ class _TypeIntents:
     """One type's intents: objects stated one after the other, or a source, in turns."""
 
     spec: TypeSpec
-    stated: list[Objects | Source] = field(default_factory=list)
+    stated: list[Objects | BulkSource] = field(default_factory=list)
 
     def ensure(self, item: Any) -> None:
-        if not self.stated or isinstance(self.stated[-1], Source):
+        if not self.stated or isinstance(self.stated[-1], BulkSource):
             self.stated.append({})
         last = self.stated[-1]
         assert isinstance(last, dict)
@@ -45,7 +45,9 @@ class _TypeIntents:
 
     def input(self) -> TypeInput:
         parts = [
-            part if isinstance(part, Source) else objects_to_table(self.spec, list(part.values()))
+            part
+            if isinstance(part, BulkSource)
+            else objects_to_table(self.spec, list(part.values()))
             for part in self.stated
         ]
         if len(parts) == 1 and isinstance(parts[0], pa.Table):
@@ -69,7 +71,7 @@ class Intents:
         for spec, item in bound:
             self._of(spec).ensure(item)
 
-    def ingest(self, spec: TypeSpec, source: Source) -> None:
+    def ingest(self, spec: TypeSpec, source: BulkSource) -> None:
         self._of(spec).stated.append(source)
 
     def inputs(self, *, limit: int) -> list[TypeInput]:
@@ -99,9 +101,9 @@ def _identity(spec: TypeSpec, item: Any) -> tuple[str, ...]:
     return (values["left_key"], values["right_key"], key)
 
 
-def _stream(parts: Iterable[pa.Table | Source]) -> Iterator[pa.RecordBatch]:
+def _stream(parts: Iterable[pa.Table | BulkSource]) -> Iterator[pa.RecordBatch]:
     for part in parts:
-        if isinstance(part, Source):
+        if isinstance(part, BulkSource):
             yield from part.batches()
         else:
             yield from part.to_batches(max_chunksize=MAX_BATCH_ROWS)

@@ -18,7 +18,11 @@ from storage_engine.runtime.bound_types import BoundTypes
 
 
 class OpenExecutor:
-    """An executor that works for as long as the session or ontology it came from is open."""
+    """Answers for as long as the session or ontology it came from is open.
+
+    The storage underneath may outlive them: queries that were begun and rows that are still being
+    read end here.
+    """
 
     def __init__(self, executor: SqlExecutor, check_open: Callable[[str], None]) -> None:
         self._executor = executor
@@ -70,8 +74,8 @@ class SqlQuery:
 
     def collect(self) -> list[dict[str, Any]]:
         """All rows, as dicts."""
-        found: list[dict[str, Any]] = self.to_arrow().to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self.to_arrow().to_pylist()
+        return rows
 
     def to_arrow(self) -> pa.Table:
         """All rows, as an Arrow table."""

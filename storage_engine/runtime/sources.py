@@ -33,7 +33,7 @@ _TAKES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """One table, frame or file. `read` gives batches in `schema`, from the beginning each time
     unless `once`. `sample`: the schema says little, so look at the first batch as well."""
 
@@ -44,10 +44,10 @@ class Part:
     sample: bool = False
 
 
-class Source:
+class BulkSource:
     """All parts of one `ingest()`, checked against the type."""
 
-    def __init__(self, spec: TypeSpec, parts: Sequence[Part]) -> None:
+    def __init__(self, spec: TypeSpec, parts: Sequence[SourcePart]) -> None:
         self._spec = spec
         self._parts = parts
         self._spent = False
@@ -71,7 +71,7 @@ class Source:
         for part in self._parts:
             yield from self._rows(part)
 
-    def _rows(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def _rows(self, part: SourcePart) -> Iterator[pa.RecordBatch]:
         conformer = conform(self._spec, part.schema)
         with _explained(self._spec, part.label):
             batches = iter(part.read())
@@ -89,7 +89,7 @@ class Source:
             starts = range(0, batch.num_rows, MAX_BATCH_ROWS)
             return [conformer.batch(batch.slice(start, MAX_BATCH_ROWS)) for start in starts]
 
-    def _check(self, part: Part) -> ValidationError | None:
+    def _check(self, part: SourcePart) -> ValidationError | None:
         try:
             with _explained(self._spec, part.label):
                 conformer = conform(self._spec, part.schema)
@@ -102,23 +102,25 @@ class Source:
         return None
 
 
-def open_source(spec: TypeSpec, given: Any) -> Source:
+def open_source(spec: TypeSpec, given: Any) -> BulkSource:
     """Whatever the user gave, checked against the type; ValidationError says all that is wrong."""
     if isinstance(given, list | tuple):
         if not given:
             raise ValidationError(f"{spec.name}: the list of sources is empty", type=spec.name)
         parts = [_part(spec, item, f"source {n}") for n, item in enumerate(given)]
-        return Source(spec, parts)
-    return Source(spec, [_part(spec, given, "")])
+        return BulkSource(spec, parts)
+    return BulkSource(spec, [_part(spec, given, "")])
 
 
-def _part(spec: TypeSpec, given: Any, label: str) -> Part:
+def _part(spec: TypeSpec, given: Any, label: str) -> SourcePart:
     if isinstance(given, pa.Table):
-        return Part(given.schema, lambda: given.to_batches(max_chunksize=MAX_BATCH_ROWS), label)
+        return SourcePart(
+            given.schema, lambda: given.to_batches(max_chunksize=MAX_BATCH_ROWS), label
+        )
     if isinstance(given, pa.RecordBatch):
-        return Part(given.schema, lambda: [given], label)
+        return SourcePart(given.schema, lambda: [given], label)
     if isinstance(given, pa.RecordBatchReader):
-        return Part(given.schema, lambda: given, label, once=True)
+        return SourcePart(given.schema, lambda: given, label, once=True)
     if isinstance(given, str | os.PathLike):
         return _file(spec, Path(os.fsdecode(given)))
     if _is_frame(given, "pandas", "DataFrame"):
@@ -142,8 +144,8 @@ def _from_pandas(spec: TypeSpec, frame: Any, label: str) -> pa.Table:
     try:
         return pa.Table.from_pandas(frame, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        said = f"{label or 'pandas DataFrame'}: {_words(error)}"
-        raise _refused(spec, said) from error
+        problem = f"{label or 'pandas DataFrame'}: {_words(error)}"
+        raise _refused(spec, problem) from error
 
 
 def _is_frame(given: Any, library: str, name: str) -> bool:
@@ -155,7 +157,7 @@ def _is_frame(given: Any, library: str, name: str) -> bool:
 # --- files ------------------------------------------------------------------------------------
 
 
-def _parquet(_: TypeSpec, path: Path) -> Part:
+def _parquet(_: TypeSpec, path: Path) -> SourcePart:
     import pyarrow.parquet as pq
 
     def read() -> Iterator[pa.RecordBatch]:
@@ -163,24 +165,24 @@ def _parquet(_: TypeSpec, path: Path) -> Part:
             yield from file.iter_batches(batch_size=MAX_BATCH_ROWS)
 
     with pq.ParquetFile(path) as file:
-        return Part(file.schema_arrow, read, str(path))
+        return SourcePart(file.schema_arrow, read, str(path))
 
 
-def _csv(spec: TypeSpec, path: Path) -> Part:
+def _csv(spec: TypeSpec, path: Path) -> SourcePart:
     from storage_engine.runtime.text_files import CsvFile
 
     file = CsvFile(spec, path)
-    return Part(file.schema, file.read, str(path))
+    return SourcePart(file.schema, file.read, str(path))
 
 
-def _json_lines(spec: TypeSpec, path: Path) -> Part:
+def _json_lines(spec: TypeSpec, path: Path) -> SourcePart:
     from storage_engine.runtime.text_files import JsonLinesFile
 
     file = JsonLinesFile(spec, path, batch_rows=MAX_BATCH_ROWS)
-    return Part(file.schema, file.read, str(path), sample=True)
+    return SourcePart(file.schema, file.read, str(path), sample=True)
 
 
-_FORMATS: dict[str, Callable[[TypeSpec, Path], Part]] = {
+_FORMATS: dict[str, Callable[[TypeSpec, Path], SourcePart]] = {
     ".parquet": _parquet,
     ".csv": _csv,
     ".jsonl": _json_lines,
@@ -188,15 +190,15 @@ _FORMATS: dict[str, Callable[[TypeSpec, Path], Part]] = {
 }
 
 
-def _file(spec: TypeSpec, path: Path) -> Part:
-    known = ", ".join(_FORMATS)
+def _file(spec: TypeSpec, path: Path) -> SourcePart:
+    endings = ", ".join(_FORMATS)
     if "://" in str(path) or str(path).startswith(("s3:/", "http:/", "https:/")):
         raise _refused(spec, f"{path}: ingest reads local files; download it, or read it to Arrow")
     make = _FORMATS.get(path.suffix.lower())
     if path.is_dir():
         raise _refused(spec, f"{path} is a directory; give its files as a list")
     if make is None:
-        raise _refused(spec, f"{path}: the name must end in one of {known}")
+        raise _refused(spec, f"{path}: the name must end in one of {endings}")
     with _explained(spec, str(path)):
         return make(spec, path)
 
@@ -222,9 +224,9 @@ def _explained(spec: TypeSpec, label: str) -> Iterator[None]:
 
 def _words(error: Exception) -> str:
     """The message on one line."""
-    said = error.args if isinstance(error, pa.ArrowException) else (error,)
-    return " ".join(" ".join(str(part).split()) for part in said)
+    parts = error.args if isinstance(error, pa.ArrowException) else (error,)
+    return " ".join(" ".join(str(part).split()) for part in parts)
 
 
-def _refused(spec: TypeSpec, said: str) -> ValidationError:
-    return ValidationError(f"{spec.name}: {said}", type=spec.name)
+def _refused(spec: TypeSpec, problem: str) -> ValidationError:
+    return ValidationError(f"{spec.name}: {problem}", type=spec.name)

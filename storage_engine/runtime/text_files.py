@@ -1,15 +1,13 @@
-"""Text and JSON values as Arrow columns: whole columns at a time, faulty rows found one by one.
-
-The fast way is one cast of the column. Only when that fails is each value looked at, to say which
-rows are at fault.
-
-CSV and JSON lines as Arrow batches of the declared types, never of guessed ones.
+"""CSV and JSON lines as Arrow batches of the declared types, never of guessed ones.
 
 Values are written as in canonical JSON: datetimes and dates in ISO 8601 (a datetime without a zone
 is UTC), bytes in base64. In CSV, a field that is stored as JSON holds JSON text; an empty cell is
 null, or the empty string where the field is a `str` that cannot be null; a quoted empty cell is
 always the empty string. In JSON lines, a key that a record lacks gets the field's default, else
 null. Promise: "007" in a `str` field stays "007", and what does not fit is refused, by row.
+
+Whole columns are converted at a time; only when that fails is each value looked at, to say which
+rows are at fault.
 """
 
 from __future__ import annotations
@@ -33,8 +31,13 @@ from storage_engine.model.field_types import Storage
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import INT64_MAX, INT64_MIN, unknown_name
 
-Made = tuple[pa.Array, list[Problem]]
+Conversion = tuple[pa.Array, list[Problem]]
 
+_BLOCK_BYTES = 8 * 1024 * 1024
+_SAMPLE_ROWS = 1_000
+_LINES_SHOWN = 3
+_BOM = b"\xef\xbb\xbf"
+_STR = {"kind": "primitive", "name": "str"}
 _EXACT = 2**53  # up to here every integer is a float
 _ZONE = r"[0-9](Z|[+-][0-9]{2}(:?[0-9]{2})?)$"  # after a time of day; a date has no such end
 _NAMES: dict[Storage, str] = {
@@ -48,12 +51,15 @@ _NAMES: dict[Storage, str] = {
 }
 
 
+# --- values -----------------------------------------------------------------------------------
+
+
 def arrow_type(storage: Storage) -> pa.DataType:
     """The column type that text of such a field becomes."""
     return ARROW_TYPES[storage]
 
 
-def from_text(storage: Storage, column: pa.Array) -> Made:
+def from_text(storage: Storage, column: pa.Array) -> Conversion:
     """A column of text as values of the field; JSON text stays text."""
     convert = _PARSERS.get(storage)
     if convert is None:
@@ -64,7 +70,7 @@ def from_text(storage: Storage, column: pa.Array) -> Made:
         return _faulty(storage, column.to_pylist(), lambda v: _parses(convert, v))
 
 
-def from_python(storage: Storage, values: Sequence[Any]) -> Made:
+def from_python(storage: Storage, values: Sequence[Any]) -> Conversion:
     """A column of parsed JSON values; nothing is coerced, so 5 is no text and "5" no number."""
     if storage == "json":
         texts = [None if v is None else to_json(v).decode() for v in values]
@@ -80,7 +86,7 @@ def from_python(storage: Storage, values: Sequence[Any]) -> Made:
     return pa.array(values, ARROW_TYPES[storage]), []
 
 
-def _faulty(storage: Storage, values: Sequence[Any], fits: Callable[[Any], bool]) -> Made:
+def _faulty(storage: Storage, values: Sequence[Any], fits: Callable[[Any], bool]) -> Conversion:
     rows = [row for row, value in enumerate(values) if value is not None and not fits(value)]
     shown = repr(values[rows[0]])
     got = shown if len(shown) <= 40 else shown[:37] + "..."
@@ -161,12 +167,7 @@ _PLAIN: dict[Storage, set[type]] = {
     "bytes": {str, type(None)},
 }
 
-
-_BLOCK_BYTES = 8 * 1024 * 1024
-_SAMPLE_ROWS = 1_000
-_LINES_SHOWN = 3
-_BOM = b"\xef\xbb\xbf"
-_STR = {"kind": "primitive", "name": "str"}
+# --- files ------------------------------------------------------------------------------------
 
 
 def source_fields(spec: TypeSpec) -> dict[str, FieldSpec]:
@@ -181,18 +182,18 @@ def source_fields(spec: TypeSpec) -> dict[str, FieldSpec]:
 
 
 def _batch(
-    spec: TypeSpec, schema: pa.Schema, columns: Iterable[tuple[str, Made]], offset: int
+    spec: TypeSpec, schema: pa.Schema, columns: Iterable[tuple[str, Conversion]], offset: int
 ) -> pa.RecordBatch:
     """A batch of converted columns; ValidationError lists the problems of all of them."""
     arrays: list[pa.Array] = []
-    said: dict[str, list[str]] = {}
+    remarks: dict[str, list[str]] = {}
     for name, (array, problems) in columns:
         arrays.append(array)
         if problems:
-            said[name] = [problem.say(name, offset) for problem in problems]
-    if said:
-        listed = "; ".join(sentence for sentences in said.values() for sentence in sentences)
-        raise ValidationError(f"{spec.name}: {listed}", type=spec.name, field=", ".join(said))
+            remarks[name] = [problem.say(name, offset) for problem in problems]
+    if remarks:
+        listed = "; ".join(remark for column in remarks.values() for remark in column)
+        raise ValidationError(f"{spec.name}: {listed}", type=spec.name, field=", ".join(remarks))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -237,7 +238,7 @@ class CsvFile:
                 yield _batch(self._spec, self.schema, made, offset)
                 offset += batch.num_rows
 
-    def _convert(self, name: str, column: pa.Array) -> Made:
+    def _convert(self, name: str, column: pa.Array) -> Conversion:
         field = self._fields[name]
         if field.storage == "str" and not field.nullable:
             return pc.fill_null(column, ""), []
@@ -327,7 +328,7 @@ class JsonLinesFile:
             )
         return records
 
-    def _column(self, field: FieldSpec, records: Sequence[dict[str, Any]]) -> Made:
+    def _column(self, field: FieldSpec, records: Sequence[dict[str, Any]]) -> Conversion:
         values = [record.get(field.name, MISSING) for record in records]
         absent = [row for row, value in enumerate(values) if value is MISSING]
         if absent and field.required and not field.nullable:

@@ -23,14 +23,15 @@ from storage_engine.errors import (
 from storage_engine.events import open_event_store
 from storage_engine.events.dispatcher import (
     Dispatcher,
-    Done,
-    Dropped,
-    Failed,
-    Outcome,
+    Drop,
+    HandlerFailure,
+    HandlerOutcome,
     Pace,
+    Success,
     Totals,
 )
-from storage_engine.events.protocol import Claim, EventStore
+from storage_engine.events.protocol import EventStore
+from storage_engine.events.records import Claim
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event
 from storage_engine.repository.protocol import ClaimLost, Repository
@@ -123,7 +124,7 @@ class EventWorker:
             progress=progress,
         )
 
-    def _execute(self, handler: Handler[Any], claim: Claim) -> Outcome:
+    def _execute(self, handler: Handler[Any], claim: Claim) -> HandlerOutcome:
         """Run a handler and publish its work. What it raises is its failure, not the worker's."""
         context: HandlerContext[Any] | None = None
         try:
@@ -134,10 +135,10 @@ class EventWorker:
             )
             handler(context)
             emits, committed = context._finish()
-            return Done(emits, committed)
+            return Success(emits, committed)
         except (ClaimLost, CommitStateUnknownError) as error:
             # The log knows how it ended; whoever finds the lease expired asks it.
-            return Dropped(f"{handler.id}: {error}")
+            return Drop(f"{handler.id}: {error}")
         except EventLoopLimitError as error:
             return self._failed(handler, claim, error, retry=False)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
@@ -153,10 +154,10 @@ class EventWorker:
     @staticmethod
     def _failed(
         handler: Handler[Any], claim: Claim, error: Exception, *, retry: bool = True
-    ) -> Failed:
+    ) -> HandlerFailure:
         log.info("%s failed on event %s", handler.id, claim.event_id, exc_info=error)
-        said = "".join(traceback.format_exception_only(error)).strip()
-        return Failed(said[:_ERROR_LENGTH], retry)
+        message = "".join(traceback.format_exception_only(error)).strip()
+        return HandlerFailure(message[:_ERROR_LENGTH], retry)
 
 
 def _stored(envelope: Mapping[str, Any]) -> Mapping[str, Any]:

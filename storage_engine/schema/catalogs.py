@@ -38,19 +38,19 @@ def catalog_writes(
     documents: Documents,
     registered: Sequence[Record],
     *,
-    known: Iterable[TypeRef],
+    types: Iterable[TypeRef],
     commit_id: int,
     engine_version: str,
     now: datetime,
 ) -> list[Callable[[], None]]:
     """One independent write per catalog object that these registrations change.
 
-    `known` are all types of the log, so that types.json ends up complete even when it was lost.
+    `types` are all types of the log, so that types.json ends up complete even when it was lost.
     """
     if not registered:
         return []
     writes = [
-        lambda: documents.update(layout.TYPES, lambda d: _with_names(d, known, now)),
+        lambda: documents.update(layout.TYPES, lambda d: _with_names(d, types, now)),
         lambda: documents.update(layout.REGISTRY, lambda d: _with_schemas(d, registered)),
     ]
     if engine_version == "v2":
@@ -88,13 +88,13 @@ def _version_write(
 
 
 def _with_names(
-    document: Document | None, known: Iterable[TypeRef], now: datetime
+    document: Document | None, types: Iterable[TypeRef], now: datetime
 ) -> Document | None:
     document = document or empty_types(now)
     if not (_names(document.get("entities")) and _names(document.get("relations"))):
         raise SchemaMetadataError(f"{layout.TYPES} is malformed, left as it is", key=layout.TYPES)
     names = {
-        folder: sorted({*document[folder], *(name for k, name in known if k == kind)})
+        folder: sorted({*document[folder], *(name for k, name in types if k == kind)})
         for kind, folder in layout.FOLDERS.items()
     }
     if all(names[folder] == document[folder] for folder in names):

@@ -44,6 +44,7 @@ from storage_engine.maintenance.compaction.build import (
     Tell,
     described,
     folder_of,
+    labelled_part,
 )
 from storage_engine.maintenance.compaction.inputs import Input, open_inputs
 from storage_engine.maintenance.compaction.merge import (
@@ -51,8 +52,8 @@ from storage_engine.maintenance.compaction.merge import (
     IDENTITY,
     SUPERSEDED,
     Digest,
+    MergedFile,
     MergeOrder,
-    Output,
     RoleWriter,
     demand,
     split,
@@ -143,7 +144,7 @@ class MergeTask:
         if reports:
             yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], schema=REPORT)
 
-    def _merge(self, rows: Iterator[pa.Table], schema: pa.Schema, folder: str) -> list[Output]:
+    def _merge(self, rows: Iterator[pa.Table], schema: pa.Schema, folder: str) -> list[MergedFile]:
         identity = IDENTITY[self.order.kind]
         writers = [
             RoleWriter(Path(folder), role, schema, identity, self.order)
@@ -158,13 +159,14 @@ class MergeTask:
             for writer in writers:
                 writer.abort()
 
-    def _upload(self, outputs: Iterable[Output]) -> list[str]:
+    def _upload(self, outputs: Iterable[MergedFile]) -> list[str]:
         _, label = task_label()
         store = open_store(self.uri, self.config)
         try:
             reports = []
             for number, output in enumerate(outputs):
-                key = f"{self.folder}/{output.role}/part-{label}-{number:03d}.parquet"
+                assert output.role is not None  # v1 is compacted elsewhere
+                key = labelled_part(self.folder, output.role, f"{label}-{number:03d}")
                 store.put_file(key, output.path)
                 reports.append(_report(key, output))
             return reports
@@ -186,7 +188,7 @@ class Written:
         return cls(raw["key"], raw["role"], EncodedPart(content=b"", **raw["part"]))
 
 
-def _report(key: str, output: Output) -> str:
+def _report(key: str, output: MergedFile) -> str:
     part = {
         field.name: getattr(output.part, field.name)
         for field in dataclasses.fields(output.part)

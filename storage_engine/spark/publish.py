@@ -22,7 +22,7 @@ from storage_engine.errors import (
 from storage_engine.model.declarations import Event
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.write.staged_conflicts import disjoint
-from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import arguments
 from storage_engine.runtime.bound_types import StoredClass
@@ -81,7 +81,7 @@ def check_options(spec: TypeSpec, options: WriteOptions) -> None:
             )
 
 
-def target_of(attempt: StagedAttempt, options: WriteOptions) -> StageTarget:
+def target_of(attempt: StagedWrite, options: WriteOptions) -> StageTarget:
     """Where the parts of a write go."""
     return StageTarget(
         uri=attempt.uri,
@@ -94,7 +94,7 @@ def target_of(attempt: StagedAttempt, options: WriteOptions) -> StageTarget:
     )
 
 
-def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
+def _quarantine(attempt: StagedWrite, options: WriteOptions) -> Quarantine:
     uri, prefix = options.quarantine, ""
     if uri is None:
         uri, prefix = attempt.uri, attempt.quarantine_prefix
@@ -113,7 +113,7 @@ def _quarantine(attempt: StagedAttempt, options: WriteOptions) -> Quarantine:
     )
 
 
-def take_parts(attempt: StagedAttempt, reports: Sequence[TaskReport], part_bytes: int) -> bool:
+def take_parts(attempt: StagedWrite, reports: Sequence[TaskReport], part_bytes: int) -> bool:
     """Take what tasks have staged into the write, and stage what they have returned.
 
     Whether no identity can be in any one part twice, as far as order tells.
@@ -136,7 +136,7 @@ def take_parts(attempt: StagedAttempt, reports: Sequence[TaskReport], part_bytes
 
 
 def check_unique(
-    attempt: StagedAttempt,
+    attempt: StagedWrite,
     *,
     ascending: bool,
     repeated: Callable[[], list[object]] | None = None,
@@ -160,7 +160,7 @@ def check_unique(
         )
 
 
-def publish(session: Session, attempt: StagedAttempt, options: WriteOptions) -> CommitResult | None:
+def publish(session: Session, attempt: StagedWrite, options: WriteOptions) -> CommitResult | None:
     """As one commit; None when nothing differs and there is no event."""
     given = options.event  # an iterable can be read once, and a publish tried again
     events = None if given is None else arguments.listed_events("write(event=...)", given)

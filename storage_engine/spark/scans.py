@@ -21,7 +21,13 @@ from pyspark.sql.types import StructType
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
-from storage_engine.repository.object.read.files import DataFile, MissingFileError, versioned_schema
+from storage_engine.repository.object.read.files import (
+    STAGED_PART_URL,
+    DataFile,
+    MissingFileError,
+    attempt_in_url,
+    versioned_schema,
+)
 from storage_engine.repository.object.read.splits import packed
 from storage_engine.spark.schema import COMMIT_ID
 
@@ -33,7 +39,6 @@ if TYPE_CHECKING:
 _NAMED = 8  # the largest staged commits: one expression tells their parts; the others are joined
 _TASK_BYTES = 32 * MIB
 _BATCH_ROWS = 64 * 1024
-_ATTEMPT = r"/staged/([^/]+)/[^/]+/[^/]+/[^/]+/[^/]+$"  # see layout.staged_part
 # Hadoop takes these for a pattern, or leaves the file out without a word.
 _ODD = re.compile(r"[*?\[\]{}\\]|/[._][^/]*$")
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
@@ -163,8 +168,8 @@ class NativeScan:
             path = scan.metadataColumn("_metadata")["file_path"]
             told: Any = functions  # `when` begins a CASE here, and continues it there
             for commit_id, staged in named.items():
-                attempts = {item.file.path.split("/")[1] for item in staged}
-                there = [path.contains(f"/staged/{attempt}/") for attempt in sorted(attempts)]
+                attempts = {item.attempt for item in staged}
+                there = [path.contains(attempt_in_url(attempt)) for attempt in sorted(attempts)]
                 told = told.when(reduce(lambda a, b: a | b, there), functions.lit(commit_id))
             commit_columns.append(told)
         commit_ids = functions.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
@@ -182,16 +187,14 @@ class NativeScan:
     def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:
         """One scan of many commits' parts: the attempt in a part's path tells its commit."""
         attempts = {
-            item.file.path.split("/")[1]: commit_id
-            for commit_id, staged in given.items()
-            for item in staged
+            item.attempt: commit_id for commit_id, staged in given.items() for item in staged
         }
         commits = self.spark.createDataFrame(
             list(attempts.items()), f"__attempt string, {COMMIT_ID} long"
         )
         scan = self._open([item for staged in given.values() for item in staged], schema)
         path = scan.metadataColumn("_metadata")["file_path"]
-        attempt = functions.regexp_extract(path, _ATTEMPT, 1)
+        attempt = functions.regexp_extract(path, STAGED_PART_URL, 1)
         joined = scan.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )

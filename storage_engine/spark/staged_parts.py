@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.model.arrow import row_schema
-from storage_engine.model.conform import Conformer, Fault, Sifted, conform
+from storage_engine.model.conform import Conformer, RowFault, SiftedBatch, conform
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.object.write.staged_write import PartFolder
@@ -158,21 +158,21 @@ class _Run:
 
     # -- rows that do not fit -----------------------------------------------------------------
 
-    def _sift(self, own: pa.RecordBatch, batch: pa.RecordBatch) -> Sifted:
+    def _sift(self, own: pa.RecordBatch, batch: pa.RecordBatch) -> SiftedBatch:
         if self._conformed:
             carried = _carried(batch)
             if not carried:
                 rows = pa.RecordBatch.from_arrays(own.columns, schema=row_schema(self._spec))
-                return Sifted(rows, None, {})
+                return SiftedBatch(rows, None, {})
             fits = _all_but(carried, batch.num_rows)
             kept = own.filter(fits)
             rows = pa.RecordBatch.from_arrays(kept.columns, schema=row_schema(self._spec))
-            return Sifted(rows, fits, carried)
+            return SiftedBatch(rows, fits, carried)
         if self._conformer is None:
             self._conformer = conform(self._spec, own.schema)
         return sift_with_reasons(self._conformer, own, batch)
 
-    def _set_aside(self, own: pa.RecordBatch, batch: pa.RecordBatch, sifted: Sifted) -> None:
+    def _set_aside(self, own: pa.RecordBatch, batch: pa.RecordBatch, sifted: SiftedBatch) -> None:
         report = self._report
         report.bad += len(sifted.faults)
         for faults in sifted.faults.values():
@@ -221,17 +221,19 @@ class _Run:
         path.unlink()
 
 
-def sift_with_reasons(conformer: Conformer, own: pa.RecordBatch, batch: pa.RecordBatch) -> Sifted:
+def sift_with_reasons(
+    conformer: Conformer, own: pa.RecordBatch, batch: pa.RecordBatch
+) -> SiftedBatch:
     """Sort out rows that do not fit the type, and those that broke an expectation."""
     sifted = conformer.sift(own)
     broken = _broken(batch)
     if not broken:
         return sifted
     both = {row: [*sifted.faults.get(row, ()), *row_faults] for row, row_faults in broken.items()}
-    faults: dict[int, Sequence[Fault]] = {**sifted.faults, **both}
+    faults: dict[int, Sequence[RowFault]] = {**sifted.faults, **both}
     fits = _all_but(faults, batch.num_rows)
     kept = fits if sifted.fits is None else fits.filter(sifted.fits)
-    return Sifted(sifted.rows.filter(kept), fits, faults)
+    return SiftedBatch(sifted.rows.filter(kept), fits, faults)
 
 
 def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -260,34 +262,34 @@ def _plain(value: Any) -> Any:
     return isoformat() if isoformat is not None else str(value)
 
 
-def _broken(batch: pa.RecordBatch) -> dict[int, list[Fault]]:
+def _broken(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
     reasons = _column(batch, REASONS)
     if reasons is None:
         return {}
     some = pc.indices_nonzero(pc.fill_null(pc.greater(pc.list_value_length(reasons), 0), False))
     texts = reasons.take(some).to_pylist()
     return {
-        row: [Fault(text) for text in row_texts]
+        row: [RowFault(text) for text in row_texts]
         for row, row_texts in zip(some.to_pylist(), texts, strict=True)
     }
 
 
-def _carried(batch: pa.RecordBatch) -> dict[int, list[Fault]]:
+def _carried(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
     faults = _column(batch, FAULTS)
     if faults is None:
         return {}
     some = pc.indices_nonzero(pc.is_valid(faults))
     return {
-        row: [Fault(*pair) for pair in json.loads(text)]
+        row: [RowFault(*pair) for pair in json.loads(text)]
         for row, text in zip(some.to_pylist(), faults.take(some).to_pylist(), strict=True)
     }
 
 
-def _all_but(faults: Mapping[int, Sequence[Fault]], rows: int) -> pa.Array:
+def _all_but(faults: Mapping[int, Sequence[RowFault]], rows: int) -> pa.Array:
     return pa.array([row not in faults for row in range(rows)], pa.bool_())
 
 
-def _say(fault: Fault) -> str:
+def _say(fault: RowFault) -> str:
     return f"{fault.what}: {fault.detail}" if fault.detail else fault.what
 
 

@@ -17,7 +17,7 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.repository.object.read.files import files_of
-from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.spark.scans import scan_of
 from storage_engine.spark.schema import COMMIT_ID as COMMIT
 
@@ -50,14 +50,14 @@ DRIVER_ROWS = 20_000_000
 DRIVER_BYTES = 64 * 1024 * 1024  # of parts that are not local
 
 
-def for_spark(attempt: StagedAttempt) -> bool:
+def for_spark(attempt: StagedWrite) -> bool:
     """Whether the parts are too much for the driver."""
     rows = sum(file.row_count for file in attempt.files)
     size = sum(file.bytes for file in attempt.files)
     return rows > DRIVER_ROWS or (not attempt.local and size > DRIVER_BYTES)
 
 
-def repeated(spark: SparkSession, attempt: StagedAttempt) -> list[object]:
+def repeated(spark: SparkSession, attempt: StagedWrite) -> list[object]:
     """Three identities at most."""
     identity = list(attempt.spec.identity)
     keys = stored_rows(

@@ -19,7 +19,7 @@ from storage_engine.errors import (
     ValidationError,
 )
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import arguments
 from storage_engine.runtime.bound_types import StoredClass
@@ -158,7 +158,7 @@ class _Write:
                     frame.unpersist()
 
     def _run(
-        self, attempt: StagedAttempt, target: StageTarget, jobs: Jobs, before: Mapping[str, int]
+        self, attempt: StagedWrite, target: StageTarget, jobs: Jobs, before: Mapping[str, int]
     ) -> WriteResult:
         spec = attempt.spec
         df = self._expected(self._df, spec)
@@ -216,7 +216,7 @@ class _Write:
 
         return evaluate(df, self._options.expectations, spec, self._session)
 
-    def _reconcile(self, df: DataFrame, attempt: StagedAttempt) -> tuple[Reconciled, SourceRows]:
+    def _reconcile(self, df: DataFrame, attempt: StagedWrite) -> tuple[Reconciled, SourceRows]:
         spec, order_by = attempt.spec, self._options.order_by
         compared = attempt.top is not None or order_by is not None or self._options.dry_run
         if compared and not _repeats(df):
@@ -249,7 +249,7 @@ class _Write:
         )
         return reconciled, source
 
-    def _check_unique(self, attempt: StagedAttempt, jobs: Jobs, *, ascending: bool) -> None:
+    def _check_unique(self, attempt: StagedWrite, jobs: Jobs, *, ascending: bool) -> None:
         def by_spark() -> list[object]:
             with jobs.running("stage", f"{attempt.spec.name}: look for repeated identities"):
                 return repeated(self._df.sparkSession, attempt)
@@ -261,7 +261,7 @@ class _Write:
 
     def _result(
         self,
-        attempt: StagedAttempt,
+        attempt: StagedWrite,
         result: CommitResult | None,
         counts: Counts,
         reports: Sequence[TaskReport],
@@ -305,7 +305,7 @@ class _Write:
             return 0
         return max(0, counts.written - sum(report.rows for report in reports))
 
-    def _applied(self, commit_id: int, attempt: StagedAttempt) -> WriteResult:
+    def _applied(self, commit_id: int, attempt: StagedWrite) -> WriteResult:
         return WriteResult(
             type_name=attempt.spec.name,
             commit_id=commit_id,

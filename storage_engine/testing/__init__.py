@@ -1,1 +1,2 @@
-"""For tests, ours and those of users: the meaning of the query language in plain Python."""
+"""For tests, ours and those of users: the meaning of the query language in plain Python, and faults
+for the simulated store."""

@@ -100,8 +100,8 @@ def _leaf(node: Leaf, row: Row) -> Truth:
     items = _follow(operand.path, _field(operand, row))
     if not isinstance(items, list):
         return False
-    found = (_follow(operand.item_path, item) for item in items)
-    return any(_test(node, _cast(operand, v) if operand.cast else v) is True for v in found)
+    elements = (_follow(operand.item_path, item) for item in items)
+    return any(_test(node, _cast(operand, v) if operand.cast else v) is True for v in elements)
 
 
 def _test(node: Leaf, value: Any) -> Truth:
@@ -143,15 +143,15 @@ def _test(node: Leaf, value: Any) -> Truth:
     raise TypeError(f"{node!r} is not a condition that can be evaluated")
 
 
-def comparable(one: Any, other: Any) -> bool:
+def comparable(value: Any, other: Any) -> bool:
     """Whether two values are of one kind; integers and floats are, booleans are not numbers."""
-    kinds = {kind_of(one), kind_of(other)}
+    kinds = {kind_of(value), kind_of(other)}
     return len(kinds) == 1 or kinds == NUMBERS
 
 
-def equal(one: Any, other: Any) -> bool:
+def equal(value: Any, other: Any) -> bool:
     """Whether two values are the same; values of different kinds are not."""
-    return comparable(one, other) and bool(one == other)
+    return comparable(value, other) and bool(value == other)
 
 
 def _field(operand: Operand, row: Row) -> Any:
@@ -186,9 +186,9 @@ def ordered(
     """Rows by the places in `keys` (with True for descending), NULLs last either way, then by
     `ties`."""
 
-    def compare(one: Row, other: Row) -> int:
+    def compare(row: Row, other: Row) -> int:
         for operand, descending in keys:
-            a, b = value_at(operand, one), value_at(operand, other)
+            a, b = value_at(operand, row), value_at(operand, other)
             if a is None or b is None:
                 if (a is None) != (b is None):
                     return 1 if a is None else -1
@@ -201,20 +201,22 @@ def ordered(
 
 def aggregate(function: str, values: Iterable[Any]) -> Any:
     """`sum`, `avg`, `min`, `max`, `count` or `avg_len` of the values that are not None."""
-    found = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     match function:
         case "count":
-            return len(found)
+            return len(present)
         case "avg_len":
-            lengths = [len(value) for value in found if isinstance(value, list)]
+            lengths = [len(value) for value in present if isinstance(value, list)]
             return math.fsum(lengths) / len(lengths) if lengths else None
-        case _ if not found:
+        case _ if not present:
             return None
         case "sum":
-            return math.fsum(found) if any(isinstance(v, float) for v in found) else sum(found)
+            return (
+                math.fsum(present) if any(isinstance(v, float) for v in present) else sum(present)
+            )
         case "avg":
-            return math.fsum(found) / len(found)
+            return math.fsum(present) / len(present)
         case "min":
-            return min(found)
+            return min(present)
         case _:
-            return max(found)
+            return max(present)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from storage_engine.cli.output import Output
-from storage_engine.cli.results import Answer, Column, Format, csv_cell, json_value, write
+from storage_engine.cli.results import Answer, Format, OutputColumn, csv_cell, json_value, write
 from storage_engine.runtime.session import Session
 from tests.cli.shop import Client, fill
 from tests.cli.support import ROOT, commit, onto
@@ -267,7 +267,7 @@ def test_a_stream_that_fails_between_two_batches_cannot_be_read_as_whole(
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written))
     with pytest.raises(KeyboardInterrupt):
-        write(Output(), Format.arrow, Answer(batch.schema, batches(), [Column("a", 0)]))
+        write(Output(), Format.arrow, Answer(batch.schema, batches(), [OutputColumn("a", 0)]))
 
     with pytest.raises((OSError, pa.ArrowInvalid), match="Expected to"):
         pa.ipc.open_stream(written.getvalue()).read_all()

@@ -20,7 +20,7 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.model import TypeSpec
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.open import memory_backend
-from storage_engine.repository import CommitResult, TypeInput, Window, initialize_storage
+from storage_engine.repository import CommitResult, ReadWindow, TypeInput, initialize_storage
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object import engine
 from storage_engine.repository.object.engine import ObjectRepository
@@ -29,7 +29,7 @@ from storage_engine.testing.faults import Fault, FaultKind, FaultPlan, FaultRule
 from tests.engines import CUSTOMER, Row, commit, rows_of
 
 LEASE_TTL_MS = 30_000
-HISTORY = Window(history=True)
+HISTORY = ReadWindow(history=True)
 # One for all: opening DuckDB costs more than the rest of a simulated process's life, and what it
 # is used for leaves nothing behind in it.
 _DUCK = Duck(uri="memory://", memory_limit="256MB")
@@ -51,8 +51,10 @@ class Writer:
         assert result is not None, "nothing changed"
         return result
 
-    def rows(self, spec: TypeSpec = CUSTOMER, window: Window | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.repo.read(spec, window or Window()).to_pylist()
+    def rows(
+        self, spec: TypeSpec = CUSTOMER, window: ReadWindow | None = None
+    ) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.repo.read(spec, window or ReadWindow()).to_pylist()
         return found
 
     def ages(self) -> dict[str, int]:

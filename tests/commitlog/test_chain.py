@@ -20,7 +20,7 @@ from storage_engine.commitlog.records import Checkpoint, CommitPoint, Head, Mani
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
 from storage_engine.objectstore.metering import HopTrace, tracing
-from storage_engine.repository import Idempotency, Window
+from storage_engine.repository import Idempotency, ReadWindow
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of
@@ -226,7 +226,7 @@ def test_everything_is_found_across_checkpoints(either_world: World) -> None:
         record = reader.repo.get_commit(commit_id)
         assert record is not None
         assert record.id == commit_id
-    assert reader.rows(window=Window(as_of=4))[0]["age"] == 3
+    assert reader.rows(window=ReadWindow(as_of=4))[0]["age"] == 3
     heads = state.type_heads(reader.repo.chain, world.head())
     record_of = state.schema_record(
         reader.repo.chain, world.head(), CUSTOMER.ref, heads[CUSTOMER.ref]
@@ -418,7 +418,7 @@ def test_a_log_of_the_first_implementation_is_read_and_not_written(
     assert reader.repo.engine_version == "v1"
     assert reader.history() == LEGACY_HISTORY
     assert reader.ages() == {"a": 2, "b": 1, "c": 3}
-    assert len(reader.rows(window=Window(as_of=1))) == 2
+    assert len(reader.rows(window=ReadWindow(as_of=1))) == 2
     assert [r.id for r in reader.repo.list_commits()] == [3, 2, 1]
     assert reader.repo.type_head(CUSTOMER) == 3
     assert (reader.repo.index_warnings() == []) == (indexed_to == 3)

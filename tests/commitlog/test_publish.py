@@ -20,7 +20,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model import Entity, Field, spec_of
 from storage_engine.repository.object.read.files import versioned_schema
-from storage_engine.repository.object.read.resident import Resident, ResidentType
+from storage_engine.repository.object.read.latest import Resident, ResidentType
 from storage_engine.repository.protocol import Idempotency
 from storage_engine.testing.faults import FaultKind, plan_of
 from tests.commitlog.support import World, Writer, at

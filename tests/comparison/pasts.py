@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from tests.comparison.model import Model, Seen, Version, comparable, row_of, versioned_schema
 from tests.comparison.questions import Asking, Time
 from tests.comparison.schemas import Type
@@ -21,7 +21,7 @@ class Read:
     """`Repository.read`, of all identities or of some."""
 
     of: Type
-    window: Window
+    window: ReadWindow
     keys: tuple[tuple[str, ...], ...] | None
 
     def check(self, model: Model, storage: Storage) -> None:
@@ -167,7 +167,7 @@ def questions(asking: Asking) -> st.SearchStrategy[Any]:
 
 def _reads(asking: Asking, one: Type) -> st.SearchStrategy[Read]:
     commits = st.none() | st.integers(-1, asking.commits + 1)
-    windows = st.builds(Window, as_of=commits, since=commits, history=st.booleans())
+    windows = st.builds(ReadWindow, as_of=commits, since=commits, history=st.booleans())
     known = {Version(0, t, row_of(t)).identity for t in asking.things if type(t) is one.cls}
     unknown = ("nobody",) * len(one.spec.identity)
     keys = st.lists(st.sampled_from([*sorted(known), unknown]), max_size=4, unique=True)

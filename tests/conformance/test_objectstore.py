@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from storage_engine.commitlog import layout
 from storage_engine.objectstore.local import DirectoryStore
 from storage_engine.objectstore.memory import MemoryBackend
 from storage_engine.objectstore.probe import probe_conditional_writes
@@ -179,7 +180,7 @@ def test_what_one_client_writes_another_sees(another: Opener) -> None:
 
 
 def test_probe_passes_and_cleans_up(store: ObjectStore) -> None:
-    probe_conditional_writes(store)
+    probe_conditional_writes(store, layout.probe())
     assert keys_of(store, "") == []
 
 

@@ -22,8 +22,8 @@ from storage_engine.errors import (
     ExpectedVersionMismatchError,
     SchemaOutdatedError,
 )
-from storage_engine.model import Entity, Field, row_schema, spec_of
-from storage_engine.repository import Idempotency, Repository, TypeChange, TypeInput, Window
+from storage_engine.model import Entity, Field, TypeSpec, row_schema, spec_of
+from storage_engine.repository import Idempotency, ReadWindow, Repository, TypeChange, TypeInput
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -44,7 +44,7 @@ from tests.engines import (
     table_of,
 )
 
-HISTORY = Window(history=True)
+HISTORY = ReadWindow(history=True)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def repository(storage: Storage) -> Iterator[Repository]:
     opened.close()
 
 
-def versions(repository: Repository, window: Window = HISTORY) -> list[tuple[int, str, str]]:
+def versions(repository: Repository, window: ReadWindow = HISTORY) -> list[tuple[int, str, str]]:
     """Customers as (commit, key, name), in the order they come."""
     table = repository.read(CUSTOMER, window)
     columns = (table["commit_id"], table["entity_key"], table["name"])
@@ -76,7 +76,7 @@ def test_an_empty_storage_has_nothing(repository: Repository) -> None:
     assert repository.list_commits() == []
     assert repository.get_commit(1) is None
     assert repository.list_commit_changes(1) == []
-    for window in (Window(), HISTORY, Window(as_of=0), Window(as_of=9)):
+    for window in (ReadWindow(), HISTORY, ReadWindow(as_of=0), ReadWindow(as_of=9)):
         assert repository.read(CUSTOMER, window).num_rows == 0
 
 
@@ -241,7 +241,10 @@ def test_a_stream_writes_what_is_new_or_changed(repository: Repository) -> None:
     result = commit(repository, stream_of(CUSTOMER, rows))
     assert result is not None
     assert list(result.changes) == changes(("Customer", 1, 1))
-    assert versions(repository, Window(history=True, since=1)) == [(2, "b", "Bea"), (2, "c", "Ann")]
+    assert versions(repository, ReadWindow(history=True, since=1)) == [
+        (2, "b", "Bea"),
+        (2, "c", "Ann"),
+    ]
 
 
 @on_servers
@@ -253,11 +256,14 @@ def test_the_last_of_repeated_identities_counts(repository: Repository, known: b
     result = commit(repository, stream_of(CUSTOMER, rows, [customer("a", "last")]))
     assert result is not None
     assert list(result.changes) == changes(("Customer", 1 if known else 2, 1 if known else 0))
-    assert [(key, name) for _, key, name in versions(repository, Window())] == [
+    assert [(key, name) for _, key, name in versions(repository, ReadWindow())] == [
         ("a", "last"),
         ("b", "Ann"),
     ]
-    assert repository.read(CUSTOMER, Window(history=True, since=result.commit_id - 1)).num_rows == 2
+    assert (
+        repository.read(CUSTOMER, ReadWindow(history=True, since=result.commit_id - 1)).num_rows
+        == 2
+    )
 
 
 def test_a_repeated_identity_that_ends_as_stored_is_no_change(repository: Repository) -> None:
@@ -318,7 +324,7 @@ ALL_VERSIONS = [(1, "a", "a1"), (1, "c", "c1"), (3, "a", "a3"), (3, "b", "b3"), 
 
 
 def test_rfc0004_04_temporal_latest(timeline: Repository) -> None:
-    assert versions(timeline, Window()) == [(3, "a", "a3"), (3, "b", "b3"), (4, "c", "c4")]
+    assert versions(timeline, ReadWindow()) == [(3, "a", "a3"), (3, "b", "b3"), (4, "c", "c4")]
 
 
 AS_OF: dict[int, list[tuple[int, str, str]]] = {
@@ -336,7 +342,7 @@ AS_OF: dict[int, list[tuple[int, str, str]]] = {
 
 @on_servers
 def test_rfc0004_04_temporal_as_of_clamps_at_both_ends(timeline: Repository) -> None:
-    assert {as_of: versions(timeline, Window(as_of=as_of)) for as_of in AS_OF} == AS_OF
+    assert {as_of: versions(timeline, ReadWindow(as_of=as_of)) for as_of in AS_OF} == AS_OF
 
 
 def test_rfc0004_04_temporal_history_is_ordered_by_commit_and_identity(
@@ -349,11 +355,11 @@ def test_rfc0004_04_temporal_history_is_ordered_by_commit_and_identity(
 def test_rfc0004_04_temporal_history_since(timeline: Repository) -> None:
     for since in (-7, -1, 0, 1, 2, 3, 4, 5, 10**12):
         wanted = [version for version in ALL_VERSIONS if version[0] > since]
-        assert versions(timeline, Window(history=True, since=since)) == wanted, since
+        assert versions(timeline, ReadWindow(history=True, since=since)) == wanted, since
 
 
 def test_rfc0004_04_temporal_history_of_a_stretch(timeline: Repository) -> None:
-    window = Window(history=True, since=1, as_of=3)
+    window = ReadWindow(history=True, since=1, as_of=3)
     assert versions(timeline, window) == [(3, "a", "a3"), (3, "b", "b3")]
 
 
@@ -375,7 +381,7 @@ def test_rfc0004_04_temporal_same_answers_after_reopening(
 ) -> None:
     timeline.flush()
     again = storage.open()
-    for window in (Window(), HISTORY, Window(as_of=3), Window(history=True, since=2)):
+    for window in (ReadWindow(), HISTORY, ReadWindow(as_of=3), ReadWindow(history=True, since=2)):
         assert versions(again, window) == versions(timeline, window)
     again.close()
 
@@ -384,7 +390,7 @@ def test_rfc0004_04_temporal_same_answers_after_reopening(
 def test_reads_by_keys(timeline: Repository) -> None:
     keys = keys_of(CUSTOMER, "c", "a", "absent")
     assert timeline.read(CUSTOMER, keys=keys)["name"].to_pylist() == ["a3", "c4"]
-    past = timeline.read(CUSTOMER, Window(as_of=1), keys=keys)
+    past = timeline.read(CUSTOMER, ReadWindow(as_of=1), keys=keys)
     assert past["name"].to_pylist() == ["a1", "c1"]
     history = timeline.read(CUSTOMER, HISTORY, keys=keys)
     assert history["name"].to_pylist() == ["a1", "c1", "a3", "c4"]
@@ -641,6 +647,35 @@ def test_the_order_of_fields_is_no_difference(repository: Repository) -> None:
     assert [(r["id"], r["name"], r["age"]) for r in found] == [("a", "Ann", 30), ("b", "Ben", 40)]
 
 
+def test_the_order_of_a_union_is_no_difference(repository: Repository) -> None:
+    """Python gives one object for `Field[int | str]` and `Field[str | int]`, that which came
+    first: what is stored would depend on what else was imported."""
+
+    class Parcel(Entity):
+        id: Field[str] = Field(primary_key=True)
+        code: Field[int | str]
+        codes: Field[list[bool | str]]
+
+    first = spec_of(Parcel)
+    turned = TypeSpec.from_schema_dict(_turned(first.schema_dict()))
+    assert turned.schema_sha256 != first.schema_sha256
+    row = {"entity_key": "a", "id": "a", "code": "1", "codes": "[true]"}
+    commit(repository, rows_of(first, row))
+    assert commit(repository, rows_of(turned, row)) is None
+    assert commit(repository, rows_of(turned, {**row, "code": '"x"'})) is not None
+    assert commit(repository, rows_of(first, {**row, "code": '"x"'})) is None
+    assert [r["code"] for r in repository.read(turned).to_pylist()] == ['"x"']
+
+
+def _turned(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        members = schema.get("members", [])
+        return {name: _turned(value) for name, value in schema.items()} | (
+            {"members": members[::-1]} if members else {}
+        )
+    return [_turned(item) for item in schema] if isinstance(schema, list) else schema
+
+
 # --- information, lifetime, threads -------------------------------------------------------------
 
 
@@ -678,7 +713,7 @@ def test_another_session_sees_a_commit_at_once(storage: Storage, repository: Rep
         for number in range(1, 4):
             put(repository, customer("a", str(number)))
             assert other.head_commit_id() == number
-            assert versions(other, Window()) == [(number, "a", str(number))]
+            assert versions(other, ReadWindow()) == [(number, "a", str(number))]
             assert commit(other, rows_of(CUSTOMER, customer("a", str(number)))) is None
     finally:
         other.close()

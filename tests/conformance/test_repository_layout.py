@@ -26,7 +26,7 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.model import Entity, Field, spec_of
-from storage_engine.repository import Repository, Window, initialize_storage, open_repository
+from storage_engine.repository import ReadWindow, Repository, initialize_storage, open_repository
 from storage_engine.repository.object.engine import S3RepositoryV1, S3RepositoryV2
 from storage_engine.repository.sqlite import SqliteRepositoryV1, SqliteRepositoryV2
 from tests.engines import (
@@ -233,7 +233,7 @@ def test_bulk_parts_get_their_commit_from_the_manifest(
     head = on_objects.document("meta/head.json")
     (described,) = on_objects.document(head["manifest_path"])["files"]
     assert described["commit_id_source"] == "manifest"
-    assert repository.read(CUSTOMER, Window(history=True))["commit_id"].to_pylist() == [1]
+    assert repository.read(CUSTOMER, ReadWindow(history=True))["commit_id"].to_pylist() == [1]
     store = on_objects.objects()
     assert not list(store.list("meta/attempts/")), "the attempt's heartbeat stays behind"
     store.close()
@@ -520,7 +520,7 @@ def test_reads_never_write(local: Storage, tmp_path: Path) -> None:
     with closing(local.open()) as repository:
         repository.head_commit_id()
         repository.type_head(CUSTOMER)
-        for window in (Window(), Window(as_of=1), Window(history=True)):
+        for window in (ReadWindow(), ReadWindow(as_of=1), ReadWindow(history=True)):
             repository.read(CUSTOMER, window)
             repository.read(EVERYTHING, window)
         repository.list_commits()

@@ -12,7 +12,7 @@ from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.ingestion.asset import ingest_spec, ingestion_asset
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.resources.secrets import hidden_options, is_secret
+from ontologia_dagster.resources.secrets import hide_options, is_secret
 from ontologia_dagster.resources.spark import SparkResource
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.s3 import S3Settings
@@ -118,7 +118,7 @@ def test_secrets_of_spark_and_of_sources_are_on_no_command_line(
     source = {"password": "hush", "user": "ada", "token": "env:TOKEN"}
     update = {"source": declared.source.model_copy(update={"options": source})}
     order, _ = ingest_spec(declared.model_copy(update=update), URI, [])
-    shown, variables = hidden_options(order)
+    shown, variables = hide_options(order)
     assert "hush" not in " ".join(shown.to_arguments())
     assert variables == {"ONTOLOGIA_JOB_OPTION_0": "hush"}
     assert shown.source.options == {**source, "password": "env:ONTOLOGIA_JOB_OPTION_0"}
@@ -130,7 +130,7 @@ def test_secrets_of_spark_and_of_sources_are_on_no_command_line(
     update = {"source": declared.source.model_copy(update=database)}
     order, _ = ingest_spec(declared.model_copy(update=update), URI, [])
     with pytest.raises(ConfigurationError, match=r"source\.options\.PASSWORD as env:NAME"):
-        hidden_options(order)
+        hide_options(order)
     assert not is_secret("spark.sql.shuffle.partitions")
 
 

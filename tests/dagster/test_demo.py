@@ -20,13 +20,13 @@ from ontologia_dagster.demo.instance import (
     OWN_RUN,
     RUN,
     UI,
-    alive,
+    choose_home,
     dagster_home,
     end_dead_runs,
+    hold,
     landing_folder,
     open_instance,
     prepare_instance,
-    settle,
 )
 from ontologia_dagster.demo.ontology import Airport, Disruption, Flight, Incident, Plane
 from ontologia_dagster.demo.run import MeteredOntology, corrections, ensure_storage, requests
@@ -188,7 +188,7 @@ def test_each_storage_has_a_home_of_its_own(
     ):
         monkeypatch.setenv("ONTOLOGIA_HOME", str(tmp_path))
         monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", uri or "")
-        settle(local_s3=local)
+        choose_home(local_s3=local)
         homes[name] = (dagster_home(), landing_folder())
         assert os.environ["ONTOLOGIA_STORAGE_URI"] == uri or uri is None
 
@@ -219,21 +219,21 @@ def test_runs_of_killed_processes_are_ended_and_their_places_freed(
         assert storage.claim_concurrency_slot(INGEST_POOL, ours, "flight").is_claimed
         assert not storage.claim_concurrency_slot(INGEST_POOL, theirs, "flight").is_claimed
 
-        with alive(place, RUN), alive(place, UI):
+        with hold(place, RUN), hold(place, UI):
             assert end_dead_runs(instance, place, RUN) == 1
         assert status(ours) == dg.DagsterRunStatus.FAILURE
         assert status(theirs) == dg.DagsterRunStatus.STARTED  # the UI that has it is alive
         assert storage.claim_concurrency_slot(INGEST_POOL, theirs, "flight").is_claimed
 
-        with alive(place, RUN):
+        with hold(place, RUN):
             assert end_dead_runs(instance, place, RUN) == 1
         assert status(theirs) == dg.DagsterRunStatus.FAILURE
         assert storage.claim_concurrency_slot(INGEST_POOL, "new", "flight").is_claimed
 
     with (
-        alive(place, RUN),
+        hold(place, RUN),
         pytest.raises(ConfigurationError, match=f"in use .run, process {os.getpid()}."),
-        alive(place, RUN),
+        hold(place, RUN),
     ):
         pass
 

@@ -9,7 +9,7 @@ import pytest
 from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.resources.environments import Environments
-from ontologia_dagster.resources.failures import reported_failures
+from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.resources.location import location_resources
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.resources.spark import SparkResource
@@ -237,7 +237,7 @@ def test_secrets_are_in_no_log_event_config_or_command(
     ) -> None:
         context.log.info("%r %s", ontology.config(), spark.command("ingest.py", ["--type", "T"]))
         seen.update(ontology.child_environment({}))
-        with reported_failures(context.instance), ontology.repository():
+        with report_failures(context.instance), ontology.repository():
             pass
 
     caplog.set_level(logging.DEBUG)
@@ -266,7 +266,7 @@ def test_secrets_are_in_no_log_event_config_or_command(
 
 def test_a_failure_links_to_the_run_that_holds_the_lock() -> None:
     def failure(run_id: str, instance: dg.DagsterInstance) -> dg.Failure:
-        with pytest.raises(dg.Failure) as caught, reported_failures(instance):
+        with pytest.raises(dg.Failure) as caught, report_failures(instance):
             raise LockContentionError(
                 waited_ms=5, owner_id="dagster", holder={"dagster/run_id": run_id}
             )

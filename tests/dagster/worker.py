@@ -21,7 +21,7 @@ from ontologia_dagster.declaration import (
     SourceSpec,
 )
 from ontologia_dagster.ingestion import asset as ingestion
-from ontologia_dagster.ingestion.spark_run import carry_out
+from ontologia_dagster.ingestion.spark_run import run_ingest
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.resources.spark import SparkResource
 from tests.dagster.world import MODELS
@@ -100,10 +100,10 @@ def main() -> None:
     if how == "killed":
 
         def dies_after(*args: Any, **kwargs: Any) -> Any:
-            carry_out(*args, **kwargs)
+            run_ingest(*args, **kwargs)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        vars(ingestion)["carry_out"] = dies_after
+        vars(ingestion)["run_ingest"] = dies_after
     with dg.DagsterInstance.from_config(home) as instance:
         made = reconstructable(folder, master, slow=how == "slow")
         run = instance.create_run_for_job(made.get_definition(), tags=RANGE)

@@ -11,7 +11,8 @@ from typing import Any
 from storage_engine import Event, Field
 from storage_engine.config import OntologiaConfig
 from storage_engine.events import open_event_store
-from storage_engine.events.protocol import Claim, Consumer, EventStore, Subscription
+from storage_engine.events.protocol import Consumer, EventStore, Subscription
+from storage_engine.events.records import Claim
 from storage_engine.repository import Repository, initialize_storage, open_repository
 
 NAMESPACE = "shop"

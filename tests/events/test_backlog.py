@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage_engine.events.protocol import Failure
+from storage_engine.events.records import Failure
 from tests.events.support import BILL, NAMESPACE, SHIP, Bus, ids, order, take_all
 
 

@@ -11,7 +11,8 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import to_json
 from storage_engine.errors import StorageBackendError
 from storage_engine.events import open_event_store
-from storage_engine.events.protocol import Claim, Consumer, EventStore
+from storage_engine.events.protocol import Consumer, EventStore
+from storage_engine.events.records import Claim
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository.protocol import CommitRequest
 from storage_engine.testing.faults import FaultKind

@@ -11,9 +11,9 @@ import pytest
 from storage_engine.commitlog import conditional, state
 from storage_engine.events import records
 from storage_engine.events.object import claims
-from storage_engine.events.object.claims import ObjectClaims, Stands
+from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
-from storage_engine.events.object.pending_events import Window
+from storage_engine.events.object.pending_events import PendingEvents
 from storage_engine.repository.object import engine
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.events.life import Broken, Shop, copy_of, new_shop
@@ -139,7 +139,7 @@ def test_planted_no_look_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_planted_no_projection_of_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Window, "_walk", lambda self: setattr(self, "_walked", 10**6))
+    plant(monkeypatch, PendingEvents, "_walk", lambda self: setattr(self, "_walked", 10**6))
     assert broken_by(monkeypatch)
 
 
@@ -166,7 +166,7 @@ def test_planted_letter_before_the_claim(monkeypatch: pytest.MonkeyPatch) -> Non
                 "payload": {"n": 1},
             }
             envelope |= {"root_event_id": record.event_id, "chain_depth": 0}
-            self.bury(envelope, Stands(record, ""))
+            self.bury(envelope, StoredClaim(record, ""))
         return original(self, record, etag)
 
     plant(monkeypatch, ObjectClaims, "write", write)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from storage_engine.errors import LeaseExpiredError
-from storage_engine.events.dispatcher import Dispatcher, Done, Pace
-from storage_engine.events.protocol import Claim, Consumer, EventStore, Failure
+from storage_engine.events.dispatcher import Dispatcher, Pace, Success
+from storage_engine.events.protocol import Consumer, EventStore
+from storage_engine.events.records import Claim, Failure
 from storage_engine.events.schedules import Scheduler
 from storage_engine.repository.protocol import CommitRequest
 from tests.engines import on_servers
@@ -333,9 +334,9 @@ def test_suspects_get_their_turn_while_others_keep_coming(bus: Bus) -> None:
     store.enqueue([order(n) for n in range(120)])
     handled: list[str] = []
 
-    def handle(claim: Claim) -> Done:
+    def handle(claim: Claim) -> Success:
         handled.append(claim.event_id)
-        return Done()
+        return Success()
 
     lease = timedelta(milliseconds=bus.lease_ms)
     Dispatcher(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storage_engine.repository import Repository, Window, initialize_storage
+from storage_engine.repository import ReadWindow, Repository, initialize_storage
 from tests.engines import CUSTOMER, PRODUCT, Storage, new_storage
 from tests.integration import writers
 from tests.integration.many_types import TYPES
@@ -85,7 +85,7 @@ def test_rfc0004_02_eight_writers_commit_without_gap_or_starvation(
         found = repository.read(CUSTOMER)
         wanted = sorted(f"w{w}-{n:03}" for w in range(WRITERS) for n in range(COMMITS))
         assert found["entity_key"].to_pylist() == wanted
-        assert repository.read(CUSTOMER, Window(history=True)).num_rows == WRITERS * COMMITS
+        assert repository.read(CUSTOMER, ReadWindow(history=True)).num_rows == WRITERS * COMMITS
     finally:
         repository.close()
     assert per_success <= ATTEMPTS_PER_SUCCESS
@@ -102,7 +102,7 @@ def test_rfc0004_02_two_types_and_one_row_for_all(
     repository = shared.open()
     try:
         assert_each_landed_once(repository, done)
-        versions = repository.read(CUSTOMER, Window(history=True))
+        versions = repository.read(CUSTOMER, ReadWindow(history=True))
         assert sorted(versions["name"].to_pylist()) == sorted(
             f"w{w}-{n:03}" for w in range(0, WRITERS, 2) for n in range(8)
         )

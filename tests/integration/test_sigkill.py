@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from storage_engine.repository import Repository, Window, initialize_storage
+from storage_engine.repository import ReadWindow, Repository, initialize_storage
 from tests.engines import CUSTOMER, PRODUCT, Row, Storage, customer, new_storage, put
 from tests.integration import killed
 from tests.integration.killed import KillPoint, When
@@ -66,7 +66,7 @@ def run_writer(
 
 def versions(repository: Repository) -> dict[str, list[Row]]:
     """Everything there is of both types, commit ids included."""
-    window = Window(history=True)
+    window = ReadWindow(history=True)
     return {spec.name: repository.read(spec, window).to_pylist() for spec in (CUSTOMER, PRODUCT)}
 
 

@@ -20,7 +20,7 @@ from storage_engine.errors import OntologiaError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
-from storage_engine.repository import Window, initialize_storage, open_repository
+from storage_engine.repository import ReadWindow, initialize_storage, open_repository
 from storage_engine.repository.object.engine import ObjectRepository
 from tests.engines import CUSTOMER, commit, customer, rows_of, stream_of
 
@@ -162,8 +162,8 @@ def _collect(repository: ObjectRepository, grace: timedelta, purge: bool, outcom
 def _read(repository: ObjectRepository) -> int:
     """All versions as of a head, and the latest ones: each row is there."""
     head = repository.head_commit_id()
-    history = repository.read(CUSTOMER, Window(history=True, as_of=head))
+    history = repository.read(CUSTOMER, ReadWindow(history=True, as_of=head))
     keys = set(history.column("entity_key").to_pylist())
-    latest = repository.read(CUSTOMER, Window(as_of=head))
+    latest = repository.read(CUSTOMER, ReadWindow(as_of=head))
     assert set(latest.column("entity_key").to_pylist()) == keys
     return 1

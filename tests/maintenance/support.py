@@ -10,7 +10,7 @@ from typing import Any
 
 from storage_engine.errors import OntologiaError
 from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import HISTORY, LEASE_TTL_MS, World, Writer
 from tests.engines import CUSTOMER, PRODUCT
@@ -42,7 +42,7 @@ def everything(reader: Writer) -> dict[str, Any]:
     for spec in (CUSTOMER, PRODUCT):
         said[f"{spec.name} history"] = reader.rows(spec, HISTORY)
         for commit_id in range(head + 1):
-            said[f"{spec.name} as of {commit_id}"] = reader.rows(spec, Window(as_of=commit_id))
+            said[f"{spec.name} as of {commit_id}"] = reader.rows(spec, ReadWindow(as_of=commit_id))
     return said
 
 

@@ -29,7 +29,7 @@ from storage_engine.maintenance.compaction import (
     plan_compaction,
     publish,
 )
-from storage_engine.repository import Repository, Window, initialize_storage
+from storage_engine.repository import ReadWindow, Repository, initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.write.parquet import SnapshotPart, SnapshotSettings
 from tests.engines import (
@@ -186,9 +186,9 @@ def test_parts_have_disjoint_identities_and_a_target_size(objects: Storage) -> N
         for n in range(3):
             rows = [customer(f"k{i:05d}", name=rng.randbytes(12).hex(), age=n) for i in range(9000)]
             commit(repository, stream_of(CUSTOMER, rows))
-        before = repository.read(CUSTOMER, Window(history=True))
+        before = repository.read(CUSTOMER, ReadWindow(history=True))
         compact(repository, EAGER)
-        assert repository.read(CUSTOMER, Window(history=True)).equals(before)
+        assert repository.read(CUSTOMER, ReadWindow(history=True)).equals(before)
         [entry] = entries_of(repository)
         for role, rows_expected in (("current", 9000), ("superseded", 18000)):
             files = [file for file in entry.files if file.role == role]
@@ -324,7 +324,7 @@ def check_against(
     head = repository.head_commit_id()
     at = rng.randint(0, head + 1)
 
-    def versions(window: Window) -> list[tuple[int, str, int]]:
+    def versions(window: ReadWindow) -> list[tuple[int, str, int]]:
         rows = repository.read(CUSTOMER, window).to_pylist()
         return [(r["commit_id"], r["entity_key"], r["age"]) for r in rows]
 
@@ -332,10 +332,10 @@ def check_against(
         found = {key: (c, key, age) for c, key, age in model if c <= upto}
         return [found[key] for key in sorted(found)]
 
-    assert versions(Window()) == latest(head)
-    assert versions(Window(as_of=at)) == latest(at)
-    assert versions(Window(history=True)) == model
-    assert versions(Window(history=True, since=at)) == [v for v in model if v[0] > at]
+    assert versions(ReadWindow()) == latest(head)
+    assert versions(ReadWindow(as_of=at)) == latest(at)
+    assert versions(ReadWindow(history=True)) == model
+    assert versions(ReadWindow(history=True, since=at)) == [v for v in model if v[0] > at]
 
 
 @on_servers
@@ -348,7 +348,7 @@ def test_rfc0004_16_history_order_is_the_same_after_compaction(objects: Storage)
                 repository,
                 rows_of(EMPLOYMENT, *(edge(k, "x", i, role=f"{n}") for k in "ba" for i in "21")),
             )
-        windows = [Window(history=True), Window(history=True, since=2)]
+        windows = [ReadWindow(history=True), ReadWindow(history=True, since=2)]
         before = [
             repository.read(s, w).to_pylist() for s in (CUSTOMER, EMPLOYMENT) for w in windows
         ]
@@ -369,11 +369,11 @@ def test_rfc0004_12_a_snapshot_covers_the_head_commit(objects: Storage) -> None:
         compact(repository, EAGER)
     with opened(objects) as fresh:
         assert fresh.index_warnings() == []
-        assert fresh.read(CUSTOMER, Window(history=True)).num_rows == 4
+        assert fresh.read(CUSTOMER, ReadWindow(history=True)).num_rows == 4
         put(fresh, customer("a", age=9))
         fresh.flush()
         assert fresh.index_warnings() == []
-        assert fresh.read(CUSTOMER, Window(history=True)).num_rows == 5
+        assert fresh.read(CUSTOMER, ReadWindow(history=True)).num_rows == 5
         assert fresh.storage_info()["last_index_warning"] is None
 
 
@@ -391,7 +391,7 @@ def test_reads_need_no_original_once_the_index_has_the_snapshot(objects: Storage
         assert put(fresh, customer("a", age=77), customer("new")).changes[0].inserted == 1
     with opened(objects) as without_index:
         without_index.store.delete_many(["meta/indices/entities/Customer.json"])
-        assert without_index.read(CUSTOMER, Window(history=True)).num_rows == 12
+        assert without_index.read(CUSTOMER, ReadWindow(history=True)).num_rows == 12
 
 
 # -- plans --------------------------------------------------------------------------------------
@@ -500,8 +500,8 @@ def test_rfc0004_17_a_commit_before_the_publish_stays_and_reads_never_differ(
         for n in range(4):
             put(other, customer("a", age=n), customer(f"k{n}"))
         other.flush()
-        before = other.read(CUSTOMER, Window(history=True)).to_pylist()
-        at_head = other.read(CUSTOMER, Window(as_of=4)).to_pylist()
+        before = other.read(CUSTOMER, ReadWindow(history=True)).to_pylist()
+        at_head = other.read(CUSTOMER, ReadWindow(as_of=4)).to_pylist()
         stages: list[str] = []
 
         def look(now: CompactionProgress) -> None:
@@ -509,14 +509,14 @@ def test_rfc0004_17_a_commit_before_the_publish_stays_and_reads_never_differ(
             if now.stage == "publish":
                 put(other, customer("late"))
                 other.flush()
-            assert other.read(CUSTOMER, Window(as_of=4)).to_pylist() == at_head
+            assert other.read(CUSTOMER, ReadWindow(as_of=4)).to_pylist() == at_head
 
         [done] = compact(compactor, EAGER, look).runs
         assert done.outcome == "published"
         assert "publish" in stages
         spans = [(e.min_commit_id, e.max_commit_id) for e in entries_of(other)]
         assert spans == [(1, 4), (5, 5)]
-        after = other.read(CUSTOMER, Window(history=True)).to_pylist()
+        after = other.read(CUSTOMER, ReadWindow(history=True)).to_pylist()
         assert after[:-1] == before
         assert (after[-1]["commit_id"], after[-1]["entity_key"]) == (5, "late")
         assert other.head_commit_id() == 5

@@ -29,7 +29,7 @@ from storage_engine.maintenance.compaction import (
     plan_compaction,
 )
 from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import World, Writer, at, new_world
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of
@@ -46,7 +46,7 @@ def reads(world: World) -> Reads:
     try:
         found: Reads = {}
         for spec in (CUSTOMER, PRODUCT):
-            for window in (Window(), Window(as_of=2), Window(history=True)):
+            for window in (ReadWindow(), ReadWindow(as_of=2), ReadWindow(history=True)):
                 found[f"{spec.name} {window}"] = reader.rows(spec, window)
         return found
     finally:
@@ -229,7 +229,7 @@ def test_rfc0004_17_a_commit_during_the_merge_survives(stage: Stage) -> None:
         found = entries(writer)
         assert [(e.min_commit_id, e.max_commit_id) for e in found] == [(1, 4), (6, 6)]
         assert writer.ages()["r"] == 1
-        assert len(reads(world)["Customer " + str(Window(history=True))]) == 9
+        assert len(reads(world)["Customer " + str(ReadWindow(history=True))]) == 9
 
 
 def test_rfc0004_17_head_that_moves_before_the_cas_is_read_again(stage: Stage) -> None:

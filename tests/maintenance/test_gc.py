@@ -361,7 +361,7 @@ def died_compacting(world: World) -> str:
     doomed.fail(FaultKind.CRASH_BEFORE, "PUT_IF", layout.HEAD)
     with pytest.raises(SimulatedCrash):
         compact(doomed.repo, ALL)
-    (lease,) = world.stored_keys(plan_module.LEASES)
+    (lease,) = world.stored_keys(layout.LEASES)
     return lease
 
 
@@ -371,7 +371,7 @@ def test_the_lease_of_a_compactor_that_died_goes(world: World) -> None:
     days(world, 8)
     _, report = collect(world)
     assert report.reasons[plan_module.EXPIRED_LEASE] == 1
-    assert world.stored_keys(plan_module.LEASES) == []
+    assert world.stored_keys(layout.LEASES) == []
     assert compact(world.open("another").repo, ALL).runs
     check(world)
 

@@ -17,7 +17,7 @@ from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.maintenance.restore import restore
 from storage_engine.objectstore.memory import SimulatedCrash
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import HISTORY, World, made_world
 from tests.engines import CUSTOMER, customer, rows_of, stream_of
@@ -173,7 +173,7 @@ class Run:
         ]
         assert reader.history() == expected
         for upto in {head, head - 1, *self.model.tags.values()}:
-            rows = reader.rows(window=Window(as_of=upto))
+            rows = reader.rows(window=ReadWindow(as_of=upto))
             found = {row["entity_key"]: row["age"] for row in rows}
             assert found == self.model.state(max(0, upto)), upto
         assert {t.name: t.commit_id for t in reader.repo.list_tags()} == self.model.tags

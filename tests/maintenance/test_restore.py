@@ -16,7 +16,7 @@ from storage_engine.errors import (
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.maintenance.restore import restore
-from storage_engine.repository import Repository, Window, open_repository
+from storage_engine.repository import ReadWindow, Repository, open_repository
 from tests.cli.support import onto
 from tests.commitlog.support import World, at, made_world
 from tests.engines import (
@@ -72,7 +72,7 @@ def populated(repository: Repository) -> None:
     repository.flush()
 
 
-def values(repository: Repository, spec: Any, window: Window) -> dict[tuple[str, ...], Any]:
+def values(repository: Repository, spec: Any, window: ReadWindow) -> dict[tuple[str, ...], Any]:
     rows = repository.read(spec, window).drop_columns(["commit_id"]).to_pylist()
     return {tuple(row[name] for name in spec.identity): row for row in rows}
 
@@ -82,8 +82,8 @@ def test_the_old_state_is_the_latest_and_history_stays(storage: Storage) -> None
     repository = storage.open()
     populated(repository)
     repository.create_tag("v1", 2)
-    then = {spec.name: values(repository, spec, Window(as_of=2)) for spec in SPECS}
-    history = {spec.name: repository.read(spec, Window(history=True)) for spec in SPECS}
+    then = {spec.name: values(repository, spec, ReadWindow(as_of=2)) for spec in SPECS}
+    history = {spec.name: repository.read(spec, ReadWindow(history=True)) for spec in SPECS}
 
     plan = restore(repository, "v1")
     assert (plan.commit_id, plan.head_commit_id, plan.applied) == (2, 5, False)
@@ -104,9 +104,9 @@ def test_the_old_state_is_the_latest_and_history_stays(storage: Storage) -> None
 
     assert (done.applied, done.new_commit_id) == (True, 6)
     for spec in SPECS:
-        now = values(repository, spec, Window())
+        now = values(repository, spec, ReadWindow())
         assert {key: now[key] for key in then[spec.name]} == then[spec.name]
-        old = repository.read(spec, Window(history=True, as_of=5))
+        old = repository.read(spec, ReadWindow(history=True, as_of=5))
         assert old.equals(history[spec.name])
     record = repository.get_commit(6)
     assert record is not None
@@ -123,7 +123,9 @@ def test_the_old_state_is_the_latest_and_history_stays(storage: Storage) -> None
 
     back = restore(repository, 5, apply=True)
     assert back.new_commit_id == 7
-    assert values(repository, CUSTOMER, Window()) == values(repository, CUSTOMER, Window(as_of=5))
+    assert values(repository, CUSTOMER, ReadWindow()) == values(
+        repository, CUSTOMER, ReadWindow(as_of=5)
+    )
     repository.close()
 
 
@@ -154,7 +156,7 @@ def test_an_in_memory_storage_can_be_restored() -> None:
     repository = open_repository(":memory:")
     populated(repository)
     assert restore(repository, 1, apply=True).new_commit_id == 6
-    assert values(repository, CUSTOMER, Window())[("c",)]["age"] == 3
+    assert values(repository, CUSTOMER, ReadWindow())[("c",)]["age"] == 3
     repository.close()
 
 

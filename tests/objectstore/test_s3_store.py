@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from storage_engine.commitlog import layout
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.metering import HopTrace, tracing
@@ -255,10 +256,10 @@ def test_delete_many_reports_what_was_left(own_store: S3Store) -> None:
 def test_probe_names_the_ignored_condition(
     store: S3Store, fake: FakeS3, ignored: str, words: str
 ) -> None:
-    probe_conditional_writes(store)
+    probe_conditional_writes(store, layout.probe())
     fake.ignores.add(ignored)
     with pytest.raises(StorageBackendError, match=words) as caught:
-        probe_conditional_writes(store)
+        probe_conditional_writes(store, layout.probe())
     assert "lose data" in str(caught.value)
     for known in ("AWS S3", "SeaweedFS", "MinIO"):
         assert known in str(caught.value)
@@ -267,7 +268,7 @@ def test_probe_names_the_ignored_condition(
 def test_probe_of_a_server_that_does_not_answer(store: S3Store, fake: FakeS3) -> None:
     fake.answer = lambda seen: (500, "InternalError") if seen.method == "PUT" else None
     with pytest.raises(StorageBackendError, match="did not answer") as caught:
-        probe_conditional_writes(store)
+        probe_conditional_writes(store, layout.probe())
     assert caught.value.retryable
 
 

@@ -9,32 +9,12 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from storage_engine import Entity, Event, Field, Relation, initialize_storage, open_repository
+from storage_engine import Entity, Event, Field, initialize_storage, open_repository
 from storage_engine.model import spec_of, table_to_objects
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
+from tests.shop import Customer
 
 ENGINES = ("sqlite-v1", "sqlite-v2", "object-v1", "object-v2")
-
-
-class Customer(Entity):
-    id: Field[str] = Field(primary_key=True)
-    name: Field[str]
-    tier: Field[str] = Field(default="Standard", index=True)
-    age: Field[int | None] = Field(default=None)
-
-
-class Product(Entity):
-    sku: Field[str] = Field(primary_key=True)
-    price: Field[float]
-
-
-class Subscription(Relation[Customer, Product]):
-    seats: Field[int]
-
-
-class Employment(Relation[Customer, Product]):
-    stint: Field[str] = Field(instance_key=True)
-    role: Field[str]
 
 
 class Address(TypedDict):
@@ -79,7 +59,7 @@ def make_storage(folder: Path, engine: str) -> str:
     return uri
 
 
-def read(uri: str, cls: type[Any], window: Window = Window()) -> list[Any]:
+def read(uri: str, cls: type[Any], window: ReadWindow = ReadWindow()) -> list[Any]:
     """Objects of a class, through a repository of its own."""
     repository = open_repository(uri)
     try:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from storage_engine import Session
-from tests.runtime.support import Customer, make_storage
+from tests.runtime.support import make_storage
+from tests.shop import Customer
 
 ENDLESS = {
     "counting": "select count(*) from Customer a, Customer b, Customer c, Customer d "

@@ -21,16 +21,8 @@ from storage_engine.model import row_schema, spec_of
 from storage_engine.runtime.bound_types import BoundTypes
 from storage_engine.runtime.intents import Intents
 from storage_engine.runtime.sources import MAX_BATCH_ROWS, open_source
-from tests.runtime.support import (
-    Address,
-    Customer,
-    Employment,
-    Everything,
-    Subscription,
-    head,
-    names,
-    read,
-)
+from tests.runtime.support import Address, Everything, head, names, read
+from tests.shop import Customer, Employment, Subscription
 
 CUSTOMERS = [
     Customer(id="007", name="Bond", tier="Gold", age=40),

@@ -14,7 +14,8 @@ from storage_engine import (
     Ontology,
     UninitializedStorageError,
 )
-from tests.runtime.support import Customer, Product, Subscription, names
+from tests.runtime.support import names
+from tests.shop import Customer, Product, Subscription
 
 ANN = Customer(id="c1", name="Ann")
 

@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 
 from storage_engine import Field, Relation, Session
 from storage_engine.model import spec_of, table_to_objects
-from storage_engine.repository.protocol import Window
-from tests.runtime.support import (
-    ENGINES,
-    Customer,
-    Employment,
-    Everything,
-    OrderPlaced,
-    Product,
-    Subscription,
-    make_storage,
-)
+from storage_engine.repository.protocol import ReadWindow
+from tests.runtime.support import ENGINES, Everything, OrderPlaced, make_storage
+from tests.shop import Customer, Employment, Product, Subscription
 
 TYPES = (Customer, Product, Subscription, Employment)
 
@@ -90,10 +82,10 @@ def observe(session: Session) -> dict[str, Any]:
     repository = session.repository
     head = repository.head_commit_id()
     windows = [
-        Window(),
-        Window(history=True),
-        *(Window(as_of=c) for c in range(-1, head + 2)),
-        *(Window(history=True, since=c) for c in range(-1, head + 2)),
+        ReadWindow(),
+        ReadWindow(history=True),
+        *(ReadWindow(as_of=c) for c in range(-1, head + 2)),
+        *(ReadWindow(history=True, since=c) for c in range(-1, head + 2)),
     ]
     commits = session.list_commits(limit=100)
     return {
@@ -127,7 +119,7 @@ def test_rfc0004_01_backend_parity(tmp_path: Path) -> None:
 
     first = ENGINES[0]
     assert [commit_id for commit_id, _ in answers[first]] == [1, 2, None, 3, 3, 4, 5, 6]
-    assert [row["name"] for row in seen[first]["rows"]["Customer", Window()]] == [
+    assert [row["name"] for row in seen[first]["rows"]["Customer", ReadWindow()]] == [
         "Ann",
         "Ben",
         "Cyd",
@@ -207,7 +199,7 @@ def test_lossless_round_trip(shared: Session, rows: list[dict[str, Any]], key: s
 
     for written in (objects, edges):
         spec = spec_of(type(written[0]))
-        table = shared.repository.read(spec, Window(history=True, since=commit_id - 1))
+        table = shared.repository.read(spec, ReadWindow(history=True, since=commit_id - 1))
         found = table_to_objects(spec, table)
         assert sorted(found, key=repr) == sorted(written, key=repr)
         assert {o.meta().commit_id for o in found} == {commit_id}

@@ -18,7 +18,8 @@ from storage_engine import (
     SchemaOutdatedError,
     Session,
 )
-from tests.runtime.support import Customer, Everything, Product, Subscription, make_storage
+from tests.runtime.support import Everything, make_storage
+from tests.shop import Customer, Product, Subscription
 
 
 @pytest.fixture

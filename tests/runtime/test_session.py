@@ -22,18 +22,9 @@ from storage_engine import (
     UninitializedStorageError,
     ValidationError,
 )
-from storage_engine.repository.protocol import Window
-from tests.runtime.support import (
-    Customer,
-    Employment,
-    OrderPlaced,
-    Product,
-    Subscription,
-    head,
-    names,
-    read,
-    stored_events,
-)
+from storage_engine.repository.protocol import ReadWindow
+from tests.runtime.support import OrderPlaced, head, names, read, stored_events
+from tests.shop import Customer, Employment, Product, Subscription
 
 ANN = Customer(id="c1", name="Ann", age=30)
 BEN = Customer(id="c2", name="Ben")
@@ -71,7 +62,7 @@ def test_a_changed_object_becomes_a_new_version(session: Session, uri: str) -> N
     assert session.list_commit_changes(2) == [
         {"kind": "entity", "type_name": "Customer", "key": "c1", "operation": "update"}
     ]
-    assert read(uri, Customer, Window(as_of=1)) == [ANN, BEN]
+    assert read(uri, Customer, ReadWindow(as_of=1)) == [ANN, BEN]
 
 
 def test_entities_and_relations_go_out_together(session: Session, uri: str) -> None:

@@ -18,7 +18,7 @@ from storage_engine.commitlog.records import Manifest
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model import TypeSpec
 from storage_engine.objectstore.memory import SimulatedCrash
-from storage_engine.repository import TypeInput, Window
+from storage_engine.repository import ReadWindow, TypeInput
 from tests.commitlog.support import LEASE_TTL_MS, World, Writer
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of
 
@@ -112,7 +112,7 @@ def latest_of(history: Iterable[Version], upto: int) -> list[Version]:
     return [found[key] for key in sorted(found)]
 
 
-def stored_versions(reader: Writer, name: str, window: Window) -> list[Version]:
+def stored_versions(reader: Writer, name: str, window: ReadWindow) -> list[Version]:
     """As a query gives them."""
     return _versions(name, reader.rows(SPECS[name], window))
 
@@ -204,9 +204,9 @@ def check_reads(
             if not queries:
                 continue
             for window, expected in [
-                (Window(history=True), list(versions)),
-                (Window(), latest_of(versions, head)),
-                (Window(as_of=head - 1), latest_of(versions, head - 1)),
+                (ReadWindow(history=True), list(versions)),
+                (ReadWindow(), latest_of(versions, head)),
+                (ReadWindow(as_of=head - 1), latest_of(versions, head - 1)),
             ]:
                 found = stored_versions(reader, name, window)
                 demand(found == expected, f"{name} {window}: {found}, should be {expected}")

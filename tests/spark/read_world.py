@@ -19,7 +19,7 @@ from storage_engine import (
     Session,
 )
 from storage_engine.model import objects_to_table, spec_of
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.spark.schema import stored_columns
 
 
@@ -75,7 +75,7 @@ Rows = list[dict[str, Any]]
 def expected(session: Session, type: Any, *, commit_id: bool = False, **window: Any) -> Rows:
     """What the session's own engine reads, under the names that Spark has."""
     spec = spec_of(type)
-    table = session.repository.read(spec, Window(**window))
+    table = session.repository.read(spec, ReadWindow(**window))
     names = {name: name for name in ("commit_id",) if commit_id} | stored_columns(spec)
     return in_order(table.select(list(names.values())).rename_columns(list(names)).to_pylist())
 

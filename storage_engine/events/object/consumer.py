@@ -1,4 +1,4 @@
-"""Claims events of an object store for one worker: the window finds them, a CAS decides.
+"""Claims events of an object store for one worker: `PendingEvents` finds them, a CAS decides.
 
 First claims are created in parallel and learn from a refusal whose claim stands; ETags are kept,
 so an ack is one request. Before a claim is taken over, the log is searched for an ack that came
@@ -22,10 +22,10 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import Lost
 from storage_engine.errors import StorageBackendError
 from storage_engine.events import records
-from storage_engine.events.object.claims import ObjectClaims, Stands
-from storage_engine.events.object.pending_events import Entry, Window
-from storage_engine.events.protocol import Claim, Failure, Subscription
-from storage_engine.events.records import ClaimRecord, Envelope
+from storage_engine.events.object.claims import ObjectClaims, StoredClaim
+from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
+from storage_engine.events.protocol import Subscription
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure
 from storage_engine.objectstore.protocol import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -41,14 +41,14 @@ _AHEAD = 10  # events read, in claim limits, among which priority decides
 class Candidate:
     """An event that a handler has yet to finish, and its claim as last seen."""
 
-    entry: Entry
+    event: PendingEvent
     subscription: Subscription
-    stands: Stands | None = None
+    stands: StoredClaim | None = None
 
     @property
     def envelope(self) -> Envelope:
-        assert self.entry.envelope is not None
-        return self.entry.envelope
+        assert self.event.envelope is not None
+        return self.event.envelope
 
     @property
     def rank(self) -> tuple[int, int, str, str]:
@@ -74,7 +74,7 @@ class ObjectConsumer:
         self._policy = claims.policy
         self._session_id = session_id
         self._subscriptions = {s.handler_id: s for s in subscriptions}
-        self._window = Window(store, chain, claims.namespace, subscriptions)
+        self._pending = PendingEvents(store, chain, claims.namespace, subscriptions)
         self._ready: list[Candidate] = []
         self._waiting: list[tuple[datetime, int, Candidate]] = []
         self._numbers = itertools.count()
@@ -89,7 +89,7 @@ class ObjectConsumer:
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         tried, won = self._claim(limit, whole, ahead)
-        rounds = _ROUNDS + self._window.unread // limit
+        rounds = _ROUNDS + self._pending.unread // limit
         # All of these were others', or are known better now: go on, but not for ever.
         while not won and tried and rounds and self._has_more():
             rounds -= 1
@@ -123,7 +123,7 @@ class ObjectConsumer:
     def _has_more(self) -> bool:
         with self._mutex:
             due = bool(self._waiting) and self._waiting[0][0] <= self._store.now()
-            return due or bool(self._ready) or self._window.unread > 0
+            return due or bool(self._ready) or self._pending.unread > 0
 
     def _refill(self, limit: int, whole: bool) -> bool:
         """Have enough to choose from; whether to look for more while those are claimed."""
@@ -131,25 +131,25 @@ class ObjectConsumer:
         with self._mutex:
             while self._waiting and self._waiting[0][0] <= now:
                 self._ready.append(heapq.heappop(self._waiting)[2])
-            at_hand = len(self._ready) + self._window.unread
+            at_hand = len(self._ready) + self._pending.unread
         due = self._looked_at is None or now - self._looked_at >= LOOK_INTERVAL
         if whole or due or at_hand < limit:
             self._looked_at = now
         looks_now = whole or at_hand < limit or self._must_look
         if looks_now:
             self._must_look = False
-            self._window.look(whole=whole)
+            self._pending.look(whole=whole)
         missing = limit - len(self._ready)
         if missing > 0:
-            self._offer(self._window.read(missing))
+            self._offer(self._pending.read(missing))
         return due and not looks_now
 
-    def _offer(self, found: Sequence[Entry]) -> None:
+    def _offer(self, events: Sequence[PendingEvent]) -> None:
         with self._mutex:
-            for entry in found:
-                for handler_id in sorted(entry.open - entry.offered):
-                    entry.offered.add(handler_id)
-                    self._ready.append(Candidate(entry, self._subscriptions[handler_id]))
+            for event in events:
+                for handler_id in sorted(event.open - event.offered):
+                    event.offered.add(handler_id)
+                    self._ready.append(Candidate(event, self._subscriptions[handler_id]))
 
     def _choose(self, limit: int, *, suspects: bool) -> list[Candidate]:
         """The best of what is due: ordinary ones together, suspects one by one in between."""
@@ -175,7 +175,7 @@ class ObjectConsumer:
     ) -> list[Claim | BaseException | None]:
         earlier = [c.stands.record for c in chosen if c.stands and not c.stands.record.finished]
         acked: set[tuple[str, str, str]] = set()
-        head = self._window.head_commit
+        head = self._pending.head_commit
         if earlier:
             version = self._chain.read_head()
             since = min(record.head_commit for record in earlier)
@@ -191,17 +191,17 @@ class ObjectConsumer:
             else:
                 steps.append(partial(self._take, candidate, head))
         # The next events are read meanwhile, so that the next claim need not wait for them.
-        reading = self._window.begin_read(ahead if len(self._ready) < _AHEAD * ahead else 0)
-        look = [self._window.look] if looks else []
+        reading = self._pending.begin_read(ahead if len(self._ready) < _AHEAD * ahead else 0)
+        look = [self._pending.look] if looks else []
         together: list[Callable[[], Any]] = [*look, *steps, *reading.fetches]
         outcomes = self._store.parallel.gather_outcomes(together)
         claimed, read = len(look), len(look) + len(steps)
-        self._offer(self._window.end_read(reading, outcomes[read:]))
-        for found in outcomes[:claimed]:
-            if isinstance(found, BaseException) and not isinstance(found, Exception):
-                raise found
+        self._offer(self._pending.end_read(reading, outcomes[read:]))
+        for looked in outcomes[:claimed]:
+            if isinstance(looked, BaseException) and not isinstance(looked, Exception):
+                raise looked
             # What was claimed is not lost to a failure beside it: looking fails again, or not.
-            self._must_look = isinstance(found, Exception)
+            self._must_look = isinstance(looked, Exception)
         return outcomes[claimed:read]
 
     def _take(self, candidate: Candidate, head: int) -> Claim | None:
@@ -218,7 +218,7 @@ class ObjectConsumer:
             return None
         elif records.is_worn_out(stands.record, self._policy):
             outcome = self._claims.write(records.wear_out(stands.record, now), stands.etag)
-            if isinstance(outcome, Stands):
+            if isinstance(outcome, StoredClaim):
                 self._end_dead(candidate, outcome)
                 return None
         else:
@@ -248,19 +248,11 @@ class ObjectConsumer:
 
     def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
         now = self._store.now()
-        by_claim = {id(f.claim): f for f in failures}
-
-        def failed(claim: Claim) -> ClaimRecord:
-            failure = by_claim[id(claim)]
-            return records.release(
-                claim.record, now, self._policy, failure.error, retry=failure.retry
-            )
-
         claims = [f.claim for f in failures]
-        done = self._settle(claims, failed)
+        done = self._settle(claims, records.released(failures, now, self._policy))
         dead = [c for c, r in zip(claims, done, strict=True) if r and r.dead_lettered_at]
         for outcome in self._store.parallel.gather_outcomes(
-            [partial(self._end_dead, c.entry, Stands(c.record, c.etag)) for c in dead]
+            [partial(self._end_dead, c.entry, StoredClaim(c.record, c.etag)) for c in dead]
         ):
             if isinstance(outcome, StorageBackendError):
                 log.warning("a dead letter is left for later: %s", outcome)
@@ -268,7 +260,7 @@ class ObjectConsumer:
                 raise outcome
         for claim, record in zip(claims, done, strict=True):
             if record is not None and record.dead_lettered_at is None:
-                self._known(claim.entry, Stands(record, claim.etag))
+                self._known(claim.entry, StoredClaim(record, claim.etag))
         return done
 
     def give_back(self, claims: Sequence[Claim]) -> None:
@@ -276,14 +268,14 @@ class ObjectConsumer:
         done = self._settle(claims, lambda claim: records.give_back(claim.record, now))
         for claim, record in zip(claims, done, strict=True):
             if record is not None:
-                self._known(claim.entry, Stands(record, claim.etag))
+                self._known(claim.entry, StoredClaim(record, claim.etag))
 
     def let_go(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             with claim.guard:
-                known, claim.settled = claim.settled, True
-            if not known:
-                self._known(claim.entry, Stands(claim.record, claim.etag))
+                was_settled, claim.settled = claim.settled, True
+            if not was_settled:
+                self._known(claim.entry, StoredClaim(claim.record, claim.etag))
 
     def extend(self, claims: Sequence[Claim]) -> list[bool]:
         now = self._store.now()
@@ -310,7 +302,7 @@ class ObjectConsumer:
             if claim.settled:
                 return claim.record if end and not claim.lost else None
             outcome = self._claims.write(change(claim), claim.etag)
-            if isinstance(outcome, Stands):
+            if isinstance(outcome, StoredClaim):
                 claim.record, claim.etag = outcome.record, outcome.etag
                 claim.settled = end
                 return outcome.record
@@ -329,7 +321,7 @@ class ObjectConsumer:
         event_id = candidate.envelope["id"]
         self._known(candidate, self._claims.parse(lost.current, event_id, handler_id))
 
-    def _known(self, candidate: Candidate, stands: Stands) -> None:
+    def _known(self, candidate: Candidate, stands: StoredClaim) -> None:
         record = stands.record
         if record.ack_at is not None or record.redriven_as is not None:
             self._finish(candidate)
@@ -349,7 +341,7 @@ class ObjectConsumer:
         else:
             self._finish(candidate)
 
-    def _end_dead(self, candidate: Candidate, dead: Stands) -> None:
+    def _end_dead(self, candidate: Candidate, dead: StoredClaim) -> None:
         """We killed it: the letter is ours to write, or someone's who finds it missing."""
         try:
             self._claims.bury(candidate.envelope, dead)
@@ -359,7 +351,7 @@ class ObjectConsumer:
             raise
         self._finish(candidate)
 
-    def _see_to_dead(self, candidate: Candidate, dead: Stands) -> None:
+    def _see_to_dead(self, candidate: Candidate, dead: StoredClaim) -> None:
         """Another killed it; whether it came to writing the letter, only a look can tell."""
         record = dead.record
         stands = self._claims.read(record.event_id, record.handler_id)
@@ -377,7 +369,7 @@ class ObjectConsumer:
             heapq.heappush(self._waiting, (until, next(self._numbers), candidate))
 
     def _finish(self, candidate: Candidate) -> None:
-        self._window.finish(candidate.entry, candidate.subscription.handler_id)
+        self._pending.finish(candidate.event, candidate.subscription.handler_id)
 
     # -- the rest -----------------------------------------------------------------------------
 
@@ -389,7 +381,7 @@ class ObjectConsumer:
 
     def save(self) -> None:
         self._saved_at = self._store.now()
-        self._window.save()
+        self._pending.save()
 
     def _save_if_due(self) -> None:
         if self._store.now() - self._saved_at >= SAVE_INTERVAL:

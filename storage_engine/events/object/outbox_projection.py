@@ -5,48 +5,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import write_conditionally
+from storage_engine.commitlog.json_object import JsonVersion, rewrite
 from storage_engine.commitlog.records import Head, from_json, to_json
 from storage_engine.events.records import Envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.outbox import create, outbox_events
 
 
-@dataclass(frozen=True, slots=True)
-class Projected:
+def read_projected(store: ObjectStore, namespace: str, log_id: str) -> JsonVersion[int]:
     """Up to which commit a namespace's events were all projected."""
-
-    commit_id: int = 0
-    etag: str | None = None
-
-
-def read_projected(store: ObjectStore, namespace: str, log_id: str) -> Projected:
     key = layout.projected(namespace)
     try:
         stored = store.get(key)
     except ObjectNotFound:
-        return Projected()
-    raw: Mapping[str, Any] = from_json(stored.data, key=key)
-    known = raw.get("commit_id")
-    same = raw.get("log_id") == log_id and isinstance(known, int)
-    return Projected(known if same and isinstance(known, int) else 0, stored.etag)
+        return JsonVersion(0)
+    return JsonVersion(_parse(log_id, key, stored.data), stored.etag)
 
 
-def write_projected(store: ObjectStore, namespace: str, head: Head, before: Projected) -> None:
+def write_projected(
+    store: ObjectStore, namespace: str, head: Head, before: JsonVersion[int]
+) -> None:
     """Say so, unless another did: it only saves work, so losing is fine."""
-    if head.commit_id <= before.commit_id:
-        return
-    write_id = layout.new_write_id()
-    body = {"commit_id": head.commit_id, "log_id": head.log_id, "write_id": write_id}
-    key = layout.projected(namespace)
-    write_conditionally(store, key, to_json(body), write_id=write_id, etag=before.etag)
+    rewrite(
+        store,
+        layout.projected(namespace),
+        before,
+        lambda commit_id: head.commit_id if head.commit_id > commit_id else None,
+        parse=partial(_parse, head.log_id),
+        encode=lambda commit_id, write_id: to_json(
+            {"commit_id": commit_id, "log_id": head.log_id, "write_id": write_id}
+        ),
+        losses=1,
+    )
+
+
+def _parse(log_id: str, key: str, data: bytes | None) -> int:
+    if data is None:
+        return 0
+    raw = from_json(data, key=key)
+    commit_id = raw.get("commit_id")
+    return commit_id if raw.get("log_id") == log_id and isinstance(commit_id, int) else 0
 
 
 def project(store: ObjectStore, missing: Sequence[tuple[str, Envelope]]) -> None:
@@ -60,7 +63,7 @@ def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
     projected = read_projected(store, namespace, head.log_id)
     missing = [
         (key, envelope)
-        for _, manifest in chain.stretch(head.manifest_path, above=projected.commit_id)
+        for _, manifest in chain.stretch(head.manifest_path, above=projected.value)
         for key, envelope in outbox_events(manifest)
         if envelope["namespace"] == namespace
     ]

@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Self
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import Lost, write_conditionally
-from storage_engine.commitlog.records import Head, from_json, to_json
+from storage_engine.commitlog.records import Head, from_json
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events.envelopes import is_for
 from storage_engine.events.object.outbox_projection import project, read_projected, write_projected
+from storage_engine.events.object.positions import Position, Positions
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Envelope
-from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject
+from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.outbox import outbox_events
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ _NAMED = 50_000  # finished events that a position names at most
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PendingEvent:
     """An event, and the handlers that have yet to finish it."""
 
     key: str
@@ -55,36 +54,16 @@ class Entry:
     queued: bool = False  # waits to be read
     offered: set[str] = field(default_factory=set)  # handlers whose turn it has become
 
-    def __lt__(self, other: Entry) -> bool:
+    def __lt__(self, other: PendingEvent) -> bool:
         return self.key < other.key
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class EventFetches:
     """Events that are being read."""
 
-    entries: Sequence[Entry]
+    events: Sequence[PendingEvent]
     fetches: Sequence[Callable[[], Envelope | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far one handler has come: `events/{namespace}/_positions/{handler}.json`."""
-
-    watermark: str = ""  # keys up to here are finished, events of later commits excepted
-    commit_id: int | None = None  # events of commits up to here are finished or beyond
-    finished: frozenset[str] = frozenset()  # ids beyond the watermark
-    etag: str | None = None
-
-    @classmethod
-    def parse(cls, stored: StoredObject, key: str, types: Sequence[str], log_id: str) -> Self:
-        raw = from_json(stored.data, key=key)
-        if raw.get("types") != list(types) or raw.get("log_id") != log_id:
-            return cls(etag=stored.etag)  # of other subscriptions, or of an erased storage
-        try:
-            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]), stored.etag)
-        except (KeyError, TypeError) as error:
-            raise IntegrityError(f"{key} is not a position: {error!r}", key=key) from error
 
 
 @dataclass(slots=True)
@@ -109,20 +88,26 @@ class _Listing:
 
 
 @dataclass(slots=True)
-class Window:
-    """Used by one thread at a time, except `finish`, which its owner guards."""
+class PendingEvents:
+    """Those that some handlers have yet to finish, as far as they are known.
+
+    Used by one thread at a time, except `finish`, which its owner guards.
+    """
 
     store: ObjectStore
     chain: Chain
     namespace: str
     subscriptions: Sequence[Subscription]
-    entries: dict[str, Entry] = field(default_factory=dict)
-    _positions: dict[str, Position] = field(default_factory=dict)
-    _unread: list[Entry] = field(default_factory=list)
+    events: dict[str, PendingEvent] = field(default_factory=dict)
+    _positions: Positions = field(init=False)
+    _unread: list[PendingEvent] = field(default_factory=list)
     _listing: _Listing = field(default_factory=_Listing)
     _walked: int | None = None
     _outbox_at: datetime | None = None
     _head: Head | None = None
+
+    def __post_init__(self) -> None:
+        self._positions = Positions(self.store, self.chain, self.namespace, self.subscriptions)
 
     @property
     def unread(self) -> int:
@@ -131,15 +116,15 @@ class Window:
     @property
     def head_commit(self) -> int:
         """The latest commit that is known to stand."""
-        known = self.chain.known_head()
-        return known.head.commit_id if known is not None else 0
+        version = self.chain.known_head()
+        return version.head.commit_id if version is not None else 0
 
     # -- finding ------------------------------------------------------------------------------
 
     def look(self, *, whole: bool = False) -> None:
         """Find events that have come since: one request when there are none, and every 30 s one
         for the log."""
-        if not self._positions:
+        if not self._positions.is_open:
             self._open()
         self._list(whole)
         now = self.store.now()
@@ -147,83 +132,66 @@ class Window:
             self._outbox_at = now
             self._walk()
 
-    def read(self, count: int) -> list[Entry]:
+    def read(self, count: int) -> list[PendingEvent]:
         """The oldest `count` events that are not yet read, those that concern nobody left out."""
         reading = self.begin_read(count)
         envelopes = self.store.parallel.gather_outcomes(reading.fetches)
         return self.end_read(reading, envelopes)
 
-    def begin_read(self, count: int) -> Reading:
+    def begin_read(self, count: int) -> EventFetches:
         """The same in two steps, for requests that go out together with others."""
         taken, self._unread = self._unread[:count], self._unread[count:]
-        return Reading(taken, [partial(self._fetch, entry) for entry in taken])
+        return EventFetches(taken, [partial(self._fetch, event) for event in taken])
 
     def end_read(
-        self, reading: Reading, envelopes: Sequence[Envelope | BaseException | None]
-    ) -> list[Entry]:
-        found: list[Entry] = []
+        self, reading: EventFetches, envelopes: Sequence[Envelope | BaseException | None]
+    ) -> list[PendingEvent]:
+        concerning: list[PendingEvent] = []
         failure: BaseException | None = None
-        for entry, envelope in zip(reading.entries, envelopes, strict=True):
-            entry.queued = False
+        for event, envelope in zip(reading.events, envelopes, strict=True):
+            event.queued = False
             if isinstance(envelope, BaseException):
-                self._queue(entry)
+                self._queue(event)
                 failure = failure or envelope
             elif envelope is None:
-                entry.open.clear()
+                event.open.clear()
             else:
-                entry.envelope = envelope
-                entry.open -= {s.handler_id for s in self.subscriptions if not _wants(s, envelope)}
-                if entry.open:
-                    found.append(entry)
-        if failure is not None and not (found and isinstance(failure, StorageBackendError)):
-            for entry in found:
-                self._queue(entry)
+                event.envelope = envelope
+                event.open -= {s.handler_id for s in self.subscriptions if not _wants(s, envelope)}
+                if event.open:
+                    concerning.append(event)
+        if failure is not None and not (concerning and isinstance(failure, StorageBackendError)):
+            for event in concerning:
+                self._queue(event)
             raise failure
-        return found
+        return concerning
 
-    def finish(self, entry: Entry, handler_id: str) -> None:
-        entry.open.discard(handler_id)
-        if not entry.open:
-            entry.envelope = None
+    def finish(self, event: PendingEvent, handler_id: str) -> None:
+        event.open.discard(handler_id)
+        if not event.open:
+            event.envelope = None
 
     def _open(self) -> None:
-        """Positions and head together: a cold start's first hop."""
-        keys = [layout.position(self.namespace, s.handler_id) for s in self.subscriptions]
-        reads: list[Callable[[], Any]] = [partial(self._get, key) for key in keys]
-        *stored, version = self.store.parallel.gather([*reads, self.chain.read_head])
-        head = version.head
-        for subscription, key, item in zip(self.subscriptions, keys, stored, strict=True):
-            types = sorted(subscription.event_types)
-            position = Position()
-            if item is not None:
-                position = Position.parse(item, key, types, head.log_id)
-            self._positions[subscription.handler_id] = position
-        commits = [p.commit_id for p in self._positions.values()]
-        self._walked = None if None in commits else min(c for c in commits if c is not None)
+        head = self._positions.open()
+        self._walked = self._positions.commit_id
         if head.commit_id in (0, self._walked):
             self._walked, self._outbox_at = head.commit_id, self.store.now()
         else:
             self._head = head
 
-    def _get(self, key: str) -> StoredObject | None:
-        try:
-            return self.store.get(key)
-        except ObjectNotFound:
-            return None
-
-    def _fetch(self, entry: Entry) -> Envelope | None:
+    def _fetch(self, event: PendingEvent) -> Envelope | None:
         """None for one that was cleaned up, or that nobody can read."""
-        if entry.envelope is not None:
-            return entry.envelope
+        if event.envelope is not None:
+            return event.envelope
         try:
-            raw = from_json(self.store.get(entry.key).data, key=entry.key)
+            raw = from_json(self.store.get(event.key).data, key=event.key)
         except ObjectNotFound:
             return None
         except IntegrityError as error:
             log.error("an event is skipped: %s", error)
             return None
         if not {"id", "type", "payload", "created_at", "priority", "chain_depth"} <= raw.keys():
-            log.error("an event is skipped: %s is not an event", entry.key)
+            log.error("an event is skipped: %s is not an event", event.key)
             return None
         return raw
 
@@ -236,10 +204,12 @@ class Window:
         listing, now = self._listing, self.store.now()
         sweep = listing.sweep
         if whole and not (sweep is not None and sweep.at_once):
-            sweep = listing.sweep = _Walk(self._floor(), now, at_once=True)
+            sweep = listing.sweep = _Walk(self._positions.floor, now, at_once=True)
         elif sweep is None and self._sweep_is_due(now):
-            sweep = listing.sweep = _Walk(self._floor(), now, at_once=listing.swept_at is None)
-        if sweep is not None and (sweep.at_once or len(self.entries) < _ONE_PAGE):
+            sweep = listing.sweep = _Walk(
+                self._positions.floor, now, at_once=listing.swept_at is None
+            )
+        if sweep is not None and (sweep.at_once or len(self.events) < _ONE_PAGE):
             self._sweep(sweep)  # comes by the tail as well
             return
         both = not listing.quiet
@@ -247,29 +217,29 @@ class Window:
         if sweep is not None and (both or listing.turn):
             self._sweep(sweep)
         if both or not listing.turn:
-            known = len(self.entries)
+            before = len(self.events)
             recent = listing.recent = listing.recent or _Walk(listing.tail, now)
             if ended := self._go_on(recent):
                 listing.recent = None
-            listing.quiet = ended and len(self.entries) == known
+            listing.quiet = ended and len(self.events) == before
 
     def _sweep(self, sweep: _Walk) -> None:
-        known = len(self.entries)
-        sweep.at = max(sweep.at, self._floor())
+        before = len(self.events)
+        sweep.at = max(sweep.at, self._positions.floor)
         if self._go_on(sweep):
             self._listing.sweep = None
             self._listing.swept_at = sweep.started
-        if len(self.entries) != known:
+        if len(self.events) != before:
             self._listing.quiet = False
 
     def _go_on(self, walk: _Walk) -> bool:
         """List from where the walk has come to; whether it reached the end."""
         prefix = layout.events(self.namespace)
         for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
-            if info.key.startswith("_", len(prefix)):
+            if not layout.is_event(info.key):
                 break  # our own objects: no events after them
             walk.at = info.key
-            if info.key not in self.entries:
+            if info.key not in self.events:
                 self._add(info.key)
             if listed % _ONE_PAGE == 0 and not (walk.at_once and len(self._unread) < _BACKLOG):
                 return False  # what the request has brought is used up
@@ -280,40 +250,37 @@ class Window:
 
     def _sweep_is_due(self, now: datetime) -> bool:
         swept = self._listing.swept_at
-        if swept is None or len(self.entries) < _ONE_PAGE:
+        if swept is None or len(self.events) < _ONE_PAGE:
             return True
-        return now - swept >= SWEEP_INTERVAL * max(1.0, len(self.entries) / _SWEPT)
+        return now - swept >= SWEEP_INTERVAL * max(1.0, len(self.events) / _SWEPT)
 
     def _place(self, moment: datetime) -> str:
         """Where events of that time begin. The end is no letter or digit, see `just_before`."""
         return f"{layout.events(self.namespace)}{layout.event_time(moment)}_"
 
-    def _floor(self) -> str:
-        return min(p.watermark for p in self._positions.values())
-
     def _add(
         self, key: str, commit_id: int | None = None, envelope: Envelope | None = None
     ) -> None:
         name = key[len(layout.events(self.namespace)) :]
-        entry = Entry(key, _event_id(name), set(), set(), envelope, commit_id)
-        for handler_id, position in self._positions.items():
-            if entry.event_id in position.finished:
+        event = PendingEvent(key, layout.event_name(name), set(), set(), envelope, commit_id)
+        for handler_id, position in self._positions.by_handler.items():
+            if event.event_id in position.finished:
                 continue
             later = commit_id is not None and commit_id > (position.commit_id or 0)
             if key > position.watermark or later:
-                entry.open.add(handler_id)
+                event.open.add(handler_id)
             else:
-                entry.passed.add(handler_id)
-        self.entries[key] = entry
-        if entry.open:
-            self._queue(entry)
+                event.passed.add(handler_id)
+        self.events[key] = event
+        if event.open:
+            self._queue(event)
 
-    def _queue(self, entry: Entry) -> None:
-        entry.queued = True
-        if not self._unread or self._unread[-1] < entry:
-            self._unread.append(entry)
+    def _queue(self, event: PendingEvent) -> None:
+        event.queued = True
+        if not self._unread or self._unread[-1] < event:
+            self._unread.append(event)
         else:
-            insort(self._unread, entry)
+            insort(self._unread, event)
 
     # -- by the log ---------------------------------------------------------------------------
 
@@ -328,34 +295,36 @@ class Window:
         if head.commit_id == self._walked:
             return
         projected = read_projected(self.store, self.namespace, head.log_id)
-        floor = projected.commit_id if self._walked is None else self._walked
+        floor = projected.value if self._walked is None else self._walked
         missing = []
         for _, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
             for key, envelope in outbox_events(manifest):
                 if envelope["namespace"] != self.namespace:
                     continue
-                known = self.entries.get(key)
-                if known is None:
-                    if manifest.commit_id > projected.commit_id:
+                event = self.events.get(key)
+                if event is None:
+                    if manifest.commit_id > projected.value:
                         missing.append((key, envelope))
                         self._add(key, manifest.commit_id, envelope)
                     else:
                         self._add(key, manifest.commit_id)  # gone if it was cleaned up
                 else:
-                    self._reopen(known, manifest.commit_id)
+                    self._reopen(event, manifest.commit_id)
         project(self.store, missing)
         write_projected(self.store, self.namespace, head, projected)
         self._walked = head.commit_id
 
-    def _reopen(self, entry: Entry, commit_id: int) -> None:
+    def _reopen(self, event: PendingEvent, commit_id: int) -> None:
         """Its key is below a watermark, but its commit came after."""
-        entry.commit_id = commit_id
-        late = {h for h in entry.passed if commit_id > (self._positions[h].commit_id or 0)}
+        event.commit_id = commit_id
+        late = {
+            h for h in event.passed if commit_id > (self._positions.by_handler[h].commit_id or 0)
+        }
         if late:
-            entry.passed -= late
-            entry.open |= late
-            if not entry.queued:
-                self._queue(entry)
+            event.passed -= late
+            event.open |= late
+            if not event.queued:
+                self._queue(event)
 
     # -- positions ----------------------------------------------------------------------------
 
@@ -365,91 +334,44 @@ class Window:
         if listing.swept_at is None or self._walked is None:
             return
         horizon = self._place(listing.swept_at - HOLD_BACK)
-        ordered = sorted(self.entries)
-        saves = []
+        ordered = sorted(self.events)
+        moved = {}
         for subscription in self.subscriptions:
             position = self._advanced(subscription.handler_id, ordered, horizon)
             if position is not None:
-                saves.append(partial(self._save, subscription, position))
-        for outcome in self.store.parallel.gather_outcomes(saves):
-            if isinstance(outcome, StorageBackendError):
-                log.info("the position of a handler was not kept: %s", outcome)
-            elif isinstance(outcome, BaseException):
-                raise outcome
-        floor = self._floor()
+                moved[subscription.handler_id] = position
+        self._positions.save(moved)
+        floor = self._positions.floor
         for key in ordered:
             if key > floor:
                 break
-            if not self.entries[key].open:
-                del self.entries[key]
+            if not self.events[key].open:
+                del self.events[key]
 
     def _advanced(self, handler_id: str, ordered: Iterable[str], horizon: str) -> Position | None:
-        known = self._positions[handler_id]
-        watermark, commit_id, blocked = known.watermark, self._walked, False
+        position = self._positions.by_handler[handler_id]
+        watermark, commit_id, blocked = position.watermark, self._walked, False
         finished: list[str] = []
         for key in ordered:
-            entry = self.entries[key]
-            blocked = blocked or handler_id in entry.open
-            if key <= known.watermark:
-                if handler_id in entry.open and entry.commit_id is not None:
+            event = self.events[key]
+            blocked = blocked or handler_id in event.open
+            if key <= position.watermark:
+                if handler_id in event.open and event.commit_id is not None:
                     # Only the walk over the log leads to it.
-                    commit_id = min(commit_id or 0, entry.commit_id - 1)
+                    commit_id = min(commit_id or 0, event.commit_id - 1)
                 continue
             if not blocked and key <= horizon:
                 watermark = key
-            elif handler_id not in entry.open and len(finished) < _NAMED:
-                finished.append(entry.event_id)
+            elif handler_id not in event.open and len(finished) < _NAMED:
+                finished.append(event.event_id)
         if not blocked:
             watermark = max(watermark, horizon)
         moved = replace(
-            known, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
+            position, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
         )
-        return moved if moved != known else None
-
-    def _save(self, subscription: Subscription, position: Position) -> None:
-        handler_id = subscription.handler_id
-        key = layout.position(self.namespace, handler_id)
-        types = sorted(subscription.event_types)
-        version = self.chain.known_head()
-        log_id = version.head.log_id if version is not None else ""
-        for _ in range(3):
-            write_id = layout.new_write_id()
-            body = {
-                "handler_id": handler_id,
-                "types": types,
-                "watermark": position.watermark,
-                "commit_id": position.commit_id,
-                "finished": sorted(position.finished),
-                "saved_at": layout.event_time(self.store.now()),
-                "log_id": log_id,
-                "write_id": write_id,
-            }
-            outcome = write_conditionally(
-                self.store, key, to_json(body), write_id=write_id, etag=position.etag
-            )
-            if not isinstance(outcome, Lost):
-                self._positions[handler_id] = replace(position, etag=outcome.etag)
-                return
-            if outcome.current is None:
-                position = replace(position, etag=None)
-            else:
-                theirs = Position.parse(outcome.current, key, types, log_id)
-                position = _merged(position, theirs)
-
-
-def _merged(ours: Position, theirs: Position) -> Position:
-    """What two workers found out. Watermark and commit belong together: one pair or the other."""
-    if theirs.commit_id is None:
-        return replace(ours, etag=theirs.etag)
-    ahead = max(ours, theirs, key=lambda p: (p.watermark, p.commit_id or 0))
-    return replace(ahead, finished=ours.finished | theirs.finished, etag=theirs.etag)
+        return moved if moved != position else None
 
 
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:
-    known = envelope["type"] in subscription.event_types
-    return known and is_for(envelope, subscription.handler_id)
-
-
-def _event_id(name: str) -> str:
-    """The quoted id in an event's key: enough to tell events apart."""
-    return name.partition("_")[2].removesuffix(".json")
+    subscribed = envelope["type"] in subscription.event_types
+    return subscribed and is_for(envelope, subscription.handler_id)

@@ -1,6 +1,6 @@
 """The event bus on an object store: one JSON object per event, claim, dead letter and session.
 
-Enqueueing is one PUT of a unique key. What workers do is in `object_consumer`; here are the rest
+Enqueueing is one PUT of a unique key. What workers do is in `consumer`; here are the rest
 of the bus and its administration, which may list and read a lot.
 """
 
@@ -19,10 +19,10 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.events import envelopes
-from storage_engine.events.object.claims import ObjectClaims, Stands, backlog_of_objects
+from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.outbox_projection import project_outbox
-from storage_engine.events.object.pending_events import Window
+from storage_engine.events.object.pending_events import PendingEvents
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
@@ -87,9 +87,19 @@ class ObjectEventStore:
         return ObjectConsumer(self._store, self._chain, claims, subscriptions, session_id)
 
     def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
-        window = Window(self._store, self._chain, namespace, subscriptions)
+        """From where the handlers' positions are, as a worker would begin."""
+        pending = PendingEvents(self._store, self._chain, namespace, subscriptions)
         claims = ObjectClaims(self._store, namespace, self._policy)
-        return backlog_of_objects(self._store, window, claims, limit)
+        pending.look(whole=True)
+        events = self._store.parallel.gather(
+            [
+                partial(claims.open_event, event.envelope, handler_id)
+                for event in pending.read(limit)
+                if event.envelope is not None
+                for handler_id in sorted(event.open)
+            ]
+        )
+        return Backlog.count(events, self._store.now(), more=pending.unread > 0)
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -129,12 +139,12 @@ class ObjectEventStore:
         self._store.delete_many([layout.event_session(namespace, session_id)])
 
     def list_sessions(self, namespace: str, session_ttl_ms: int) -> list[WorkerSession]:
-        keys = [info.key for info in self._store.list(f"sessions/{namespace}/")]
+        keys = [info.key for info in self._store.list(layout.event_sessions(namespace))]
         now, ttl = self._store.now(), timedelta(milliseconds=session_ttl_ms)
-        found = []
+        workers = []
         for raw in self._documents(keys):
             beat = parse_timestamp(raw["last_heartbeat"])
-            found.append(
+            workers.append(
                 WorkerSession(
                     namespace=namespace,
                     session_id=raw["session_id"],
@@ -144,59 +154,60 @@ class ObjectEventStore:
                     is_dead=now - beat > ttl,
                 )
             )
-        return sorted(found, key=lambda session: session.started_at)
+        return sorted(workers, key=lambda session: session.started_at)
 
     # -- looking ------------------------------------------------------------------------------
 
     def list_namespaces(self, session_ttl_ms: int) -> list[NamespaceInfo]:
-        events = _count(self._store.list("events/"), lambda name: not name.startswith("_"))
-        sessions = _count(self._store.list("sessions/"), lambda _: True)
-        letters = _count(self._store.list("dead_letters/"), lambda _: True)
-        found = []
+        events = _count(self._store.list(layout.EVENTS), layout.is_event)
+        sessions = _count(self._store.list(layout.SESSIONS), lambda _: True)
+        letters = _count(self._store.list(layout.DEAD_LETTERS), lambda _: True)
+        namespaces = []
         for namespace in sorted({*events, *sessions}):
-            known = self.list_sessions(namespace, session_ttl_ms) if sessions.get(namespace) else []
-            dead = sum(session.is_dead for session in known)
-            found.append(
+            workers = (
+                self.list_sessions(namespace, session_ttl_ms) if sessions.get(namespace) else []
+            )
+            dead = sum(session.is_dead for session in workers)
+            namespaces.append(
                 NamespaceInfo(
                     namespace=namespace,
                     events=events.get(namespace, 0),
-                    sessions=len(known) - dead,
+                    sessions=len(workers) - dead,
                     dead_sessions=dead,
                     dead_letters=letters.get(namespace, 0),
                 )
             )
-        return found
+        return namespaces
 
     def list_events(
         self, namespace: str, limit: int, *, status: str | None = None, type: str | None = None
     ) -> list[EventInfo]:
         keys = list(reversed(self._event_keys(namespace)))
-        found: list[EventInfo] = []
+        infos: list[EventInfo] = []
         for start in range(0, len(keys), _PAGE):
             read = self._documents(keys[start : start + _PAGE])
             wanted = [e for e in read if type is None or e["type"] == type]
             for info in self._infos(namespace, wanted):
                 if status is None or info.status == status:
-                    found.append(info)
-                    if len(found) == limit:
-                        return found
-        return found
+                    infos.append(info)
+                    if len(infos) == limit:
+                        return infos
+        return infos
 
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None
     ) -> list[DeadLetter]:
-        keys = [info.key for info in self._store.list(f"dead_letters/{namespace}/")]
+        keys = [info.key for info in self._store.list(layout.dead_letters(namespace))]
         if handler_id is not None:
-            name = f"/{layout.segment(handler_id)}.json"
-            keys = [key for key in keys if key.endswith(name)]
+            keys = [key for key in keys if layout.is_dead_letter_of(key, handler_id)]
         letters = [envelopes.letter_of(raw, namespace) for raw in self._documents(keys)]
         return sorted(letters, key=lambda letter: letter.failed_at, reverse=True)[:limit]
 
     def inspect_event(self, event_id: str, namespace: str | None = None) -> list[EventInfo]:
-        found: list[EventInfo] = []
-        for known, keys in self._keys_of(event_id, namespace).items():
-            found += self._infos(known, self._documents(keys[:1]))
-        return found
+        infos: list[EventInfo] = []
+        for where, keys in self._keys_of(event_id, namespace).items():
+            infos += self._infos(where, self._documents(keys[:1]))
+        return infos
 
     def _infos(self, namespace: str, events: Sequence[Envelope]) -> list[EventInfo]:
         now = self._store.now()
@@ -204,8 +215,8 @@ class ObjectEventStore:
             lambda envelope: self._claims_of(namespace, envelope["id"]), events
         )
         return [
-            envelopes.event_info(envelope, known, now)
-            for envelope, known in zip(events, claims, strict=True)
+            envelopes.event_info(envelope, claimed, now)
+            for envelope, claimed in zip(events, claims, strict=True)
         ]
 
     def _claims_of(self, namespace: str, event_id: str) -> list[ClaimRecord]:
@@ -244,7 +255,7 @@ class ObjectEventStore:
             else:
                 moved = replace(stands.record, redriven_as=event_id)
                 outcome = claims.write(moved, stands.etag)
-                if not isinstance(outcome, Stands):
+                if not isinstance(outcome, StoredClaim):
                     return None
         whole = envelopes.with_letter_event(letter, self._event(letter))
         copy = None
@@ -270,35 +281,34 @@ class ObjectEventStore:
         if not apply:
             return sum(key < end for key in self._event_keys(namespace))
         project_outbox(self._store, self._chain, namespace)
-        claims = [info.key for info in self._store.list(f"claims/{namespace}/")]
+        claims = [info.key for info in self._store.list(layout.claims(namespace))]
         keys = self._event_keys(namespace)
         doomed = [key for key in keys if key < end]
         self._store.delete_many(doomed)
-        kept = {_name(key) for key in keys if key >= end}
-        self._store.delete_many([key for key in claims if key.split("/")[2] not in kept])
+        kept = {layout.event_name(key) for key in keys if key >= end}
+        self._store.delete_many([key for key in claims if layout.claim_event(key) not in kept])
         return len(doomed)
 
     # -- objects ------------------------------------------------------------------------------
 
     def _event_keys(self, namespace: str) -> list[str]:
         prefix = layout.events(namespace)
-        found = []
+        keys = []
         for info in self._store.list(prefix):
-            if info.key.startswith("_", len(prefix)):
+            if not layout.is_event(info.key):
                 break
-            found.append(info.key)
-        return found
+            keys.append(info.key)
+        return keys
 
     def _keys_of(self, event_id: str, namespace: str | None) -> dict[str, list[str]]:
         """Keys of an event by namespace: a copy may have been written again, later."""
-        found: dict[str, list[str]] = {}
+        by_namespace: dict[str, list[str]] = {}
         name = layout.segment(event_id)
-        prefix = layout.events(namespace) if namespace is not None else "events/"
+        prefix = layout.events(namespace) if namespace is not None else layout.EVENTS
         for info in self._store.list(prefix):
-            _, known, rest = info.key.split("/", 2)
-            if not rest.startswith("_") and _name(info.key) == name:
-                found.setdefault(known, []).append(info.key)
-        return found
+            if layout.is_event(info.key) and layout.event_name(info.key) == name:
+                by_namespace.setdefault(layout.namespace_of(info.key), []).append(info.key)
+        return by_namespace
 
     def _get(self, key: str) -> StoredObject | None:
         try:
@@ -316,13 +326,9 @@ class ObjectEventStore:
         ]
 
 
-def _name(key: str) -> str:
-    return key.rpartition("/")[2].partition("_")[2].removesuffix(".json")
-
-
 def _count(listed: Iterable[ObjectInfo], counts: Callable[[str], bool]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts_by_namespace: dict[str, int] = {}
     for info in listed:
-        _, namespace, name = info.key.split("/", 2)
-        found[namespace] = found.get(namespace, 0) + counts(name)
-    return found
+        namespace = layout.namespace_of(info.key)
+        counts_by_namespace[namespace] = counts_by_namespace.get(namespace, 0) + counts(info.key)
+    return counts_by_namespace

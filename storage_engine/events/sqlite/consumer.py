@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from storage_engine.commitlog.records import timestamp
 from storage_engine.events import envelopes, records
-from storage_engine.events.object.claims import count
-from storage_engine.events.protocol import Backlog, Claim, Failure, Subscription
-from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.events.protocol import Backlog, Subscription
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure, Policy
 from storage_engine.repository.sqlite import event_tables
 from storage_engine.repository.sqlite.control_tables import to_json
 
@@ -79,16 +78,16 @@ class SqliteConsumer:
         with self._store.reading("look for events") as connection:
             if connection is None:
                 return Backlog()
-            found = self._due(connection, limit + 1, waiting=True)
-        open_events = [(envelope, record) for envelope, record, _ in found[:limit]]
-        return count(open_events, self._store.now(), more=len(found) > limit)
+            due = self._due(connection, limit + 1, waiting=True)
+        open_events = [(envelope, record) for envelope, record, _ in due[:limit]]
+        return Backlog.count(open_events, self._store.now(), more=len(due) > limit)
 
     def _due(
         self, connection: sqlite3.Connection, limit: int, *, waiting: bool = False
     ) -> list[tuple[Envelope, ClaimRecord | None, str]]:
         """With `waiting`, those of a later time or another worker as well."""
         now = timestamp(self._store.now())
-        found: list[tuple[tuple[Any, ...], Envelope, ClaimRecord | None, str]] = []
+        ranked: list[tuple[tuple[Any, ...], Envelope, ClaimRecord | None, str]] = []
         for subscription in self._subscriptions:
             types = sorted(subscription.event_types)
             marks = ", ".join("?" * len(types))
@@ -123,9 +122,9 @@ class SqliteConsumer:
                     envelope["id"],
                     subscription.handler_id,
                 )
-                found.append((rank, envelope, record, subscription.handler_id))
-        found.sort(key=lambda item: item[0])
-        return [(envelope, record, handler) for _, envelope, record, handler in found[:limit]]
+                ranked.append((rank, envelope, record, subscription.handler_id))
+        ranked.sort(key=lambda item: item[0])
+        return [(envelope, record, handler) for _, envelope, record, handler in ranked[:limit]]
 
     def _is_suspect(self, record: ClaimRecord | None) -> bool:
         return record is not None and record.is_suspect(self._policy)
@@ -161,15 +160,8 @@ class SqliteConsumer:
 
     def release(self, failures: Sequence[Failure]) -> list[ClaimRecord | None]:
         now = self._store.now()
-        by_claim = {id(f.claim): f for f in failures}
-
-        def failed(claim: Claim) -> ClaimRecord:
-            failure = by_claim[id(claim)]
-            return records.release(
-                claim.record, now, self._policy, failure.error, retry=failure.retry
-            )
-
-        return self._settle("release events", [f.claim for f in failures], failed)
+        claims = [failure.claim for failure in failures]
+        return self._settle("release events", claims, records.released(failures, now, self._policy))
 
     def give_back(self, claims: Sequence[Claim]) -> None:
         now = self._store.now()
@@ -269,7 +261,7 @@ class SqliteConsumer:
     def _advance(self, connection: sqlite3.Connection) -> None:
         """Move positions up to the first event that is not finished."""
         for subscription in self._subscriptions:
-            known = self._position(connection, subscription)
+            position = self._position(connection, subscription)
             types = sorted(subscription.event_types)
             marks = ", ".join("?" * len(types))
             (first,) = connection.execute(
@@ -281,7 +273,7 @@ class SqliteConsumer:
                 (
                     subscription.handler_id,
                     self._namespace,
-                    known,
+                    position,
                     *types,
                     subscription.handler_id,
                     subscription.handler_id,
@@ -289,7 +281,7 @@ class SqliteConsumer:
             ).fetchone()
             (last,) = connection.execute("SELECT coalesce(MAX(seq), 0) FROM events").fetchone()
             reached = first - 1 if first is not None else last
-            if reached > known:
+            if reached > position:
                 connection.execute(
                     "INSERT INTO event_positions VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
                     "types = excluded.types, seq = excluded.seq",

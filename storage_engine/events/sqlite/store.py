@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Finished(Generic[T]):
+class FinishedWork(Generic[T]):
     """Work that was done in the foreground."""
 
     result: T
@@ -61,9 +61,9 @@ class SqliteEventStore:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def background(self, work: Callable[[], T]) -> Finished[T]:
+    def background(self, work: Callable[[], T]) -> FinishedWork[T]:
         """At once: a file has one writer at a time, so working beside the others gains nothing."""
-        return Finished(work())
+        return FinishedWork(work())
 
     @contextmanager
     def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
@@ -166,11 +166,11 @@ class SqliteEventStore:
                 for table in ("events", "event_dead_letters")
             )
             named = connection.execute("SELECT DISTINCT namespace FROM event_sessions").fetchall()
-        found = []
+        namespaces = []
         for namespace in sorted({*events, *(name for (name,) in named)}):
             sessions = self.list_sessions(namespace, session_ttl_ms)
             dead = sum(session.is_dead for session in sessions)
-            found.append(
+            namespaces.append(
                 NamespaceInfo(
                     namespace,
                     events.get(namespace, 0),
@@ -179,15 +179,15 @@ class SqliteEventStore:
                     letters.get(namespace, 0),
                 )
             )
-        return found
+        return namespaces
 
     def list_events(
         self, namespace: str, limit: int, *, status: str | None = None, type: str | None = None
     ) -> list[EventInfo]:
-        found: list[EventInfo] = []
+        infos: list[EventInfo] = []
         with self.reading("list events") as connection:
             if connection is None:
-                return found
+                return infos
             rows = connection.execute(
                 "SELECT envelope FROM events WHERE namespace = ? AND (? IS NULL OR type = ?) "
                 "ORDER BY created_at DESC, seq DESC",
@@ -196,10 +196,10 @@ class SqliteEventStore:
             for (text,) in rows:
                 info = self._info(connection, namespace, json.loads(text))
                 if status is None or info.status == status:
-                    found.append(info)
-                    if len(found) == limit:
+                    infos.append(info)
+                    if len(infos) == limit:
                         break
-        return found
+        return infos
 
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None
@@ -252,10 +252,10 @@ class SqliteEventStore:
     # -- doing again --------------------------------------------------------------------------
 
     def replay_event(self, namespace: str, event_id: str) -> Envelope | None:
-        found = self.inspect_event(event_id, namespace)
-        if not found:
+        infos = self.inspect_event(event_id, namespace)
+        if not infos:
             return None
-        copy = envelopes.replayed(found[0].envelope, self.now())
+        copy = envelopes.replayed(infos[0].envelope, self.now())
         self.enqueue([copy])
         return copy
 

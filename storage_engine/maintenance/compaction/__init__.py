@@ -4,7 +4,7 @@ from storage_engine.maintenance.compaction.plan import (
     CompactionPlan,
     CompactionPolicy,
     RunPlan,
-    TypePlan,
+    TypeCompaction,
     Verdict,
     plan_compaction,
 )
@@ -22,7 +22,7 @@ __all__ = [
     "CompactionReport",
     "RunPlan",
     "RunReport",
-    "TypePlan",
+    "TypeCompaction",
     "Verdict",
     "compact",
     "plan_compaction",

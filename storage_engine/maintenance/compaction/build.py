@@ -1,13 +1,12 @@
-"""An announced compaction: while its heartbeat stands, garbage collection leaves its outputs alone.
+"""Makes the snapshot of a run, as one announced attempt to publish it.
 
-Whoever wants to collect the outputs of a silent attempt deletes the heartbeat first, then fences
-head; the attempt checks its heartbeat under the lock right before it publishes. So either the
-collector sees the outputs published, or the attempt sees that it was given up.
+`LocalBuild` does it on this machine: DuckDB merges, the proof follows, then the upload. It needs
+scratch space for the run; `storage_engine.spark.compaction` is for runs that have outgrown it.
 
-Makes the snapshot of a run on this machine: DuckDB merges, the proof follows, then the upload.
-
-It needs scratch space for the run; `storage_engine.spark.compaction` is for runs that have outgrown
-one machine.
+While the attempt's heartbeat stands, garbage collection leaves its outputs alone. Whoever wants to
+collect those of a silent attempt deletes the heartbeat first, then fences head; the attempt checks
+its heartbeat under the lock right before it publishes. So either the collector sees the outputs
+published, or the attempt sees that it was given up.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from storage_engine.config import MIB
 from storage_engine.errors import LeaseExpiredError
 from storage_engine.maintenance.compaction.inputs import open_inputs
 from storage_engine.maintenance.compaction.merge import (
+    MergedFile,
     MergeOrder,
-    Output,
     Workspace,
     merge,
     open_workspace,
@@ -103,7 +102,7 @@ class LocalBuild:
 
     def _merge(
         self, run: RunPlan, attempt: Attempt, workspace: Workspace, tell: Tell
-    ) -> list[Output]:
+    ) -> list[MergedFile]:
         tell("read", 0)
         inputs = open_inputs(self._store, run.entries, workspace.folder)
         merged = 0
@@ -126,10 +125,10 @@ class LocalBuild:
         prove(workspace, run.kind, inputs, outputs)
         return outputs
 
-    def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[Output]) -> Entry:
+    def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[MergedFile]) -> Entry:
         counts = {role: sum(o.role == role for o in outputs) for role in {o.role for o in outputs}}
         numbers = dict.fromkeys(counts, 0)
-        named: list[tuple[CommitFile, Output]] = []
+        named: list[tuple[CommitFile, MergedFile]] = []
         for output in outputs:
             number = numbers[output.role] if counts[output.role] > 1 else None
             numbers[output.role] += 1
@@ -138,7 +137,7 @@ class LocalBuild:
         files = self._store.parallel.map(lambda item: self._put(attempt, *item), named)
         return run.snapshot(files)
 
-    def _put(self, attempt: Attempt, file: CommitFile, output: Output) -> CommitFile:
+    def _put(self, attempt: Attempt, file: CommitFile, output: MergedFile) -> CommitFile:
         if output.role is not None:
             self._store.put_file(file.path, output.path)
             return file
@@ -149,21 +148,25 @@ class LocalBuild:
             )
             if isinstance(won, Won):
                 return file
-        own = replace(file, path=f"{file.path.removesuffix('.parquet')}-{attempt.id}.parquet")
+        own = replace(file, path=layout.with_attempt(file.path, attempt.id))
         self._store.put_file(own.path, output.path)
         return own
 
 
-def _key(run: RunPlan, attempt: Attempt, output: Output, number: int | None) -> str:
+def _key(run: RunPlan, attempt: Attempt, output: MergedFile, number: int | None) -> str:
     if output.role is None:
-        return f"{layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)}.parquet"
-    stem = f"{folder_of(run, attempt.id)}/{output.role}"
-    return f"{stem}.parquet" if number is None else f"{stem}/part-{number:05d}.parquet"
+        return layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)
+    return layout.snapshot_part(folder_of(run, attempt.id), output.role, number)
 
 
 def folder_of(run: RunPlan, attempt: str) -> str:
     """Where an attempt puts the files of its snapshot (v2)."""
-    return f"{layout.snapshot(*run.ref, run.min_commit_id, run.max_commit_id)}-{attempt}"
+    return layout.snapshot_folder(*run.ref, run.min_commit_id, run.max_commit_id, attempt)
+
+
+def labelled_part(folder: str, role: str, label: str) -> str:
+    """The key of a part in such a folder, by a label that is unique in the attempt."""
+    return layout.snapshot_part(folder, role, label)
 
 
 def described(

@@ -81,10 +81,10 @@ def open_inputs(store: ObjectStore, entries: Sequence[Entry], folder: Path) -> I
         given = entry.max_commit_id if file.commit_id_source != "column" else None
         return Input(str(path), file.path, given)
 
-    found: list[Input] = []
+    inputs: list[Input] = []
     for wave in _waves(numbered):
-        found += store.parallel.map(bring, wave)
-    return Inputs(tuple(found), _common_schema(found))
+        inputs += store.parallel.map(bring, wave)
+    return Inputs(tuple(inputs), _common_schema(inputs))
 
 
 def _waves(
@@ -128,8 +128,8 @@ def _missing(store: ObjectStore, file: CommitFile) -> IntegrityError:
     )
 
 
-def _check(file: CommitFile, found: str) -> None:
-    if file.content_sha256 and file.content_sha256 != found:
+def _check(file: CommitFile, digest: str) -> None:
+    if file.content_sha256 and file.content_sha256 != digest:
         raise IntegrityError(
             f"{file.path} has other content than its commit wrote; it is not compacted, so that "
             "the damage stays visible",

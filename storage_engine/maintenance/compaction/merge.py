@@ -1,19 +1,16 @@
-"""Where a merge happens: a scratch folder and a DuckDB of its own, in bounded memory.
-
-Not the repository's DuckDB: a merge must not take the memory of queries, and with a thread for
-each core of a large machine it would not fit into the limit.
-
-The proof that a merge lost, changed and invented nothing, without which none is published.
-
-It looks at the inputs and at the encoded outputs, not at how one became the other: as many rows,
-the same multiset of rows (a sum of row hashes does not depend on order), and in the `current`
-files exactly the newest row of each identity, because latest reads open nothing else.
-
-Many files to few: sorted by DuckDB, which spills, and written as a stream.
+"""Many files to few: sorted by DuckDB, which spills, written as a stream, and proven.
 
 v2 rows go in identity order to two kinds of files: `current` (the newest row of each identity in
 the run) and `superseded` (the others), each in parts of about the target size whose identities do
 not overlap. v1 has one file in the order that the specification gives it.
+
+A merge has a scratch folder and a DuckDB of its own, in bounded memory: it must not take the memory
+of queries, and with a thread for each core of a large machine it would not fit into the limit.
+
+Nothing is published without the proof that the merge lost, changed and invented nothing. It looks
+at the inputs and at the encoded outputs, not at how one became the other: as many rows, the same
+multiset of rows (a sum of row hashes does not depend on order), and in the `current` files exactly
+the newest row of each identity, because latest reads open nothing else.
 """
 
 from __future__ import annotations
@@ -108,7 +105,7 @@ class Digest:
         return f"{self.rows} rows (content {self.content:x})"
 
 
-def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Output]) -> Digest:
+def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[MergedFile]) -> Digest:
     """The digest that inputs and outputs share. Raises IntegrityError when they do not."""
     columns = inputs.names
     keys = [*IDENTITY[kind], "commit_id"]
@@ -127,7 +124,7 @@ def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[Out
     return before
 
 
-def _files(outputs: Sequence[Output]) -> str:
+def _files(outputs: Sequence[MergedFile]) -> str:
     return f"FROM {parquet([str(output.path) for output in outputs])}"
 
 
@@ -135,13 +132,13 @@ def _digest(workspace: Workspace, rows: str, columns: Sequence[str]) -> Digest:
     hashed = ", ".join(quoted(name) for name in columns)
     cursor = workspace.cursor()
     try:
-        found = cursor.execute(
+        row = cursor.execute(
             f"SELECT count(*), coalesce(sum(hash({hashed})::HUGEINT), 0) FROM ({rows})"
         ).fetchone()
     finally:
         cursor.close()
-    assert found is not None
-    return Digest(int(found[0]), int(found[1]))
+    assert row is not None
+    return Digest(int(row[0]), int(row[1]))
 
 
 def demand(before: Digest, after: Digest, what: str) -> None:
@@ -161,7 +158,7 @@ Advance = Callable[[int], None]  # told how many more rows are merged
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class MergedFile:
     """A local file of a snapshot."""
 
     role: str | None
@@ -187,7 +184,7 @@ class MergeOrder:
 
 def merge(
     workspace: Workspace, inputs: Inputs, order: MergeOrder, advance: Advance
-) -> list[Output]:
+) -> list[MergedFile]:
     """Write all rows of the inputs to new files in the workspace."""
     folder = workspace.folder
     identity = IDENTITY[order.kind]
@@ -275,7 +272,7 @@ class RoleWriter:
         self._rolling = rolling
         self._open: SnapshotPart | None = None
         self._last: pa.Table | None = None  # the last row written
-        self._done: list[Output] = []
+        self._done: list[MergedFile] = []
 
     def add(self, rows: pa.Table) -> None:
         """A row group at a time: after each one a part may be full."""
@@ -296,7 +293,7 @@ class RoleWriter:
         self._open.write(rows)
         self._last = rows.slice(rows.num_rows - 1).combine_chunks()
 
-    def close(self) -> list[Output]:
+    def close(self) -> list[MergedFile]:
         if self._open is not None:
             self._finish()
         return self._done
@@ -326,5 +323,5 @@ class RoleWriter:
 
     def _finish(self) -> None:
         assert self._open is not None
-        self._done.append(Output(self._role, self._open.close()))
+        self._done.append(MergedFile(self._role, self._open.close()))
         self._open = None

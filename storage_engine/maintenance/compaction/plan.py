@@ -1,4 +1,8 @@
-"""When is a type worth compacting, and which of its entries belong together?
+"""What a compaction would do: by type and run, with what goes in and what is expected to come out.
+
+Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
+indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
+stands.
 
 Entries are merged in size tiers. Going back from the newest, an entry joins the run of those after
 it while it is not much larger than they are together. So what stays unmerged is always more than
@@ -6,12 +10,6 @@ it while it is not much larger than they are together. So what stays unmerged is
 compaction, and a row is rewritten only when its entry grows by a constant factor, which is
 logarithmically often. Runs are always adjacent entries, so no snapshot is ever swallowed by a
 range that it is not part of.
-
-What a compaction would do: by type and run, with what goes in and what is expected to come out.
-
-Planning reads the log's truth (the checkpoint that head names and the manifests since), never the
-indices, and writes nothing. A plan is only advice: whoever carries it out looks again at what
-stands.
 """
 
 from __future__ import annotations
@@ -71,13 +69,13 @@ class CompactionPolicy:
 
     def runs(self, entries: Sequence[Entry]) -> list[tuple[Entry, ...]]:
         """All entries in adjacent runs, oldest first; one of a single entry is to be kept."""
-        found: list[list[Entry]] = []
+        runs: list[list[Entry]] = []
         for entry in reversed(entries):
-            if found and self._joins(entry, found[-1]):
-                found[-1].append(entry)
+            if runs and self._joins(entry, runs[-1]):
+                runs[-1].append(entry)
             else:
-                found.append([entry])
-        return [tuple(reversed(run)) for run in reversed(found)]
+                runs.append([entry])
+        return [tuple(reversed(run)) for run in reversed(runs)]
 
     def _joins(self, older: Entry, run: Sequence[Entry]) -> bool:
         if older.schema_version_id != run[0].schema_version_id:
@@ -153,7 +151,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TypePlan:
+class TypeCompaction:
     """What is to be done with one type, and why."""
 
     kind: str
@@ -194,7 +192,7 @@ class CompactionPlan:
     uri: str
     head_commit_id: int
     log_id: str
-    types: tuple[TypePlan, ...]
+    types: tuple[TypeCompaction, ...]
     note: str | None = None
 
     @property
@@ -247,15 +245,15 @@ def plan_type(
     ref: TypeRef,
     truth: Mapping[TypeRef, Sequence[Entry]],
     policy: CompactionPolicy,
-) -> TypePlan:
+) -> TypeCompaction:
     entries = truth.get(ref, ())
     verdict = _verdict(entries, policy)
-    index = repository.indices.read(ref, log_id=head.log_id).index
+    index = repository.indices.read(ref, log_id=head.log_id).value
     behind = not follows(index, entries)
     reason = verdict.reason
     if behind and not verdict.worth:
         reason = "its index does not have the snapshots of an earlier compaction"
-    return TypePlan(
+    return TypeCompaction(
         *ref,
         entries=len(entries),
         reason=reason,
@@ -283,16 +281,16 @@ def _run(repository: ObjectRepository, ref: TypeRef, entries: tuple[Entry, ...])
 
 
 def _chosen(truth: Mapping[TypeRef, Sequence[Entry]], types: Iterable[str] | None) -> list[TypeRef]:
-    known = sorted(truth)
+    stored = sorted(truth)
     if types is None:
-        return known
+        return stored
     chosen: list[TypeRef] = []
     for name in dict.fromkeys(types):
-        found = [ref for ref in known if ref[1] == name]
-        if not found:
-            names = sorted({ref[1] for ref in known})
+        refs = [ref for ref in stored if ref[1] == name]
+        if not refs:
+            names = sorted({ref[1] for ref in stored})
             near = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
             raise ConfigurationError(f"no type {name!r} in this storage; {hint}")
-        chosen += found
+        chosen += refs
     return chosen

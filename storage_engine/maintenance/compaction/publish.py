@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from storage_engine.repository.object.engine import ObjectRepository
 
 
-class Outcome(Enum):
+class RunOutcome(Enum):
     PUBLISHED = "published"
     SUPERSEDED = "superseded"  # another compactor has replaced the same entries
 
@@ -39,25 +39,25 @@ def publish(
     *,
     log_id: str,
     still_ours: Callable[[], None],
-) -> Outcome:
+) -> RunOutcome:
     """`still_ours` raises when the snapshot's files may be collected."""
     chain = repository.chain
-    outcome = Outcome.SUPERSEDED
+    outcome = RunOutcome.SUPERSEDED
 
     def change(head: Head) -> Checkpoint | None:
         nonlocal outcome
-        outcome = Outcome.SUPERSEDED
+        outcome = RunOutcome.SUPERSEDED
         if head.log_id != log_id:
             return None  # the storage was erased and begun anew
         truth = state.current_checkpoint(chain, head)
         entries = truth.entries.get(run.ref, ())
         if paths(snapshot) in map(paths, entries):
-            outcome = Outcome.PUBLISHED  # by an attempt of ours whose answer was lost
+            outcome = RunOutcome.PUBLISHED  # by an attempt of ours whose answer was lost
             return None
         replaced = replace_run(entries, run, snapshot)
         if replaced is None:
             return None
-        outcome = Outcome.PUBLISHED
+        outcome = RunOutcome.PUBLISHED
         still_ours()
         check_present(repository, snapshot)
         return replace(truth, entries={**truth.entries, run.ref: replaced})

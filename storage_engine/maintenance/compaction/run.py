@@ -20,11 +20,11 @@ from storage_engine.maintenance.compaction.plan import (
     CompactionPlan,
     CompactionPolicy,
     RunPlan,
-    TypePlan,
+    TypeCompaction,
     plan_compaction,
 )
 from storage_engine.maintenance.compaction.publish import (
-    Outcome,
+    RunOutcome,
     paths,
     publish,
     update_index,
@@ -87,7 +87,7 @@ class CompactionReport:
 
     @property
     def rows_rewritten(self) -> int:
-        return sum(run.rows for run in self.runs if run.outcome == Outcome.PUBLISHED.value)
+        return sum(run.rows for run in self.runs if run.outcome == RunOutcome.PUBLISHED.value)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -120,9 +120,10 @@ def compact(
         plan = plan_or_policy
     else:
         plan = plan_compaction(repository, plan_or_policy, types)
-    if plan.note is not None:
+    objects = repository.objects
+    if objects is None or plan.note is not None:
         return CompactionReport(repository.uri, note=plan.note)
-    return _Compactor(repository, plan.log_id, progress, build).run(plan)  # type: ignore[arg-type]
+    return _Compactor(objects, plan.log_id, progress, build).run(plan)
 
 
 class _Compactor:
@@ -180,7 +181,7 @@ class _Compactor:
 
     def _compact(self, run: RunPlan, lease: Lease) -> RunReport:
         if not self._stands(run):
-            return self._report(run, Outcome.SUPERSEDED, ())
+            return self._report(run, RunOutcome.SUPERSEDED, ())
         holder = {**self._lock.holder, "type": run.type_name}
         attempt = Attempt(self._store, holder=holder, beat_s=self._config.s3_lease_ttl_ms / 3000)
         with attempt:
@@ -205,11 +206,11 @@ class _Compactor:
     def _stands(self, run: RunPlan) -> bool:
         """A plan may be old, and another compactor may have just released the type."""
         head = self._repository.chain.read_head().head
-        known = state.current_checkpoint(self._repository.chain, head).entries.get(run.ref, ())
-        standing = {path for entry in known for path in paths(entry)}
+        entries = state.current_checkpoint(self._repository.chain, head).entries.get(run.ref, ())
+        standing = {path for entry in entries for path in paths(entry)}
         return head.log_id == self._log_id and standing.issuperset(run.paths)
 
-    def _bring_index(self, item: TypePlan) -> bool:
+    def _bring_index(self, item: TypeCompaction) -> bool:
         """Where an earlier compaction could not: nothing else does it before the next one."""
         if not item.index_behind:
             return False
@@ -231,7 +232,7 @@ class _Compactor:
                 )
             )
 
-    def _report(self, run: RunPlan, outcome: Outcome, files: Sequence[CommitFile]) -> RunReport:
+    def _report(self, run: RunPlan, outcome: RunOutcome, files: Sequence[CommitFile]) -> RunReport:
         return RunReport(
             *run.ref,
             run.min_commit_id,

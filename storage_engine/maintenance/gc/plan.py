@@ -8,7 +8,6 @@ fenced off before it is deleted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,11 +19,10 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef, from_json, parse_timestamp
 from storage_engine.errors import IntegrityError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.maintenance.gc.reach import (
-    CHECKPOINTS,
     Reach,
-    Retained,
+    RetainedCheckpoint,
     files_of_checkpoint,
     never_published,
     reach,
@@ -34,12 +32,6 @@ from storage_engine.objectstore.protocol import ObjectInfo, ObjectNotFound
 from storage_engine.repository.object.engine import ObjectRepository
 
 DEFAULT_GRACE = timedelta(days=7)
-ATTEMPTS = "meta/attempts/"
-LEASES = "meta/compaction/"
-_PREFIXES = ("commits/", "snapshots/", "staged/", CHECKPOINTS)
-_COMMIT = re.compile(r"commits/(\d+)-[^/]+")
-_SNAPSHOT = re.compile(r"snapshots/(entities|relations)/(.+?)-(\d+)-(\d+)(?:-([0-9a-f]{8}))?[./]")
-_KINDS = {folder: kind for kind, folder in layout.FOLDERS.items()}
 
 ORPHAN_COMMIT = "orphan of a failed commit"
 ORPHAN_STAGED = "staged by a writer that is silent"
@@ -63,7 +55,7 @@ class Fence(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class GarbageObject:
     """One object to delete."""
 
     key: str
@@ -91,21 +83,21 @@ class GcPlan:
     head: Head
     grace: timedelta
     purge_compacted: bool
-    doomed: tuple[Doomed, ...]
+    doomed: tuple[GarbageObject, ...]
     kept: Mapping[str, int] = field(default_factory=dict)  # why -> objects
     notes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
-        return sum(one.size for one in self.doomed)
+        return sum(doomed.size for doomed in self.doomed)
 
     def by_reason(self) -> dict[str, tuple[int, int]]:
         """Objects and bytes."""
         objects: Counter[str] = Counter()
         sizes: Counter[str] = Counter()
-        for one in self.doomed:
-            objects[one.reason] += 1
-            sizes[one.reason] += one.size
+        for doomed in self.doomed:
+            objects[doomed.reason] += 1
+            sizes[doomed.reason] += doomed.size
         return {reason: (objects[reason], sizes[reason]) for reason in sorted(objects)}
 
     def as_dict(self, limit: int | None = None) -> dict[str, Any]:
@@ -122,7 +114,7 @@ class GcPlan:
             },
             "kept": dict(self.kept),
             "notes": list(self.notes),
-            "doomed": [one.as_dict() for one in self.doomed[:limit]],
+            "doomed": [doomed.as_dict() for doomed in self.doomed[:limit]],
         }
 
 
@@ -171,7 +163,7 @@ class _Planner:
         candidates = [info for info in self._listed() if not self._obviously_needed(info, first)]
         # Look again: what was published while we listed is in the log now.
         now = reach(self._chain, self._indices, self._chain.read_head().head)
-        checkpoints = [c for c in candidates if c.key.startswith(CHECKPOINTS)]
+        checkpoints = [c for c in candidates if c.key.startswith(layout.CHECKPOINTS)]
         floor = retained(self._chain, now.head, checkpoints, self._cutoff)
         uploaded = {info.key: info.modified for info in checkpoints}
         dead = {
@@ -197,7 +189,7 @@ class _Planner:
             now.head,
             self._grace,
             self._purge,
-            tuple(sorted(doomed, key=lambda one: one.key)),
+            tuple(sorted(doomed, key=lambda item: item.key)),
             dict(self._kept),
             tuple(self._notes),
         )
@@ -206,7 +198,7 @@ class _Planner:
 
     def _listed(self) -> Iterator[ObjectInfo]:
         seen = 0
-        for prefix in _PREFIXES:
+        for prefix in layout.REACHED_PREFIXES:
             for info in self._chain.store.list(prefix):
                 seen += 1
                 if self._progress is not None and seen % 1000 == 0:
@@ -217,24 +209,26 @@ class _Planner:
 
     def _obviously_needed(self, info: ObjectInfo, first: Reach) -> bool:
         """Spares memory: most objects of a healthy storage end here."""
-        if info.key.startswith(CHECKPOINTS):
+        if info.key.startswith(layout.CHECKPOINTS):
             return False  # needed or not, they are looked at together
         if first.needs(info.key):
             return True
-        return info.key.endswith("/manifest.json") and info.key[:-14] in first.attempts
+        return layout.is_manifest(info.key) and layout.manifest_prefix(info.key) in first.attempts
 
-    def _heartbeats(self) -> dict[str, Doomed | None]:
+    def _heartbeats(self) -> dict[str, GarbageObject | None]:
         """By attempt: the heartbeat if it is silent for the grace, None while its writer lives."""
-        found: dict[str, Doomed | None] = {}
-        for info in self._chain.store.list(ATTEMPTS):
-            attempt = info.key.removeprefix(ATTEMPTS).removesuffix(".json")
+        heartbeats: dict[str, GarbageObject | None] = {}
+        for info in self._chain.store.list(layout.ATTEMPTS):
+            attempt = layout.heartbeat_attempt(info.key)
             silent = info.modified <= self._silence and self._said(info, "heartbeat_at")
-            found[attempt] = (
-                Doomed(info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt)
+            heartbeats[attempt] = (
+                GarbageObject(
+                    info.key, info.size, info.modified, SILENT_ATTEMPT, Fence.ATTEMPT, attempt
+                )
                 if silent
                 else None
             )
-        return found
+        return heartbeats
 
     def _said(self, info: ObjectInfo, name: str) -> bool:
         """Whether the time that the object tells is past the silence, as its age is."""
@@ -252,50 +246,49 @@ class _Planner:
     # -- by prefix ----------------------------------------------------------------------------
 
     def _commits(
-        self, candidates: Iterable[ObjectInfo], now: Reach, floor: Retained | None
-    ) -> Iterator[Doomed]:
+        self, candidates: Iterable[ObjectInfo], now: Reach, floor: RetainedCheckpoint | None
+    ) -> Iterator[GarbageObject]:
         for info in candidates:
-            if not info.key.startswith("commits/") or now.needs(info.key):
+            if not info.key.startswith(layout.COMMITS) or now.needs(info.key):
                 continue
-            found = _COMMIT.match(info.key)
-            if found is None:
+            attempt = layout.commit_attempt(info.key)
+            if attempt is None:
                 self._kept["not ours"] += 1
                 continue
-            commit_id = int(found[1])
-            if found[0] in now.attempts:
+            commit_id = attempt.commit_id
+            if attempt.prefix in now.attempts:
                 yield from self._replaced(info, commit_id, floor)
             elif commit_id > now.head.commit_id + 1:
                 self._kept["of a commit beyond head"] += 1
             elif not self._young(info):
                 fence = Fence.HEAD if commit_id > now.head.commit_id else Fence.NONE
-                yield Doomed(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
+                yield GarbageObject(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
 
     def _replaced(
-        self, info: ObjectInfo, commit_id: int, floor: Retained | None
-    ) -> Iterator[Doomed]:
+        self, info: ObjectInfo, commit_id: int, floor: RetainedCheckpoint | None
+    ) -> Iterator[GarbageObject]:
         """A file of the chain that the state as of head does not have: compaction replaced it."""
-        if info.key.endswith("/manifest.json"):
+        if layout.is_manifest(info.key):
             return  # manifests are the history: they stay
         if not self._purge:
             self._kept["replaced by a snapshot (--purge-compacted)"] += 1
         elif floor is None or commit_id > floor.commit_id or info.key in floor.files:
             self._kept["replaced by a snapshot within the grace"] += 1
         else:
-            kind, name = _type_in(info.key)
-            ref = (kind, name) if kind is not None else None
-            yield Doomed(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
+            ref = layout.data_file_type(info.key)
+            yield GarbageObject(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
 
     def _staged(
         self,
         candidates: Iterable[ObjectInfo],
         now: Reach,
-        floor: Retained | None,
-        heartbeats: Mapping[str, Doomed | None],
-    ) -> Iterator[Doomed]:
+        floor: RetainedCheckpoint | None,
+        heartbeats: Mapping[str, GarbageObject | None],
+    ) -> Iterator[GarbageObject]:
         by_attempt: dict[str, list[ObjectInfo]] = {}
         for info in candidates:
-            if info.key.startswith("staged/") and not now.needs(info.key):
-                by_attempt.setdefault(info.key.split("/")[1], []).append(info)
+            if info.key.startswith(layout.STAGED) and not now.needs(info.key):
+                by_attempt.setdefault(layout.staged_attempt(info.key), []).append(info)
         if not by_attempt:
             return
         published = now.staged_in_chain(self._chain)
@@ -308,7 +301,7 @@ class _Planner:
                 self._kept["of a writer that lives"] += len(unnamed)
             elif sum(self._young(info) for info in unnamed) == 0:  # a sum: each one is counted
                 yield from (
-                    Doomed(
+                    GarbageObject(
                         info.key, info.size, info.modified, ORPHAN_STAGED, Fence.ATTEMPT, attempt
                     )
                     for info in unnamed
@@ -318,15 +311,15 @@ class _Planner:
         self,
         candidates: Iterable[ObjectInfo],
         now: Reach,
-        floor: Retained | None,
-        heartbeats: Mapping[str, Doomed | None],
+        floor: RetainedCheckpoint | None,
+        heartbeats: Mapping[str, GarbageObject | None],
         checkpoints: Iterable[ObjectInfo],
         dead: Collection[str],
-    ) -> Iterator[Doomed]:
+    ) -> Iterator[GarbageObject]:
         loose = [
             info
             for info in candidates
-            if info.key.startswith("snapshots/") and not now.needs(info.key)
+            if info.key.startswith(layout.SNAPSHOTS) and not now.needs(info.key)
         ]
         loose = [info for info in loose if not self._young(info)]
         if not loose:
@@ -337,33 +330,34 @@ class _Planner:
                 in_use |= files_of_checkpoint(self._chain, info.key)
         anyone_lives = None in heartbeats.values()
         for info in loose:
-            found = _SNAPSHOT.match(info.key)
-            if found is None:
+            snapshot = layout.snapshot_of(info.key)
+            if snapshot is None:
                 self._kept["not ours"] += 1
             elif info.key in in_use:
                 self._kept["in a checkpoint within the grace"] += 1
-            elif (found[5] is None and anyone_lives) or heartbeats.get(found[5] or "", 0) is None:
+            elif (snapshot.attempt is None and anyone_lives) or heartbeats.get(
+                snapshot.attempt or "", 0
+            ) is None:
                 # A key without an attempt (v1) may be anybody's who lives.
                 self._kept["of a writer that lives"] += 1
             else:
-                ref = (_KINDS[found[1]], found[2])
-                yield Doomed(
+                yield GarbageObject(
                     info.key,
                     info.size,
                     info.modified,
                     ORPHAN_SNAPSHOT,
                     Fence.INDEX,
-                    attempt=found[5],
-                    ref=ref,
+                    attempt=snapshot.attempt,
+                    ref=(snapshot.kind, snapshot.type_name),
                 )
 
     def _checkpoints(
         self,
         checkpoints: Iterable[ObjectInfo],
         now: Reach,
-        floor: Retained | None,
+        floor: RetainedCheckpoint | None,
         dead: Collection[str],
-    ) -> Iterator[Doomed]:
+    ) -> Iterator[GarbageObject]:
         """Those written before the retained one (published before it, or never), and those that
         never were."""
         for info in checkpoints:
@@ -373,19 +367,21 @@ class _Planner:
             older = floor is not None and info.modified < floor.uploaded
             if (older or info.key in dead) and not self._young(info):
                 fence = Fence.HEAD if info.key in dead else Fence.NONE
-                yield Doomed(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
+                yield GarbageObject(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
 
-    def _attempts(self, heartbeats: Mapping[str, Doomed | None]) -> Iterator[Doomed]:
-        yield from (one for one in heartbeats.values() if one is not None)
+    def _attempts(self, heartbeats: Mapping[str, GarbageObject | None]) -> Iterator[GarbageObject]:
+        yield from (heartbeat for heartbeat in heartbeats.values() if heartbeat is not None)
         self._kept["heartbeat of a writer that lives"] += sum(
-            one is None for one in heartbeats.values()
+            heartbeat is None for heartbeat in heartbeats.values()
         )
 
-    def _leases(self) -> Iterator[Doomed]:
+    def _leases(self) -> Iterator[GarbageObject]:
         """A compactor that died left its lease; one that lives has renewed it."""
-        for info in self._chain.store.list(LEASES):
+        for info in self._chain.store.list(layout.LEASES):
             if info.modified <= self._silence and self._said(info, "expires_at"):
-                yield Doomed(info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED)
+                yield GarbageObject(
+                    info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED
+                )
 
 
 def moment_in(data: bytes, name: str, modified: datetime) -> datetime:
@@ -394,12 +390,3 @@ def moment_in(data: bytes, name: str, modified: datetime) -> datetime:
         return parse_timestamp(from_json(data, key="")[name])
     except (IntegrityError, KeyError, TypeError, ValueError):
         return modified
-
-
-def _type_in(key: str) -> tuple[str, str] | tuple[None, str]:
-    """The type of a data file, from `.../entities/Customer...`."""
-    for folder, kind in _KINDS.items():
-        _, found, rest = key.partition(f"/{folder}/")
-        if found:
-            return kind, rest.split("/")[0].removesuffix(".parquet")
-    return None, ""

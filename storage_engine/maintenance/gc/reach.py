@@ -26,15 +26,14 @@ from storage_engine.commitlog.records import (
 )
 from storage_engine.commitlog.tags import Tag, list_tags
 from storage_engine.errors import IntegrityError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.objectstore.protocol import ObjectInfo, ObjectNotFound
 
-CHECKPOINTS = "meta/checkpoints/"
 _BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetainedCheckpoint:
     """The oldest checkpoint that readers may still rely on: published at least a grace ago, the
     newest such. What it does not list, no reader has been given since."""
 
@@ -67,7 +66,7 @@ class Reach:
                 file.path: manifest.commit_id
                 for _, manifest in history(chain, self.head)
                 for file in manifest.files
-                if file.path.startswith("staged/")
+                if file.path.startswith(layout.STAGED)
             }
         return self._staged
 
@@ -75,7 +74,7 @@ class Reach:
 def reach(chain: Chain, indices: IndexObjects, head: Head) -> Reach:
     """Ask everything that can name an object."""
     now = state.current_checkpoint(chain, head)
-    attempts = {point.manifest_path.rpartition("/")[0] for point in now.commits}
+    attempts = {layout.manifest_prefix(point.manifest_path) for point in now.commits}
     files = {f.path for entries in now.entries.values() for f in _files(entries)}
     return Reach(
         head=head,
@@ -101,24 +100,24 @@ def history(chain: Chain, head: Head) -> Iterator[tuple[str, Manifest]]:
 
 def _indexed(chain: Chain, indices: IndexObjects, head: Head) -> dict[str, TypeRef]:
     refs = [
-        (kind, info.key.rpartition("/")[2].removesuffix(".json"))
-        for kind, folder in layout.FOLDERS.items()
-        for info in chain.store.list(f"meta/indices/{folder}/")
+        layout.index_type(info.key)
+        for prefix in layout.INDEX_FOLDERS
+        for info in chain.store.list(prefix)
     ]
     versions = chain.parallel.map(lambda ref: indices.read(ref, log_id=head.log_id), refs)
     return {
         file.path: ref
         for ref, version in zip(refs, versions, strict=True)
-        for file in _files(version.index.entries)
+        for file in _files(version.value.entries)
     }
 
 
 def _pinned(chain: Chain, head: Head) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pinned: dict[str, str] = {}
     for tag in list_tags(chain, head):
         for key in pinned_by(chain, tag):
-            found.setdefault(key, tag.name)
-    return found
+            pinned.setdefault(key, tag.name)
+    return pinned
 
 
 def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
@@ -128,14 +127,14 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
         yield tag.checkpoint.path
         floor = tag.checkpoint.commit_id
         try:
-            known = chain.checkpoint(tag.checkpoint)
+            content = chain.checkpoint(tag.checkpoint)
         except IntegrityError as error:
             raise IntegrityError(
                 f"tag {tag.name!r} cannot be followed, so nothing is collected: {error}; delete "
                 "the tag and create it again",
                 key=tag.checkpoint.path,
             ) from error
-        for entries in known.entries.values():
+        for entries in content.entries.values():
             yield from (
                 f.path for e in entries if e.min_commit_id <= tag.commit_id for f in e.files
             )
@@ -149,16 +148,18 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
 
 def retained(
     chain: Chain, head: Head, checkpoints: Iterable[ObjectInfo], cutoff: datetime
-) -> Retained | None:
+) -> RetainedCheckpoint | None:
     """Looked for from the newest on. A checkpoint was published if the next commit (or head)
     names it, and then not after that commit was drafted (or head was written)."""
-    for info in sorted(checkpoints, key=lambda i: (_commit_of(i.key), i.modified), reverse=True):
+    for info in sorted(
+        checkpoints, key=lambda i: (layout.checkpoint_commit(i.key), i.modified), reverse=True
+    ):
         ref, published = _publication(chain, head, info.key)
         if ref is None or published is None or published > cutoff:
             continue
         content = chain.checkpoint(ref)
         files = {f.path for entries in content.entries.values() for f in _files(entries)}
-        return Retained(info.key, info.modified, content.commit_id, frozenset(files))
+        return RetainedCheckpoint(info.key, info.modified, content.commit_id, frozenset(files))
     return None
 
 
@@ -170,7 +171,7 @@ def never_published(
     Each published one is uploaded after the one before was published. So if what is named at its
     commit was uploaded earlier, this one did not come after it, nor before.
     """
-    commit_id = _commit_of(info.key)
+    commit_id = layout.checkpoint_commit(info.key)
     if commit_id > head.commit_id:
         return True
     if _publication(chain, head, info.key)[0] is not None:
@@ -196,7 +197,7 @@ def _publication(
     chain: Chain, head: Head, key: str
 ) -> tuple[CheckpointRef | None, datetime | None]:
     """Who named it, and a time at which it had certainly been published."""
-    commit_id = _commit_of(key)
+    commit_id = layout.checkpoint_commit(key)
     own, following = chain.locate(head, commit_id), chain.locate(head, commit_id + 1)
     after = chain.manifest(following) if following is not None else None
     bound = parse_timestamp(after.created_at if after is not None else head.updated_at)
@@ -204,11 +205,6 @@ def _publication(
     named += [after.checkpoint if after is not None else head.checkpoint]
     ref = next((ref for ref in named if ref is not None and ref.path == key), None)
     return ref, bound if ref is not None else None
-
-
-def _commit_of(key: str) -> int:
-    number = key.removeprefix(CHECKPOINTS).partition("-")[0]
-    return int(number) if number.isdecimal() else -1
 
 
 def _files(entries: Iterable[Entry]) -> Iterator[CommitFile]:

@@ -2,10 +2,10 @@
 
 Fences are what makes deleting safe beside stalled writers, whenever they wake: a silent attempt
 loses its heartbeat, without which it cannot publish, and one that has none yet finds that name
-taken; head is rewritten, so that a swap which is
-already on its way must fail; the indices of types that lose files are rewritten. They need the
-write lock for a moment. Afterwards what is doomed can never be named again, so the deletes
-themselves hold nothing up. A crash leaves less garbage, or as much; the next run goes on.
+taken; head is rewritten, so that a swap which is already on its way must fail; the indices of
+types that lose files are rewritten. They need the write lock for a moment. Afterwards what is
+doomed can never be named again, so the deletes themselves hold nothing up. A crash leaves less
+garbage, or as much; the next run goes on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.repair import write_indices
-from storage_engine.maintenance.gc.plan import ATTEMPTS, Doomed, Fence, GcPlan, moment_in, silence
-from storage_engine.maintenance.gc.reach import CHECKPOINTS, Reach, reach
+from storage_engine.maintenance.gc.plan import Fence, GarbageObject, GcPlan, moment_in, silence
+from storage_engine.maintenance.gc.reach import Reach, reach
 from storage_engine.maintenance.indices import index_verifier
 from storage_engine.objectstore.protocol import (
     ConditionalConflict,
@@ -89,10 +89,10 @@ class _Sweeper:
         self._taken: dict[str, str] = {}  # heartbeats that stand for nobody: key -> ETag
 
     def run(self) -> GcReport:
-        plain = [one for one in self._plan.doomed if one.fence is Fence.NONE]
-        leases = [one for one in self._plan.doomed if one.fence is Fence.UNCHANGED]
+        plain = [item for item in self._plan.doomed if item.fence is Fence.NONE]
+        leases = [item for item in self._plan.doomed if item.fence is Fence.UNCHANGED]
         simple = {Fence.NONE, Fence.UNCHANGED}
-        fenced = [one for one in self._plan.doomed if one.fence not in simple]
+        fenced = [item for item in self._plan.doomed if item.fence not in simple]
         if self._chain.read_head().head.log_id != self._plan.head.log_id:
             self._report.spared = len(self._plan.doomed)
             return self._report  # the storage was begun anew
@@ -110,7 +110,7 @@ class _Sweeper:
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def _fence(self, doomed: Sequence[Doomed]) -> list[Doomed]:
+    def _fence(self, doomed: Sequence[GarbageObject]) -> list[GarbageObject]:
         """What may be deleted without the lock from now on."""
         lease = self._repository.lock.acquire()
         try:
@@ -128,28 +128,30 @@ class _Sweeper:
         finally:
             lease.release()
 
-    def _give_up(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
+    def _give_up(self, doomed: Sequence[GarbageObject], lease: Lease) -> list[GarbageObject]:
         """Delete the heartbeats of silent writers; whoever beats meanwhile keeps its objects."""
         alive: set[str] = set()
         announced: set[str] = set()
-        for one in doomed:
-            if one.key.startswith(ATTEMPTS):
-                assert one.attempt is not None
-                announced.add(one.attempt)
+        for item in doomed:
+            if item.key.startswith(layout.ATTEMPTS):
+                assert item.attempt is not None
+                announced.add(item.attempt)
                 lease.guard()
-                if self._silenced(one, "heartbeat_at"):
-                    self._count([one])
+                if self._silenced(item, "heartbeat_at"):
+                    self._count([item])
                 else:
-                    alive.add(one.attempt)
-        silent = {one.attempt for one in doomed if one.fence is Fence.ATTEMPT and one.attempt}
+                    alive.add(item.attempt)
+        silent = {item.attempt for item in doomed if item.fence is Fence.ATTEMPT and item.attempt}
         for attempt in sorted(silent - announced):
             lease.guard()
             if not self._take_name(attempt):
                 alive.add(attempt)
-        spared = [one for one in doomed if one.attempt in alive]
+        spared = [item for item in doomed if item.attempt in alive]
         self._report.spared += len(spared)
         return [
-            one for one in doomed if one.attempt not in alive and not one.key.startswith(ATTEMPTS)
+            item
+            for item in doomed
+            if item.attempt not in alive and not item.key.startswith(layout.ATTEMPTS)
         ]
 
     def _take_name(self, attempt: str) -> bool:
@@ -178,20 +180,20 @@ class _Sweeper:
             except (ObjectStoreError, StorageBackendError) as error:
                 log.info("%s stays for the next run: %s", key, error)
 
-    def _silenced(self, one: Doomed, name: str) -> bool:
+    def _silenced(self, item: GarbageObject, name: str) -> bool:
         """Delete what is still past its time, in the version that says so."""
         try:
-            stored = self._store.get(one.key)
+            stored = self._store.get(item.key)
         except ObjectNotFound:
             return True
-        told = moment_in(stored.data, name, one.modified)
+        told = moment_in(stored.data, name, item.modified)
         if told > self._store.now() - silence(self._repository, self._plan.grace):
             return False
         try:
-            self._store.delete_if_match(one.key, stored.etag)
+            self._store.delete_if_match(item.key, stored.etag)
         except (PreconditionFailed, ConditionalConflict, OutcomeUnknown):
             try:
-                self._store.get(one.key)
+                self._store.get(item.key)
             except ObjectNotFound:
                 return True
             return False  # it beats, or the store did not answer: another time
@@ -213,54 +215,60 @@ class _Sweeper:
         self._chain.note_head(fenced)
         return fenced
 
-    def _still_doomed(self, doomed: Iterable[Doomed], version: HeadVersion) -> list[Doomed]:
+    def _still_doomed(
+        self, doomed: Iterable[GarbageObject], version: HeadVersion
+    ) -> list[GarbageObject]:
         """The second look: whatever was published, indexed or tagged since the plan stays."""
         indices = IndexObjects(self._store, engine_version=self._repository.engine_version)
         now = reach(self._chain, indices, version.head)
         doomed = list(doomed)
-        left = [one for one in doomed if not self._needed(one, now)]
+        left = [item for item in doomed if not self._needed(item, now)]
         self._report.spared += len(doomed) - len(left)
         return left
 
-    def _needed(self, one: Doomed, now: Reach) -> bool:
-        if now.needs(one.key):
+    def _needed(self, item: GarbageObject, now: Reach) -> bool:
+        if now.needs(item.key):
             return True
-        if one.key.startswith(CHECKPOINTS):
+        if item.key.startswith(layout.CHECKPOINTS):
             named = now.head.checkpoint
-            return named is not None and named.path == one.key
-        if one.fence is Fence.HEAD:
-            prefix = "/".join(one.key.split("/")[:2])
-            return prefix in now.attempts
-        if one.fence is Fence.ATTEMPT:
-            return one.key in now.staged_in_chain(self._chain)
+            return named is not None and named.path == item.key
+        if item.fence is Fence.HEAD:
+            attempt = layout.commit_attempt(item.key)
+            return attempt is not None and attempt.prefix in now.attempts
+        if item.fence is Fence.ATTEMPT:
+            return item.key in now.staged_in_chain(self._chain)
         return False
 
     def _rewrite_indices(
-        self, doomed: Iterable[Doomed], version: HeadVersion, lease: Lease
+        self, doomed: Iterable[GarbageObject], version: HeadVersion, lease: Lease
     ) -> bool:
-        refs = {one.ref for one in doomed if one.fence is Fence.INDEX and one.ref is not None}
+        refs = {item.ref for item in doomed if item.fence is Fence.INDEX and item.ref is not None}
         if not refs:
             return True
         verifier = index_verifier(self._repository)
         report = verifier.examine(version.head)
-        examined = [one for one in report.types if one.ref in refs]
+        examined = [examination for examination in report.types if examination.ref in refs]
         return write_indices(verifier, lease, version, examined, fence=refs)
 
-    def _delete_reusable(self, doomed: Sequence[Doomed], lease: Lease) -> list[Doomed]:
+    def _delete_reusable(
+        self, doomed: Sequence[GarbageObject], lease: Lease
+    ) -> list[GarbageObject]:
         """v1 snapshots without an attempt in their key: another compactor may take the key once
         it is free, so it is freed while we hold the lock."""
         reusable = [
-            one for one in doomed if one.key.startswith("snapshots/") and one.attempt is None
+            item
+            for item in doomed
+            if item.key.startswith(layout.SNAPSHOTS) and item.attempt is None
         ]
         if reusable:
             lease.guard()
             self._delete(reusable)
-        freed = {one.key for one in reusable}
-        return [one for one in doomed if one.key not in freed]
+        freed = {item.key for item in reusable}
+        return [item for item in doomed if item.key not in freed]
 
     # -- deleting -----------------------------------------------------------------------------
 
-    def _delete(self, doomed: Sequence[Doomed]) -> None:
+    def _delete(self, doomed: Sequence[GarbageObject]) -> None:
         batches = [doomed[start : start + _BATCH] for start in range(0, len(doomed), _BATCH)]
         failure: BaseException | None = None
         for start in range(0, len(batches), _WAVE):
@@ -286,19 +294,19 @@ class _Sweeper:
         if failure is not None:
             raise failure
 
-    def _delete_batch(self, batch: Sequence[Doomed]) -> None:
+    def _delete_batch(self, batch: Sequence[GarbageObject]) -> None:
         for tried in range(1, _DELETE_TRIES + 1):
             try:
-                self._store.delete_many([one.key for one in batch])
+                self._store.delete_many([item.key for item in batch])
                 return
             except StorageBackendError as error:
                 if not error.retryable or tried == _DELETE_TRIES:
                     raise
                 self._store.sleep(0.1 * 2**tried)  # deleting again what is gone is safe
 
-    def _count(self, batch: Sequence[Doomed]) -> None:
+    def _count(self, batch: Sequence[GarbageObject]) -> None:
         self._report.objects += len(batch)
-        self._report.bytes += sum(one.size for one in batch)
-        self._report.reasons.update(one.reason for one in batch)
+        self._report.bytes += sum(item.size for item in batch)
+        self._report.reasons.update(item.reason for item in batch)
         if self._progress is not None:
             self._progress(self._report.objects, len(self._plan.doomed))

@@ -1,6 +1,7 @@
-"""The data files: there, whole, of the content, rows and columns that the log says.
+"""The data of a storage against its log: files, and (`--deep`) rows.
 
-The rows (`--deep`): as many per commit as the log says, fitting the schema, with both ends.
+Files must be there, whole, and of the content, rows and columns that the log says. Rows must be as
+many per commit as the log says, fit the schema, and have both ends where they are relations.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CHUNK = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _FileFacts:
     size: int
     sha256: str
     rows: int | None  # None: no Parquet file
@@ -84,16 +85,16 @@ def _batches(files: Iterable[CommitFile]) -> Iterator[list[CommitFile]]:
         yield held
 
 
-def _look(store: ObjectStore, file: CommitFile) -> _Looked | None:
+def _look(store: ObjectStore, file: CommitFile) -> _FileFacts | None:
     local = store.local_path(file.path)
     try:
         if local is not None:
             size, digest = _hash_file(local)
-            return _Looked(size, digest, *_footer(local))
+            return _FileFacts(size, digest, *_footer(local))
         data = store.get(file.path).data
     except (ObjectNotFound, FileNotFoundError, NotADirectoryError):
         return None
-    return _Looked(len(data), hashlib.sha256(data).hexdigest(), *_footer(io.BytesIO(data)))
+    return _FileFacts(len(data), hashlib.sha256(data).hexdigest(), *_footer(io.BytesIO(data)))
 
 
 def _hash_file(path: Path) -> tuple[int, str]:
@@ -113,7 +114,7 @@ def _footer(source: Path | io.BytesIO) -> tuple[int | None, pa.Schema | None]:
         return None, None
 
 
-def _compare(file: CommitFile, looked: _Looked, report: IntegrityReport) -> None:
+def _compare(file: CommitFile, looked: _FileFacts, report: IntegrityReport) -> None:
     if file.bytes and looked.size != file.bytes:
         _note(report, file, "size_mismatch", f"has {looked.size} bytes, the log {file.bytes}")
     if file.content_sha256 and looked.sha256 != file.content_sha256:
@@ -126,7 +127,7 @@ def _compare(file: CommitFile, looked: _Looked, report: IntegrityReport) -> None
 
 def _compare_schema(
     file: CommitFile,
-    found: pa.Schema,
+    stored: pa.Schema,
     spec: TypeSpec,
     engine_version: EngineVersion,
     report: IntegrityReport,
@@ -137,13 +138,13 @@ def _compare_schema(
         with_commit_id=file.commit_id_source == "column",
     )
     problems = [
-        f"{field.name} is {found.field(field.name).type}, should be {field.type}"
-        if field.name in found.names
+        f"{field.name} is {stored.field(field.name).type}, should be {field.type}"
+        if field.name in stored.names
         else f"{field.name} is missing"
         for field in expected
-        if field.name not in found.names or found.field(field.name).type != field.type
+        if field.name not in stored.names or stored.field(field.name).type != field.type
     ]
-    problems += [f"{name} is not declared" for name in found.names if name not in expected.names]
+    problems += [f"{name} is not declared" for name in stored.names if name not in expected.names]
     if problems:
         _note(report, file, "schema_mismatch", "; ".join(problems))
 
@@ -238,14 +239,14 @@ class RowCheck:
                 f"GROUP BY {keys}, commit_id HAVING count(*) > 1)"
             ).fetchone()
             if twice and twice[0]:
-                said = f"{twice[0]} identities are twice in one commit"
-                self._rows(spec, "identity_twice", said, twice[1])
+                message = f"{twice[0]} identities are twice in one commit"
+                self._rows(spec, "identity_twice", message, twice[1])
             for reason, what, condition in _conditions(spec):
-                found = cursor.execute(
+                broken = cursor.execute(
                     f"SELECT count(*), min(commit_id) FROM versions WHERE {condition}"
                 ).fetchone()
-                if found and found[0]:
-                    self._rows(spec, reason, f"{found[0]} rows: {what}", found[1])
+                if broken and broken[0]:
+                    self._rows(spec, reason, f"{broken[0]} rows: {what}", broken[1])
         self._report.checked["rows"] += sum(counted.values())
 
     def _compare_counts(
@@ -261,8 +262,10 @@ class RowCheck:
         expected += Counter()  # drops commits that did not touch the type
         for number in sorted({*expected, *counted}):
             if expected.get(number, 0) != counted.get(number, 0):
-                said = f"{counted.get(number, 0)} rows, the manifest says {expected.get(number, 0)}"
-                self._rows(spec, "rows_differ", said, number)
+                message = (
+                    f"{counted.get(number, 0)} rows, the manifest says {expected.get(number, 0)}"
+                )
+                self._rows(spec, "rows_differ", message, number)
 
     def _rows(self, spec: TypeSpec, reason: str, message: str, commit_id: int | None) -> None:
         self._report.note("rows", reason, message, commit_id=commit_id, type_name=spec.name)
@@ -288,18 +291,18 @@ class RowCheck:
             with versions_of(
                 self._repository, relation, self._entries_of(relation), ends=keys
             ) as cursor:
-                found = cursor.execute(
+                answer = cursor.execute(
                     f"SELECT {column}, count(*) FROM (SELECT DISTINCT {identity} FROM versions "
                     f"WHERE hash({column}) % {parts} = {part}) v "
                     f"ANTI JOIN ends ON v.{column} = ends.entity_key GROUP BY 1 ORDER BY 1"
                 )
-                while rows_found := found.fetchmany(10_000):
+                while rows_found := answer.fetchmany(10_000):
                     missing += len(rows_found)
                     concerned += sum(row[1] for row in rows_found)
                     examples += [row[0] for row in rows_found[: _EXAMPLES - len(examples)]]
         if missing:
-            said = missing_ends(side, str(name), missing, concerned, examples)
-            self._report.note("endpoints", "missing_endpoint", said, type_name=relation.name)
+            message = missing_ends(side, str(name), missing, concerned, examples)
+            self._report.note("endpoints", "missing_endpoint", message, type_name=relation.name)
 
     def _keys(self, spec: TypeSpec | None, part: int, parts: int) -> pa.Table:
         """The identities of one part of the entities: bounded, however many there are."""
@@ -323,11 +326,11 @@ def missing_ends(
 
 def _conditions(spec: TypeSpec) -> list[tuple[str, str, str]]:
     """Reason, words and SQL of what no row may be."""
-    found = [
+    conditions = [
         ("null_identity", f"{name} is null", f"{quoted(name)} IS NULL") for name in spec.identity
     ]
     if spec.primary_key is not None:
-        found.append(
+        conditions.append(
             (
                 "identity_differs",
                 f"{spec.primary_key} is not the entity's key",
@@ -337,8 +340,10 @@ def _conditions(spec: TypeSpec) -> list[tuple[str, str, str]]:
     for field in spec.fields:
         name = quoted(field.name)
         if not field.nullable:
-            found.append(("null_value", f"{field.name} is null and may not be", f"{name} IS NULL"))
+            conditions.append(
+                ("null_value", f"{field.name} is null and may not be", f"{name} IS NULL")
+            )
         if field.storage == "json":
             broken = f"{name} IS NOT NULL AND NOT json_valid({name})"
-            found.append(("not_json", f"{field.name} holds text that is no JSON", broken))
-    return found
+            conditions.append(("not_json", f"{field.name} holds text that is no JSON", broken))
+    return conditions

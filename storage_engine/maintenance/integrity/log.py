@@ -42,18 +42,18 @@ class Log:
 
     def entries(self) -> dict[TypeRef, list[Entry]]:
         """The state as of head: the checkpoint, if it can be read, and the commits since."""
-        found: dict[TypeRef, list[Entry]] = {}
+        by_type: dict[TypeRef, list[Entry]] = {}
         floor = 0
         if self.checkpoint is not None:
             floor = self.checkpoint.commit_id
-            found = {ref: list(entries) for ref, entries in self.checkpoint.entries.items()}
+            by_type = {ref: list(entries) for ref, entries in self.checkpoint.entries.items()}
         for _, manifest in self.commits:
             if manifest.commit_id > floor:
                 for ref in manifest.touched():
                     entry = entry_of(manifest, ref)
                     assert entry is not None
-                    found.setdefault(ref, []).append(entry)
-        return found
+                    by_type.setdefault(ref, []).append(entry)
+        return by_type
 
     def schemas(self, upto: int | None = None) -> dict[tuple[str, str, int], Mapping[str, Any]]:
         """Registered schemas by kind, name and version."""
@@ -134,12 +134,12 @@ class LogCheck:
         if child is None and log.head.commit_sha256 not in (None, sha256(data)):
             self._chain("hash_mismatch", "head names another content", path, expected)
         if manifest.commit_id != expected:
-            said = f"says commit {manifest.commit_id}, its place is {expected}"
-            self._chain("wrong_commit_id", said, path, expected)
+            message = f"says commit {manifest.commit_id}, its place is {expected}"
+            self._chain("wrong_commit_id", message, path, expected)
         parent = expected - 1 if expected > 1 else None
         if manifest.parent_commit_id != parent:
-            said = f"names parent {manifest.parent_commit_id}, should be {parent}"
-            self._chain("wrong_parent", said, path, expected)
+            message = f"names parent {manifest.parent_commit_id}, should be {parent}"
+            self._chain("wrong_parent", message, path, expected)
         if child is not None and child.created_at < manifest.created_at:
             self._chain("time_goes_back", f"commit {expected + 1} is older", path, expected)
         if manifest.log_id and log.head.log_id and manifest.log_id != log.head.log_id:
@@ -153,37 +153,38 @@ class LogCheck:
         for path, manifest in log.commits:
             number = manifest.commit_id
             for pointer in manifest.skip:
-                known = paths.get(pointer.commit_id)
-                if known != pointer.path and (known is not None or log.complete):
-                    said = f"skips to {pointer.path} for commit {pointer.commit_id}"
-                    self._chain("wrong_skip", said, path, number)
+                path_there = paths.get(pointer.commit_id)
+                if path_there != pointer.path and (path_there is not None or log.complete):
+                    message = f"skips to {pointer.path} for commit {pointer.commit_id}"
+                    self._chain("wrong_skip", message, path, number)
             for file in manifest.files:
                 before = touched.get(file.ref)
                 named = file.previous.commit_id if file.previous is not None else None
                 if log.complete and manifest.format and named != before:
-                    said = f"{file.type_name} was last touched by {before}, it says {named}"
-                    self._chain("wrong_previous", said, path, number)
+                    message = f"{file.type_name} was last touched by {before}, it says {named}"
+                    self._chain("wrong_previous", message, path, number)
                 if file.path in files:
-                    said = f"{file.path} is also a file of commit {files[file.path]}"
-                    self._chain("file_twice", said, path, number)
+                    message = f"{file.path} is also a file of commit {files[file.path]}"
+                    self._chain("file_twice", message, path, number)
                 files[file.path] = number
             touched |= dict.fromkeys(manifest.touched(), number)
         if log.commits and log.complete and log.commits[-1][1].type_heads is not None:
             path, newest = log.commits[-1]
             for ref, top in (newest.type_heads or {}).items():
                 if touched.get(ref) != top.commit_id:
-                    said = f"{ref[1]} was last touched by {touched.get(ref)}, not {top.commit_id}"
-                    self._chain("wrong_type_head", said, path, newest.commit_id)
+                    message = (
+                        f"{ref[1]} was last touched by {touched.get(ref)}, not {top.commit_id}"
+                    )
+                    self._chain("wrong_type_head", message, path, newest.commit_id)
 
     def _listed(self) -> dict[int, list[str]]:
         """Manifests by commit, to fetch many at once: the chain decides which of them count."""
-        found: dict[int, list[str]] = {}
-        for info in self._store.list("commits/"):
-            if info.key.endswith("/manifest.json"):
-                number = info.key.removeprefix("commits/").partition("-")[0]
-                if number.isdecimal():
-                    found.setdefault(int(number), []).append(info.key)
-        return found
+        manifests: dict[int, list[str]] = {}
+        for info in self._store.list(layout.COMMITS):
+            attempt = layout.commit_attempt(info.key) if layout.is_manifest(info.key) else None
+            if attempt is not None:
+                manifests.setdefault(attempt.commit_id, []).append(info.key)
+        return manifests
 
     def _load(self, path: str, at: int, by_commit: Mapping[int, Sequence[str]]) -> bytes | None:
         if path not in self._manifests:
@@ -216,8 +217,8 @@ class LogCheck:
             if log.checkpoint is not None:
                 self._compare(log, ref, log.checkpoint)
         older = {m.checkpoint for _, m in log.commits if m.checkpoint is not None}
-        for one in sorted(older - {ref}, key=lambda r: r.commit_id):
-            self._checkpoint(one, required=False)
+        for other in sorted(older - {ref}, key=lambda r: r.commit_id):
+            self._checkpoint(other, required=False)
 
     def _checkpoint(self, ref: CheckpointRef, *, required: bool) -> Checkpoint | None:
         data = self._get(ref.path)
@@ -270,18 +271,18 @@ class LogCheck:
             replaced = [file for n in inside for file in left.pop(n)]
             span = f"{kind[1]} {entry.min_commit_id}-{entry.max_commit_id}"
             if not replaced:
-                said = f"{span} covers no commit of the type, or one that is covered already"
-                self._checkpoints("wrong_entry", said, ref, kind[1])
+                message = f"{span} covers no commit of the type, or one that is covered already"
+                self._checkpoints("wrong_entry", message, ref, kind[1])
             elif entry.is_single:
                 if _paths(entry.files) != _paths(replaced):
-                    said = f"{span} names other files than the manifest"
-                    self._checkpoints("wrong_entry", said, ref, kind[1])
+                    message = f"{span} names other files than the manifest"
+                    self._checkpoints("wrong_entry", message, ref, kind[1])
             elif _rows(replaced) is not None and _rows(entry.files) != _rows(replaced):
-                said = f"{span} has {_rows(entry.files)} rows, the commits {_rows(replaced)}"
-                self._checkpoints("rows_differ", said, ref, kind[1])
+                message = f"{span} has {_rows(entry.files)} rows, the commits {_rows(replaced)}"
+                self._checkpoints("rows_differ", message, ref, kind[1])
         for number in sorted(left):
-            said = f"{kind[1]}: commit {number} is in no entry"
-            self._checkpoints("missing_entry", said, ref, kind[1])
+            message = f"{kind[1]}: commit {number} is in no entry"
+            self._checkpoints("missing_entry", message, ref, kind[1])
 
     def _checkpoints(
         self, reason: str, message: str, ref: CheckpointRef, type_name: str | None = None
@@ -304,12 +305,12 @@ class LogCheck:
             self._report.checked["tags"] += 1
             log.tags.append(tag)
             if paths.get(tag.commit_id) != tag.manifest_path and log.complete:
-                said = f"commit {tag.commit_id} is not {tag.manifest_path}"
-                self._report.note("tag", "wrong_commit", said, key=info.key)
+                message = f"commit {tag.commit_id} is not {tag.manifest_path}"
+                self._report.note("tag", "wrong_commit", message, key=info.key)
             if tag.checkpoint is not None:
-                known = self._checkpoint(tag.checkpoint, required=True)
-                if known is not None and tag.checkpoint != log.head.checkpoint:
-                    self._compare(log, tag.checkpoint, known)
+                checkpoint = self._checkpoint(tag.checkpoint, required=True)
+                if checkpoint is not None and tag.checkpoint != log.head.checkpoint:
+                    self._compare(log, tag.checkpoint, checkpoint)
 
 
 def _paths(files: Iterable[CommitFile]) -> list[str]:

@@ -14,7 +14,7 @@ from storage_engine.errors import OntologiaError
 from storage_engine.maintenance.integrity.data import missing_ends
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import tags as sqlite_tags
 from storage_engine.repository.sqlite.data_table import quoted
 from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -29,17 +29,17 @@ def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress
         if connection is None:
             return
         pragma = "integrity_check" if report.deep else "quick_check"
-        for (said,) in connection.execute(f"PRAGMA {pragma}(100)"):
-            if said != "ok":
-                report.note("database", "damaged", str(said), key=repository.path)
+        for (answer,) in connection.execute(f"PRAGMA {pragma}(100)"):
+            if answer != "ok":
+                report.note("database", "damaged", str(answer), key=repository.path)
         written = _check_commits(connection, report)
         for spec in repository.known_types():
             _check_counts(repository, connection, spec, written, report)
         for tag in sqlite_tags.stored_tags(connection):
             report.checked["tags"] += 1
             if not 1 <= tag.commit_id <= report.head_commit_id:
-                said = f"{tag.name} names commit {tag.commit_id}, which is not there"
-                report.note("tag", "wrong_commit", said)
+                answer = f"{tag.name} names commit {tag.commit_id}, which is not there"
+                report.note("tag", "wrong_commit", answer)
     if report.deep:
         _check_rows(repository, report, progress)
 
@@ -57,8 +57,8 @@ def _check_commits(
             report.note("chain", "broken_chain", f"commit {expected} is missing", commit_id=number)
             break
         if parent != (number - 1 or None):
-            said = f"names parent {parent}, should be {number - 1 or None}"
-            report.note("chain", "wrong_parent", said, commit_id=number)
+            message = f"names parent {parent}, should be {number - 1 or None}"
+            report.note("chain", "wrong_parent", message, commit_id=number)
         created = datetime.fromisoformat(created_at)
         if before is not None and created < before:
             report.note("chain", "time_goes_back", "is older than its parent", commit_id=number)
@@ -91,8 +91,8 @@ def _check_counts(
     report.checked["rows"] += sum(counted.values())
     for number in sorted({*expected, *counted}):
         if expected.get(number, 0) != counted.get(number, 0):
-            said = f"{counted.get(number, 0)} rows, the commit says {expected.get(number, 0)}"
-            report.note("rows", "rows_differ", said, commit_id=number, type_name=spec.name)
+            message = f"{counted.get(number, 0)} rows, the commit says {expected.get(number, 0)}"
+            report.note("rows", "rows_differ", message, commit_id=number, type_name=spec.name)
 
 
 def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
@@ -104,7 +104,7 @@ def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress:
         ends: dict[str, set[str]] = {"left": set(), "right": set()}
         mine = keys.setdefault(spec.name, set()) if spec.kind == "entity" else set()
         for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
-            window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+            window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
             try:
                 rows = repository.read(spec, window)
             except (OntologiaError, ValueError, TypeError) as error:
@@ -113,20 +113,20 @@ def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress:
             for field in spec.fields:
                 nulls = rows.column(field.name).null_count
                 if nulls and not field.nullable:
-                    said = f"{nulls} rows: {field.name} is null and may not be"
-                    report.note("rows", "null_value", said, type_name=spec.name)
+                    message = f"{nulls} rows: {field.name} is null and may not be"
+                    report.note("rows", "null_value", message, type_name=spec.name)
             if spec.kind == "entity":
                 mine.update(rows.column("entity_key").to_pylist())
             else:
-                for side, found in ends.items():
-                    found.update(rows.column(f"{side}_key").to_pylist())
-        for side, found in ends.items():
+                for side, named in ends.items():
+                    named.update(rows.column(f"{side}_key").to_pylist())
+        for side, named in ends.items():
             name = str(spec.left if side == "left" else spec.right)
-            missing = sorted(found - keys.get(name, set()))
+            missing = sorted(named - keys.get(name, set()))
             if missing:
                 concerned = _concerned(repository, spec, f"{side}_key", missing, report)
-                said = missing_ends(side, name, len(missing), concerned, missing[:_EXAMPLES])
-                report.note("endpoints", "missing_endpoint", said, type_name=spec.name)
+                message = missing_ends(side, name, len(missing), concerned, missing[:_EXAMPLES])
+                report.note("endpoints", "missing_endpoint", message, type_name=spec.name)
 
 
 def _concerned(
@@ -137,11 +137,11 @@ def _concerned(
     report: IntegrityReport,
 ) -> int:
     """How many relations have one of these keys; read again, as only few storages have any."""
-    found: set[tuple[str, ...]] = set()
+    relations: set[tuple[str, ...]] = set()
     wanted = pa.array(keys, pa.string())
     for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
-        window = Window(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
+        window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
         rows = repository.read(spec, window)
         rows = rows.filter(pc.is_in(rows.column(column), value_set=wanted))
-        found.update(zip(*(rows.column(c).to_pylist() for c in spec.identity), strict=True))
-    return len(found)
+        relations.update(zip(*(rows.column(c).to_pylist() for c in spec.identity), strict=True))
+    return len(relations)

@@ -36,10 +36,10 @@ def list_commit_changes(chain: Chain, versions: Versions, commit_id: int) -> lis
     manifest = _find(chain, commit_id)
     if manifest is None:
         return []
-    found: list[dict[str, Any]] = []
+    changes: list[dict[str, Any]] = []
     for ref in sorted(manifest.touched()):
-        found += _changes_of(chain, versions, commit_id, ref)
-    return found
+        changes += _changes_of(chain, versions, commit_id, ref)
+    return changes
 
 
 def _changes_of(

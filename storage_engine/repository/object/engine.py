@@ -20,7 +20,7 @@ from storage_engine.commitlog import state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
-from storage_engine.commitlog.publisher import Published, Publisher
+from storage_engine.commitlog.publisher import PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
@@ -30,7 +30,7 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.index.maintain import index_writes
-from storage_engine.index.objects import IndexObjects
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.resolve import resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
@@ -38,24 +38,23 @@ from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.labels import labels
 from storage_engine.repository.object import commit_history
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
-from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.object.read.resident import Resident
+from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
 from storage_engine.repository.object.write.commit import CommitRun, Parts
-from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
     CommitRecord,
     CommitRequest,
     CommitResult,
     Idempotency,
-    Window,
+    ReadWindow,
     checked_commit,
+    labels,
     no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types
@@ -155,7 +154,7 @@ class ObjectRepository(ABC):
         return top.commit_id if top is not None else 0
 
     def read(
-        self, spec: TypeSpec, window: Window = LATEST, *, keys: pa.Table | None = None
+        self, spec: TypeSpec, window: ReadWindow = LATEST, *, keys: pa.Table | None = None
     ) -> pa.Table:
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)
@@ -194,10 +193,10 @@ class ObjectRepository(ABC):
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
         heads = sorted(state.type_heads(self.chain, head).items())
-        found = self.store.parallel.map(
+        records = self.store.parallel.map(
             lambda item: state.schema_record(self.chain, head, *item), heads
         )
-        return [TypeSpec.from_schema_dict(record["schema"]) for record in found if record]
+        return [TypeSpec.from_schema_dict(record["schema"]) for record in records if record]
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -243,10 +242,10 @@ class ObjectRepository(ABC):
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
         announce: bool = True,
-    ) -> StagedAttempt:
+    ) -> StagedWrite:
         if self.engine_version != "v2":
             raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
-        begun = StagedAttempt(
+        begun = StagedWrite(
             self.chain,
             self._versions,
             self._config,
@@ -283,13 +282,13 @@ class ObjectRepository(ABC):
 
     # -- after a commit -----------------------------------------------------------------------
 
-    def _project(self, published: Published) -> Sequence[Callable[[], object]]:
+    def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
         outbox = projections(self.store.bulk, published.manifest)
         catalogs = catalog_writes(
             self._documents,
             registered,
-            known=published.manifest.type_heads or {},
+            types=published.manifest.type_heads or {},
             commit_id=published.manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
@@ -306,7 +305,7 @@ class ObjectRepository(ABC):
         return [*outbox, *catalogs, *indices]
 
     @abstractmethod
-    def _types_to_index(self, published: Published) -> list[TypeRef]:
+    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Whose index objects this commit writes."""
 
     def _warn_of_lag(self, message: str) -> None:
@@ -365,10 +364,10 @@ class ObjectRepository(ABC):
         """What is wrong with the indices now; reads are right all the same."""
         head = self.chain.read_head().head
         refs = list(state.type_heads(self.chain, head))
-        found = resolve(
+        resolutions = resolve(
             self.chain, self._indices, head, refs, watermark_is_head=self.engine_version == "v1"
         )
-        return [resolution.warning for resolution in found if resolution.warning is not None]
+        return [resolution.warning for resolution in resolutions if resolution.warning is not None]
 
     def lock_info(self) -> dict[str, Any] | None:
         """Who holds the write lock now."""
@@ -389,17 +388,17 @@ class S3RepositoryV1(ObjectRepository):
 
     engine_version = "v1"
 
-    def _types_to_index(self, published: Published) -> list[TypeRef]:
+    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Every known type; none of them when types.json, which lists them, cannot be read.
 
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
         """
         try:
-            known = known_types(self._documents)
+            listed = known_types(self._documents)
         except (SchemaMetadataError, StorageBackendError) as error:
             self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
             return []
-        return list(dict.fromkeys([*known, *(published.manifest.type_heads or {})]))
+        return list(dict.fromkeys([*listed, *(published.manifest.type_heads or {})]))
 
 
 class S3RepositoryV2(ObjectRepository):
@@ -407,6 +406,6 @@ class S3RepositoryV2(ObjectRepository):
 
     engine_version = "v2"
 
-    def _types_to_index(self, published: Published) -> list[TypeRef]:
+    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """The touched types: `type_heads` in the manifest tell readers that others are complete."""
         return published.manifest.touched()

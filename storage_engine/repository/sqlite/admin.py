@@ -97,12 +97,12 @@ def erase(
         with connections.use("erase") as connection:
             begin_write(connection, connections.timeout_ms)
             try:
-                found = _description(connection, str(path))
-                if expect is not None and found != dict(expect):
+                description = _description(connection, str(path))
+                if expect is not None and description != dict(expect):
                     raise MigrationTokenError(
                         f"{path} changed since the preview (head was at commit "
-                        f"{expect['head_commit_id']}, is at {found['head_commit_id']}): nothing "
-                        "was erased, look at a new preview"
+                        f"{expect['head_commit_id']}, is at {description['head_commit_id']}): "
+                        "nothing was erased, look at a new preview"
                     )
                 _drop_everything(connection)
                 connection.execute("COMMIT")

@@ -1,15 +1,13 @@
-"""Running the statements of queries: Ctrl-C ends them, and their errors say what to do.
-
-Python runs signal handlers between two of its own instructions, and a statement is one call. So
-SQLite calls back every now and then, which gives a waiting signal its turn; what its handler raises
-(KeyboardInterrupt, as a rule) ends the statement and reaches the caller as it is. A single sort is
-not cut short.
-
-Connections to one SQLite file, and what its errors mean to a user.
+"""Connections to one SQLite file, the statements that run on them, and what its errors mean.
 
 A connection is lent out for one operation and kept for the next one, so threads never share one.
 SQLite itself arbitrates between writers, whether they are threads or processes. An in-memory
 storage is the exception: it lives in its only connection, which is lent to one thread at a time.
+
+Ctrl-C ends a query. Python runs signal handlers between two of its own instructions, and a
+statement is one call, so SQLite calls back every now and then, which gives a waiting signal its
+turn; what its handler raises ends the statement and reaches the caller as it is. A single sort is
+not cut short.
 """
 
 from __future__ import annotations
@@ -237,7 +235,7 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
         rollback(connection)
 
 
-class _File(NamedTuple):
+class _FileIdentity(NamedTuple):
     process: int
     device: int
     inode: int
@@ -245,7 +243,7 @@ class _File(NamedTuple):
 
 class _Lent(NamedTuple):
     connection: sqlite3.Connection
-    file: _File | None  # which file it was opened on
+    file: _FileIdentity | None  # which file it was opened on
 
 
 class Connections:
@@ -330,12 +328,12 @@ class Connections:
         else:
             lent.connection.close()
 
-    def _current_file(self) -> _File | None:
+    def _current_file(self) -> _FileIdentity | None:
         try:
             status = os.stat(self.path)
         except OSError:
             return None
-        return _File(os.getpid(), status.st_dev, status.st_ino)
+        return _FileIdentity(os.getpid(), status.st_dev, status.st_ino)
 
     def _check_open(self, operation: str) -> None:
         if self._closed:

@@ -1,6 +1,4 @@
-"""Rows of the control tables: commits and their idempotency keys, lock holder, schemas.
-
-The control tables of a SQLite storage, and the stamp that says what wrote it.
+"""The control tables of a SQLite storage: commits, lock holder, schemas, and the engine's stamp.
 
 Both engines share them. `inspect` tells what a file is before anything touches it; creating
 tables and migrating an older format step by step happen inside the caller's transaction, so that
@@ -113,15 +111,15 @@ def applied_by(connection: sqlite3.Connection, unit: Idempotency) -> int | None:
     if isinstance(unit.version, str):
         row = earlier.fetchone()
         return row[0] if row and json.loads(row[1]) == unit.version else None
-    found: int | None = None
+    applied: int | None = None
     for commit_id, text in earlier:  # newest first, and integers only grow
         version = json.loads(text)
         if isinstance(version, str):
             continue
         if version < unit.version:
             break
-        found = commit_id
-    return found
+        applied = commit_id
+    return applied
 
 
 def commits(connection: sqlite3.Connection, since: int, limit: int) -> list[CommitRecord]:
@@ -187,6 +185,8 @@ def check_schema(connection: sqlite3.Connection, spec: TypeSpec) -> Registered |
     """The type's stored schema, None before its first commit; refuses a class that differs."""
     stored = registered(connection, spec.kind, spec.name)
     if stored is None or stored.sha256 == spec.schema_sha256:
+        return stored
+    if spec.aligned(stored.schema).schema_sha256 == stored.sha256:
         return stored
     differences = schema_differences(stored.schema, spec.schema_dict())
     listed = "; ".join(differences) or "details that do not change its fields"
@@ -303,7 +303,7 @@ STORAGE_META = """
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FileStamp:
     """What a storage says it is. Format 0 is a v1 file from before there were stamps."""
 
     engine_version: str
@@ -313,25 +313,25 @@ class Stamp:
 # --- what a file is -----------------------------------------------------------------------------
 
 
-def inspect(connection: sqlite3.Connection, path: str) -> Stamp | None:
+def inspect(connection: sqlite3.Connection, path: str) -> FileStamp | None:
     """The storage's stamp, None for an empty database. Refuses what this version cannot handle."""
-    found = {
+    tables = {
         name
         for (name,) in connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' "
             "AND name IN ('storage_meta', 'commits', 'entity_history')"
         )
     }
-    if "storage_meta" in found:
+    if "storage_meta" in tables:
         return _checked(_read_stamp(connection, path), path)
-    if {"commits", "entity_history"} <= found:
-        return Stamp("v1", 0)
+    if {"commits", "entity_history"} <= tables:
+        return FileStamp("v1", 0)
     if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         raise _foreign(path)
     return None
 
 
-def _read_stamp(connection: sqlite3.Connection, path: str) -> Stamp:
+def _read_stamp(connection: sqlite3.Connection, path: str) -> FileStamp:
     try:
         meta = dict(connection.execute("SELECT key, value FROM storage_meta"))
         backend, engine = meta["backend"], meta["engine_version"]
@@ -340,10 +340,10 @@ def _read_stamp(connection: sqlite3.Connection, path: str) -> Stamp:
         raise _foreign(path) from error
     if backend != BACKEND:
         raise _foreign(path)
-    return Stamp(engine, number)
+    return FileStamp(engine, number)
 
 
-def _checked(stamp: Stamp, path: str) -> Stamp:
+def _checked(stamp: FileStamp, path: str) -> FileStamp:
     if stamp.engine_version in ENGINE_VERSIONS and stamp.format <= FORMAT:
         return stamp
     raise UnsupportedEngineError(
@@ -365,7 +365,7 @@ def _foreign(path: str) -> StorageBackendError:
     )
 
 
-def check_engine(stamp: Stamp, engine_version: str, path: str) -> None:
+def check_engine(stamp: FileStamp, engine_version: str, path: str) -> None:
     """An open repository may meet a file that was meanwhile initialised with another engine."""
     if stamp.engine_version != engine_version:
         raise UnsupportedEngineError(
@@ -384,10 +384,10 @@ def create_tables(connection: sqlite3.Connection, engine_version: str) -> None:
     """Control tables and stamp of a new storage."""
     for statement in CONTROL_TABLES:
         connection.execute(statement)
-    write_stamp(connection, Stamp(engine_version, FORMAT))
+    write_stamp(connection, FileStamp(engine_version, FORMAT))
 
 
-def write_stamp(connection: sqlite3.Connection, stamp: Stamp) -> None:
+def write_stamp(connection: sqlite3.Connection, stamp: FileStamp) -> None:
     connection.execute(STORAGE_META)
     connection.executemany(
         "INSERT INTO storage_meta (key, value) VALUES (?, ?) "
@@ -408,8 +408,8 @@ def _stamp_v1_file(connection: sqlite3.Connection, engine_version: str) -> None:
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection, str], None]] = {0: _stamp_v1_file}
 
 
-def migrate_format(connection: sqlite3.Connection, stamp: Stamp) -> None:
+def migrate_format(connection: sqlite3.Connection, stamp: FileStamp) -> None:
     """Bring an older format up to date, one idempotent step after another."""
     for step in range(stamp.format, FORMAT):
         MIGRATIONS[step](connection, stamp.engine_version)
-        write_stamp(connection, Stamp(stamp.engine_version, step + 1))
+        write_stamp(connection, FileStamp(stamp.engine_version, step + 1))

@@ -1,17 +1,13 @@
-"""Arrow columns to SQLite values and back, without loss.
-
-Datetimes and dates become fixed-width ISO 8601 text in UTC, so that text order is time order.
-SQLite has no negative zero; like every comparison does, it takes -0.0 for 0.0.
-
-The SQL that both engines share: reconcile, read and list rows of one data table.
+"""Rows in a SQLite data table: how values are bound, and the SQL that both engines share.
 
 A data table holds the versions of rows, clustered by identity and commit. The engines differ only
-in which table a type has and what its payload columns are (`DataTable`).
+in which table a type has and what its payload columns are (`DataTable`). Values go to SQLite and
+back without loss: datetimes and dates as fixed-width ISO 8601 text in UTC, so that text order is
+time order. SQLite has no negative zero; like every comparison does, it takes -0.0 for 0.0.
 
-Intents on their way into a commit: loaded into temporary tables before the lock is taken.
-
-A slow stream therefore keeps no other writer waiting, and memory holds one batch at a time (the
-tables live in a temporary file). Rows keep the order of intent, so that the last one can win.
+Intents are loaded into temporary tables before the lock is taken. A slow stream therefore keeps no
+other writer waiting, and memory holds one batch at a time (the tables live in a temporary file).
+Rows keep the order of intent, so that the last one can win.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ import pyarrow.compute as pc
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.protocol import TypeInput, Window
+from storage_engine.repository.protocol import ReadWindow, TypeInput
 from storage_engine.repository.sqlite.connection import rollback
 
 # Microseconds of 0001-01-01 and 9999-12-31T23:59:59.999999, days of the same: outside, text of
@@ -124,7 +120,7 @@ def identity_columns(kind: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A payload column: its SQLite name and declared type."""
 
     name: str
@@ -158,12 +154,12 @@ class DataTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class IntentTable:
     """A temporary table of intents: `seq` (order of intent), identity k0.., payload p0.."""
 
     name: str
     identity: int
-    payload: Sequence[Column]
+    payload: Sequence[TableColumn]
 
     @property
     def delta(self) -> str:
@@ -226,7 +222,7 @@ class KeySet:
         return f"INSERT OR IGNORE INTO temp.{self.name} VALUES ({', '.join('?' * self.identity)})"
 
 
-def reconcile(table: DataTable | None, staged: Staged) -> str:
+def reconcile(table: DataTable | None, staged: IntentTable) -> str:
     """Fill the delta: intents that are new (no previous commit) or differ from the latest row."""
     target = f"INSERT INTO temp.{staged.delta} (seq, previous)"
     if table is None:
@@ -245,11 +241,11 @@ def reconcile(table: DataTable | None, staged: Staged) -> str:
     )
 
 
-def count_delta(staged: Staged) -> str:
+def count_delta(staged: IntentTable) -> str:
     return f"SELECT COUNT(*), COUNT(previous) FROM temp.{staged.delta}"
 
 
-def changed_since(table: DataTable, staged: Staged) -> str:
+def changed_since(table: DataTable, staged: IntentTable) -> str:
     """Targeted identities that have a version after commit :snapshot."""
     keys = ", ".join(f"i.{key}" for key in staged.keys)
     return (
@@ -260,7 +256,7 @@ def changed_since(table: DataTable, staged: Staged) -> str:
     )
 
 
-def publish(table: DataTable, staged: Staged) -> str:
+def publish(table: DataTable, staged: IntentTable) -> str:
     """Write the delta's rows as versions of commit :commit_id."""
     names = ["commit_id", "schema_version_id"]
     values = [":commit_id", ":version"]
@@ -276,7 +272,9 @@ def publish(table: DataTable, staged: Staged) -> str:
     )
 
 
-def select(table: DataTable, payload: Sequence[str], window: Window, keys: KeySet | None) -> str:
+def select(
+    table: DataTable, payload: Sequence[str], window: ReadWindow, keys: KeySet | None
+) -> str:
     """Rows of a window: commit, identity, payload. Parameters :type, :upto, :since."""
     source = f"main.{quoted(table.name)} AS h"
     if keys is not None:
@@ -340,12 +338,12 @@ def _same(table: DataTable, stored: str, staged: str) -> str:
     )
 
 
-def _equal(table: DataTable, one: str, other: str) -> str:
-    return " AND ".join(f"{one}.{quoted(c)} = {other}.{quoted(c)}" for c in table.identity)
+def _equal(table: DataTable, left: str, other: str) -> str:
+    return " AND ".join(f"{left}.{quoted(c)} = {other}.{quoted(c)}" for c in table.identity)
 
 
 ToRows = Callable[[TypeSpec, pa.Table | pa.RecordBatch], Iterator[Any]]
-Payload = Callable[[TypeSpec], Sequence[Column]]
+Payload = Callable[[TypeSpec], Sequence[TableColumn]]
 
 _numbers = itertools.count(1)  # in memory, a stream may commit to the storage that it feeds
 
@@ -355,7 +353,7 @@ class StagedType:
     """One type's intents, in the order in which they were stated."""
 
     spec: TypeSpec
-    staged: Staged
+    staged: IntentTable
 
 
 @contextmanager
@@ -365,16 +363,16 @@ def staged_inputs(
     """Load the inputs, one temporary table per type, for as long as the context lasts."""
     types: dict[tuple[str, str], StagedType] = {}
     try:
-        for one in inputs:
-            part = types.get(one.spec.ref)
+        for given in inputs:
+            part = types.get(given.spec.ref)
             if part is None:
                 name = f"intents_{next(_numbers)}"
-                staged = Staged(name, len(one.spec.identity), payload(one.spec))
-                part = types[one.spec.ref] = StagedType(one.spec, staged)
+                staged = IntentTable(name, len(given.spec.identity), payload(given.spec))
+                part = types[given.spec.ref] = StagedType(given.spec, staged)
                 for statement in staged.create():
                     connection.execute(statement)
-            for batch in _batches(one):
-                _load(connection, part.staged, to_rows(one.spec, batch))
+            for batch in _batches(given):
+                _load(connection, part.staged, to_rows(given.spec, batch))
         yield list(types.values())
     finally:
         for part in types.values():
@@ -382,14 +380,14 @@ def staged_inputs(
                 connection.execute(statement)
 
 
-def _batches(one: TypeInput) -> Iterable[pa.Table | pa.RecordBatch]:
-    if one.table is not None:
-        yield one.table
-    if one.stream is not None:
-        yield from one.stream
+def _batches(given: TypeInput) -> Iterable[pa.Table | pa.RecordBatch]:
+    if given.table is not None:
+        yield given.table
+    if given.stream is not None:
+        yield from given.stream
 
 
-def _load(connection: sqlite3.Connection, staged: Staged, rows: Iterator[Any]) -> None:
+def _load(connection: sqlite3.Connection, staged: IntentTable, rows: Iterator[Any]) -> None:
     connection.execute("BEGIN")  # touches the temporary database only, so it takes no lock
     try:
         connection.executemany(staged.insert(), rows)

@@ -30,15 +30,15 @@ from storage_engine.query.conditions import Shape
 from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.labels import labels
 from storage_engine.repository.protocol import (
     CommitRecord,
     CommitRequest,
     CommitResult,
     Idempotency,
+    ReadWindow,
     TypeChange,
-    Window,
     checked_commit,
+    labels,
     no_staging,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
@@ -51,10 +51,10 @@ from storage_engine.repository.sqlite.connection import (
     snapshot,
 )
 from storage_engine.repository.sqlite.data_table import (
-    Column,
     DataTable,
     KeySet,
     StagedType,
+    TableColumn,
     checked_rows,
     encode,
     read_schema,
@@ -114,7 +114,7 @@ class SqliteRepository(ABC):
         """Every table that has rows of a type, of older schema versions too."""
 
     @abstractmethod
-    def _payload(self, spec: TypeSpec) -> Sequence[Column]:
+    def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
         """The columns besides commit and identity."""
 
     @abstractmethod
@@ -287,7 +287,7 @@ class SqliteRepository(ABC):
             return control_tables.head(connection)[0] if connection else 0
 
     def read(
-        self, spec: TypeSpec, window: Window = Window(), *, keys: pa.Table | None = None
+        self, spec: TypeSpec, window: ReadWindow = ReadWindow(), *, keys: pa.Table | None = None
     ) -> pa.Table:
         with self.reading("read") as connection:
             return self.read_on(connection, spec, window, keys)
@@ -296,7 +296,7 @@ class SqliteRepository(ABC):
         self,
         connection: sqlite3.Connection | None,
         spec: TypeSpec,
-        window: Window,
+        window: ReadWindow,
         keys: pa.Table | None,
     ) -> pa.Table:
         """`read`, as part of what happens on a snapshot."""
@@ -414,21 +414,21 @@ class SqliteRepository(ABC):
             return control_tables.commit(connection, commit_id) if connection else None
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        changes: list[dict[str, Any]] = []
         with self.reading("list commit changes") as connection:
             if connection is None or commit_id > LAST_ID:
-                return found
+                return changes
             for kind, name in control_tables.touched_types(connection, commit_id):
                 columns = ("key",) if kind == "entity" else data_table.identity_columns(kind)
                 sql = data_table.changes(self._all_tables(connection, kind, name))
                 parameters = {"type": name, "commit_id": commit_id}
                 for *identity, earlier in connection.execute(sql, parameters):
-                    found.append(
+                    changes.append(
                         {"kind": kind, "type_name": name}
                         | dict(zip(columns, identity, strict=True))
                         | {"operation": "update" if earlier else "insert"}
                     )
-        return found
+        return changes
 
     def known_types(self) -> list[TypeSpec]:
         """The types that this storage has, from their stored schemas; no classes needed."""

@@ -1,12 +1,9 @@
-"""A query's plan in words and in facts.
-
-SQL of users on a SQLite storage: in DuckDB, on Arrow tables of the types that are named.
-
-Answers queries on a SQLite storage, for both engines.
+"""Answers queries on a SQLite storage, for both engines.
 
 Every answer comes from one snapshot. Rows stream: the statement, its transaction and the
 connection live as long as the iterator, and end with it however it ends. An in-memory storage has
-one connection for everything, so there an answer is complete before it is handed out.
+one connection for everything, so there an answer is complete before it is handed out. SQL of users
+runs in DuckDB, on Arrow tables of the types that it names.
 """
 
 from __future__ import annotations
@@ -23,16 +20,23 @@ from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.expressions import Source, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
-from storage_engine.query.executor import Diagnostic, Executor, Parameters, Plan, Rows, Traversal
+from storage_engine.query.executor import (
+    Diagnostic,
+    Executor,
+    Parameters,
+    Plan,
+    Rows,
+    Traversal,
+    endpoint_spec,
+)
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.endpoints import endpoint_spec
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import ask, batches, plan_of
 from storage_engine.repository.sqlite.data_table import DataTable, from_values, read_schema
+from storage_engine.repository.sqlite.traversal import Hops
 from storage_engine.repository.sqlite.visible import (
-    Hops,
     Seen,
     Visible,
     nothing,
@@ -168,8 +172,8 @@ class SqliteExecutor:
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         repository = self._repository
         upto = repository.head_commit_id() if self._pinned is None else self._pinned
-        known = repository.known_types
-        return sql(self, repository.duck, known, upto, statement, parameters)
+        stored_types = repository.known_types
+        return sql(self, repository.duck, stored_types, upto, statement, parameters)
 
     # --- aggregates -----------------------------------------------------------------------------
 
@@ -183,8 +187,8 @@ class SqliteExecutor:
                 if not spec.groups:
                     parts.append(_to_table(kinds, _of_no_rows(spec)))
             else:
-                found = batches(ask(connection, self._aggregate(spec, types)))
-                parts += [_to_table(kinds, columns) for columns in found]
+                answer = batches(ask(connection, self._aggregate(spec, types)))
+                parts += [_to_table(kinds, columns) for columns in answer]
         return pa.concat_tables(parts)
 
     def _aggregate(self, spec: QuerySpec, types: Mapping[str, _Type]) -> Statement:
@@ -266,7 +270,7 @@ class SqliteExecutor:
         with self._repository.reading("load endpoints") as connection:
             seen = self._seen(connection, When(as_of=spec.when.as_of))
             wanted = pa.table({"entity_key": keys})
-            return self._repository.read_on(connection, entity, Window(as_of=seen.upto), wanted)
+            return self._repository.read_on(connection, entity, ReadWindow(as_of=seen.upto), wanted)
 
     # --- explain --------------------------------------------------------------------------------
 
@@ -315,7 +319,7 @@ class SqliteExecutor:
         self, connection: sqlite3.Connection | None, spec: QuerySpec, seen: Seen
     ) -> dict[str, _Type]:
         """The queried type, and the endpoint types that its filter asks about."""
-        found = {_ROWS: self._type(connection, _ROWS, spec.type, seen)}
+        types = {_ROWS: self._type(connection, _ROWS, spec.type, seen)}
         sides: list[tuple[Literal["left", "right"], bool]] = [
             ("left", spec.left),
             ("right", spec.right),
@@ -324,8 +328,8 @@ class SqliteExecutor:
             if asked:
                 entity = endpoint_spec(spec.type, side, lambda: _known(connection))
                 name = _ENDPOINTS[side]
-                found[name] = self._type(connection, name, entity, seen)
-        return found
+                types[name] = self._type(connection, name, entity, seen)
+        return types
 
     def _steps(
         self, connection: sqlite3.Connection | None, spec: QuerySpec, seen: Seen
@@ -355,7 +359,7 @@ class SqliteExecutor:
 
 def _composed(types: Mapping[str, _Type], statement: Statement) -> Statement:
     """A compiled statement on top of the tables that it names."""
-    tables = [one.versions for one in types.values()]
+    tables = [stored.versions for stored in types.values()]
     parameters = dict(statement.parameters)
     for table in tables:
         parameters |= table.parameters
@@ -364,7 +368,7 @@ def _composed(types: Mapping[str, _Type], statement: Statement) -> Statement:
 
 def _remarks(types: Iterable[_Type]) -> tuple[Diagnostic, ...]:
     """Those on the first type that has any: on the queried one before others."""
-    return next((one.diagnostics for one in types if one.diagnostics), ())
+    return next((stored.diagnostics for stored in types if stored.diagnostics), ())
 
 
 def _known(connection: sqlite3.Connection | None) -> list[TypeSpec]:
@@ -372,7 +376,7 @@ def _known(connection: sqlite3.Connection | None) -> list[TypeSpec]:
 
 
 def _of_no_rows(spec: QuerySpec) -> list[tuple[int | None]]:
-    return [(0 if one.function == "count" else None,) for _, one in spec.aggregates]
+    return [(0 if aggregate.function == "count" else None,) for _, aggregate in spec.aggregates]
 
 
 def _to_table(kinds: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> pa.Table:

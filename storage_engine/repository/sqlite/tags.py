@@ -35,11 +35,11 @@ def list_tags(repository: SqliteRepository) -> list[Tag]:
 
 def resolve_tag(repository: SqliteRepository, name: str) -> Tag:
     """UnknownTagError (a ValueError) names the nearest."""
-    known = list_tags(repository)
-    for tag in known:
+    tags = list_tags(repository)
+    for tag in tags:
         if tag.name == name:
             return tag
-    raise unknown(name, [tag.name for tag in known])
+    raise unknown(name, [tag.name for tag in tags])
 
 
 def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -> Tag:
@@ -52,11 +52,11 @@ def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -
         raise ConfigurationError(f"no commit {wanted} to tag: {there}")
     with _writing(repository, "create tag") as connection:
         connection.execute(_CREATE)
-        found = {tag.name: tag for tag in stored_tags(connection)}.get(name)
-        if found is not None and found.commit_id != wanted:
-            raise TagExistsError(name, commit_id=found.commit_id, asked=wanted)
-        if found is not None:
-            return found
+        existing = {tag.name: tag for tag in stored_tags(connection)}.get(name)
+        if existing is not None and existing.commit_id != wanted:
+            raise TagExistsError(name, commit_id=existing.commit_id, asked=wanted)
+        if existing is not None:
+            return existing
         now = control_tables.utc_text(datetime.now(UTC))
         tag = Tag(name, wanted, now, repository._config.runtime_id)
         connection.execute(

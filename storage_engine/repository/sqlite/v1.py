@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from storage_engine.model.arrow import fields_json, table_from_fields_json
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.sqlite.data_table import Column, DataTable, identity_columns
+from storage_engine.repository.sqlite.data_table import DataTable, TableColumn, identity_columns
 from storage_engine.repository.sqlite.engine import SqliteRepository
 
-_FIELDS_JSON = Column("fields_json", "TEXT")
+_FIELDS_JSON = TableColumn("fields_json", "TEXT")
 
 
 class SqliteRepositoryV1(SqliteRepository):
@@ -53,7 +53,7 @@ class SqliteRepositoryV1(SqliteRepository):
     ) -> Sequence[DataTable]:
         return [_history(kind, name)]
 
-    def _payload(self, spec: TypeSpec) -> Sequence[Column]:
+    def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
         return [_FIELDS_JSON]
 
     def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from storage_engine.model.arrow import SQLITE_TYPES, row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.labels import labels
+from storage_engine.repository.protocol import labels
 from storage_engine.repository.sqlite.data_table import (
-    Column,
     DataTable,
+    TableColumn,
     encode,
     from_values,
     identity_columns,
@@ -97,8 +97,8 @@ class SqliteRepositoryV2(SqliteRepository):
         )
         return [DataTable(table, kind, name) for (table,) in rows]
 
-    def _payload(self, spec: TypeSpec) -> Sequence[Column]:
-        return [Column(f.name, SQLITE_TYPES[f.storage]) for f in spec.fields]
+    def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
+        return [TableColumn(f.name, SQLITE_TYPES[f.storage]) for f in spec.fields]
 
     def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:
         return encode(spec, table, [f.name for f in spec.fields])

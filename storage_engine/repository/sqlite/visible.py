@@ -3,11 +3,6 @@
 A version is visible in latest and as-of reads when its identity has no newer one within the
 window. That is asked of each row by one look into the clustered order, apart from all other
 conditions: SQLite may then use any index for those, and still no replaced version is returned.
-
-The SQL of traversals: sources, each step's relations and the paths, as temporary tables.
-
-A step is one join with what the step before has reached, whatever the number of entities. The
-tables hold keys and commits only; rows are fetched in the end, for those that a path goes through.
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ from typing import Any
 from storage_engine.commitlog.tags import unknown
 from storage_engine.query.reference import Reference
 from storage_engine.query.spec import When, after_pin
-from storage_engine.repository.sqlite.data_table import DataTable, identity_columns, quoted
+from storage_engine.repository.sqlite.data_table import DataTable, quoted
 
 LAST_ID = 2**63 - 1  # of any commit; SQLite takes no larger number
 
@@ -113,89 +108,3 @@ def _of_type(table: DataTable, alias: str, name: str) -> str:
 
 def _all(conditions: Iterable[str]) -> str:
     return " AND ".join(c for c in conditions if c != "TRUE") or "TRUE"
-
-
-@dataclass(frozen=True, slots=True)
-class Hops:
-    """Temporary tables of one traversal, gone with its transaction.
-
-    NAME_0 has the sources and NAME_n the relations of step n: `n`, the place in the order of the
-    answer, `commit_id` and the identity k0, k1, ...; NAME_paths has for each path the places h0,
-    h1, ... of what it goes through.
-    """
-
-    name: str
-    steps: int
-
-    def create(self) -> list[str]:
-        made = []
-        for number in range(self.steps + 1):
-            keys = _keys("entity" if number == 0 else "relation")
-            columns = ", ".join(f"{key} TEXT NOT NULL" for key in keys)
-            made += [
-                f"CREATE TEMP TABLE {self._hop(number)} "
-                f"(n INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, {columns})",
-                f"CREATE INDEX temp.{self._hop(number)}_k0 ON {self._hop(number)} (k0)",
-            ]
-        places = ", ".join(f"{place} INTEGER NOT NULL" for place in self._places)
-        return [*made, f"CREATE TEMP TABLE {self._paths} ({places})"]
-
-    def sources(self, select: str) -> str:
-        """`select` gives commit and key in the order of the answer."""
-        return f"INSERT INTO temp.{self._hop(0)} (commit_id, k0) {select}"
-
-    def step(self, number: int, relations: str) -> str:
-        """The relations, out of a table of visible ones, that start where the last step ended."""
-        reached = "k0" if number == 1 else "k1"
-        identity = ", ".join(f"q.{quoted(c)}" for c in identity_columns("relation"))
-        return (
-            f"SELECT q.commit_id, {identity} "
-            f"FROM (SELECT DISTINCT {reached} AS reached FROM temp.{self._hop(number - 1)}) AS r "
-            f"CROSS JOIN {quoted(relations)} AS q ON q.left_key = r.reached ORDER BY {identity}"
-        )
-
-    def fill_step(self, number: int, select: str) -> str:
-        keys = ", ".join(_keys("relation"))
-        return f"INSERT INTO temp.{self._hop(number)} (commit_id, {keys}) {select}"
-
-    def fill_paths(self) -> str:
-        joined = [f"temp.{self._hop(0)} AS s0"]
-        for number in range(1, self.steps + 1):
-            reached = "k0" if number == 1 else "k1"
-            joined.append(
-                f"temp.{self._hop(number)} AS s{number} ON s{number}.k0 = s{number - 1}.{reached}"
-            )
-        places = ", ".join(f"s{number}.n" for number in range(self.steps + 1))
-        return (
-            f"INSERT INTO temp.{self._paths} SELECT {places} FROM {' CROSS JOIN '.join(joined)} "
-            f"ORDER BY {places}"
-        )
-
-    def paths(self) -> str:
-        return f"SELECT {', '.join(self._places)} FROM temp.{self._paths} ORDER BY rowid"
-
-    def found(self, number: int, table: DataTable, payload: Sequence[str]) -> str:
-        """Place, commit, identity and payload of what paths go through. Parameter :type."""
-        same = [table.of_type("h"), "h.commit_id = s.commit_id"]
-        same += [f"h.{quoted(c)} = s.k{n}" for n, c in enumerate(table.identity)]
-        listed = ", ".join(f"h.{quoted(c)}" for c in ("commit_id", *table.identity, *payload))
-        return (
-            f"SELECT s.n, {listed} FROM temp.{self._hop(number)} AS s "
-            f"CROSS JOIN main.{quoted(table.name)} AS h ON {' AND '.join(same)} "
-            f"WHERE s.n IN (SELECT h{number} FROM temp.{self._paths}) ORDER BY s.n"
-        )
-
-    def _hop(self, number: int) -> str:
-        return f"{self.name}_{number}"
-
-    @property
-    def _paths(self) -> str:
-        return f"{self.name}_paths"
-
-    @property
-    def _places(self) -> list[str]:
-        return [f"h{number}" for number in range(self.steps + 1)]
-
-
-def _keys(kind: str) -> list[str]:
-    return [f"k{n}" for n in range(len(identity_columns(kind)))]

@@ -8,7 +8,7 @@ import pytest
 
 from storage_engine import Entity, Field, Session, initialize_storage
 from storage_engine.model import spec_of
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 
 
 class Guest(Entity):
@@ -27,7 +27,7 @@ def test_folder_names_are_neither_columns_nor_patterns(tmp_path: Path, folder: s
         session.commit()
         spec = spec_of(Guest)
         assert session.repository.read(spec).column("tier").to_pylist() == ["Bronze"]
-        history = session.repository.read(spec, Window(history=True))
+        history = session.repository.read(spec, ReadWindow(history=True))
         assert history.column("tier").to_pylist() == ["Silver", "Bronze"]
 
 

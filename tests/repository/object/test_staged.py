@@ -26,7 +26,7 @@ from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository import CommitRequest, CommitResult, Idempotency, open_repository
 from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
-from storage_engine.repository.object.write.staged_write import StagedAttempt
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at, made_world
 from tests.engines import (
@@ -49,7 +49,7 @@ def world() -> Iterator[World]:
 
 def stage(
     store: ObjectStore,
-    attempt: StagedAttempt,
+    attempt: StagedWrite,
     rows: Sequence[Row],
     *,
     inserted: int,
@@ -84,11 +84,11 @@ def stage(
     return key
 
 
-def begin(writer: Writer, spec: TypeSpec = CUSTOMER, **options: Any) -> StagedAttempt:
+def begin(writer: Writer, spec: TypeSpec = CUSTOMER, **options: Any) -> StagedWrite:
     return writer.repo.begin_staged(spec, **options)
 
 
-def publish(writer: Writer, attempt: StagedAttempt, **request: Any) -> CommitResult | None:
+def publish(writer: Writer, attempt: StagedWrite, **request: Any) -> CommitResult | None:
     return writer.repo.commit(CommitRequest([attempt.as_input()], **request))
 
 

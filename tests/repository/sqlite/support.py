@@ -11,37 +11,13 @@ import pyarrow as pa
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
-from storage_engine.model.declarations import Entity, Relation, spec_of
+from storage_engine.model.declarations import Entity, spec_of
 from storage_engine.model.field import Field
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import CommitRequest, CommitResult, TypeInput
 from storage_engine.repository.sqlite import ENGINES
 from storage_engine.repository.sqlite.engine import SqliteRepository
-
-
-class Customer(Entity):
-    id: Field[str] = Field(primary_key=True)
-    name: Field[str]
-    tier: Field[str] = Field(default="Standard", index=True)
-    age: Field[int | None] = Field(default=None)
-
-
-class Product(Entity):
-    sku: Field[str] = Field(primary_key=True)
-    price: Field[float]
-
-
-class Subscription(Relation[Customer, Product]):
-    seats: Field[int]
-
-
-class Employment(Relation[Customer, Product]):
-    stint: Field[str] = Field(instance_key=True)
-    role: Field[str]
-
-
-class Knows(Relation[Customer, Customer]):
-    """No fields at all: the identity is the whole statement."""
+from tests.shop import Customer, Employment, Knows, Product, Subscription
 
 
 class Everything(Entity):

@@ -24,17 +24,13 @@ from tests.repository.sqlite.support import (
     CUSTOMER,
     KNOWS,
     SUBSCRIPTION,
-    Customer,
-    Employment,
-    Knows,
-    Product,
-    Subscription,
     commit,
     customer,
     edge,
     open_at,
     put,
 )
+from tests.shop import Customer, Employment, Knows, Product, Subscription
 
 
 def people(repository: SqliteRepository, pinned: int | None = None) -> Any:

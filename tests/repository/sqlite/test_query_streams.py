@@ -25,17 +25,8 @@ from storage_engine.repository.sqlite import MEMORY
 from storage_engine.repository.sqlite import connection as asking
 from storage_engine.repository.sqlite.connection import ask, connect
 from storage_engine.repository.sqlite.engine import SqliteRepository
-from tests.repository.sqlite.support import (
-    CUSTOMER,
-    KNOWS,
-    Customer,
-    Knows,
-    commit,
-    customer,
-    edge,
-    open_at,
-    put,
-)
+from tests.repository.sqlite.support import CUSTOMER, KNOWS, commit, customer, edge, open_at, put
+from tests.shop import Customer, Knows
 
 ROWS = 10
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import ARROW_TYPES, row_schema
-from storage_engine.repository.protocol import CommitRequest, TypeInput, Window
+from storage_engine.repository.protocol import CommitRequest, ReadWindow, TypeInput
 from storage_engine.repository.sqlite.connection import BATCH_ROWS
 from storage_engine.repository.sqlite.data_table import from_values, to_values
 from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -45,7 +45,9 @@ def history(repository: SqliteRepository) -> SqliteRepository:
     return repository
 
 
-def seen(repository: SqliteRepository, window: Window, keys: Any = None) -> list[tuple[int, str]]:
+def seen(
+    repository: SqliteRepository, window: ReadWindow, keys: Any = None
+) -> list[tuple[int, str]]:
     table = repository.read(CUSTOMER, window, keys=keys)
     return list(zip(table["commit_id"].to_pylist(), table["name"].to_pylist(), strict=True))
 
@@ -57,33 +59,33 @@ LATEST = [(4, "A4"), (2, "B2"), (4, "C4")]
 @pytest.mark.parametrize(
     ("window", "expected"),
     [
-        (Window(), LATEST),
-        (Window(as_of=4), LATEST),
-        (Window(as_of=99), LATEST),
-        (Window(as_of=3), [(1, "A1"), (2, "B2")]),
-        (Window(as_of=1), [(1, "A1"), (1, "B1")]),
-        (Window(as_of=0), []),
-        (Window(as_of=-5), []),
-        (Window(history=True), ALL),
-        (Window(history=True, since=0), ALL),
-        (Window(history=True, since=1), ALL[2:]),
-        (Window(history=True, since=4), []),
-        (Window(history=True, as_of=2), ALL[:3]),
+        (ReadWindow(), LATEST),
+        (ReadWindow(as_of=4), LATEST),
+        (ReadWindow(as_of=99), LATEST),
+        (ReadWindow(as_of=3), [(1, "A1"), (2, "B2")]),
+        (ReadWindow(as_of=1), [(1, "A1"), (1, "B1")]),
+        (ReadWindow(as_of=0), []),
+        (ReadWindow(as_of=-5), []),
+        (ReadWindow(history=True), ALL),
+        (ReadWindow(history=True, since=0), ALL),
+        (ReadWindow(history=True, since=1), ALL[2:]),
+        (ReadWindow(history=True, since=4), []),
+        (ReadWindow(history=True, as_of=2), ALL[:3]),
     ],
 )
 def test_windows(
-    history: SqliteRepository, window: Window, expected: list[tuple[int, str]]
+    history: SqliteRepository, window: ReadWindow, expected: list[tuple[int, str]]
 ) -> None:
     assert seen(history, window) == expected
 
 
 def test_keys_limit_a_read(history: SqliteRepository) -> None:
     keys = pa.table({"entity_key": ["c", "a", "nobody", "a"]})
-    assert seen(history, Window(), keys) == [(4, "A4"), (4, "C4")]
-    assert seen(history, Window(as_of=3), keys) == [(1, "A1")]
-    assert seen(history, Window(history=True), keys) == [(1, "A1"), (4, "A4"), (4, "C4")]
-    assert seen(history, Window(), keys.slice(0, 0)) == []
-    assert seen(history, Window(), keys) == [(4, "A4"), (4, "C4")]
+    assert seen(history, ReadWindow(), keys) == [(4, "A4"), (4, "C4")]
+    assert seen(history, ReadWindow(as_of=3), keys) == [(1, "A1")]
+    assert seen(history, ReadWindow(history=True), keys) == [(1, "A1"), (4, "A4"), (4, "C4")]
+    assert seen(history, ReadWindow(), keys.slice(0, 0)) == []
+    assert seen(history, ReadWindow(), keys) == [(4, "A4"), (4, "C4")]
 
 
 def test_keys_of_relations(repository: SqliteRepository) -> None:
@@ -94,7 +96,7 @@ def test_keys_of_relations(repository: SqliteRepository) -> None:
 
 def test_schema_of_results(history: SqliteRepository) -> None:
     expected = pa.schema([pa.field("commit_id", pa.int64(), nullable=False), *row_schema(CUSTOMER)])
-    for window in (Window(), Window(as_of=0), Window(history=True)):
+    for window in (ReadWindow(), ReadWindow(as_of=0), ReadWindow(history=True)):
         assert history.read(CUSTOMER, window).schema == expected
     assert history.read(KNOWS).num_rows == 0
     assert history.read(KNOWS).column_names[0] == "commit_id"

@@ -19,13 +19,12 @@ from storage_engine.errors import (
 )
 from storage_engine.model.declarations import Entity, Relation, spec_of
 from storage_engine.model.field import Field
-from storage_engine.repository.protocol import CommitRequest, Window
+from storage_engine.repository.protocol import CommitRequest, ReadWindow
 from storage_engine.repository.sqlite import FORMAT, create, describe, detect, erase
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
     PRODUCT,
-    Customer,
     commit,
     customer,
     edge,
@@ -33,6 +32,7 @@ from tests.repository.sqlite.support import (
     product,
     put,
 )
+from tests.shop import Customer
 
 CONFIG = OntologiaConfig()
 
@@ -49,7 +49,7 @@ def test_reading_an_absent_file_does_not_create_it(
 ) -> None:
     assert repository.head_commit_id() == 0
     assert repository.read(CUSTOMER).num_rows == 0
-    assert repository.read(CUSTOMER, Window(history=True)).num_rows == 0
+    assert repository.read(CUSTOMER, ReadWindow(history=True)).num_rows == 0
     assert repository.type_head(CUSTOMER) == 0
     assert repository.list_commits() == []
     assert repository.get_commit(1) is None

@@ -1,6 +1,7 @@
-"""How a query is answered, for people and for programs.
+"""Answers queries on an object store with DuckDB, one statement per question.
 
-Answers queries on an object store with DuckDB, one statement per question.
+Rows stream from the statement in bounded memory. `explain` tells how a question would be answered,
+in words for people and in facts for programs, and asks nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from storage_engine.commitlog.records import Head
 from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
-from storage_engine.query.executor import Diagnostic, Parameters, Plan, Rows, Traversal
+from storage_engine.query.executor import (
+    Diagnostic,
+    Parameters,
+    Plan,
+    Rows,
+    Traversal,
+    endpoint_spec,
+)
 from storage_engine.query.reference import Reference
 from storage_engine.query.spec import QuerySpec, When, after_pin
 from storage_engine.repository.duck import Duck, Stream, quoted
-from storage_engine.repository.endpoints import endpoint_spec
 from storage_engine.repository.object.read.files import (
     Brought,
     MissingFileError,
@@ -32,9 +39,9 @@ from storage_engine.repository.object.read.files import (
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.read.plan import CommitWindow, TypePlan, plan_type
 from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
-from storage_engine.repository.object.read.visible import Wanted, visible
-from storage_engine.repository.object.write.evaluation import check_schema
-from storage_engine.repository.protocol import Window
+from storage_engine.repository.object.read.visible import KeyTable, visible
+from storage_engine.repository.object.schema_check import check_schema
+from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.user_sql import Tables, run_sql, tables_of
 
 if TYPE_CHECKING:
@@ -109,7 +116,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class _PreparedQuery:
     """A statement on the cursor that has what it reads from."""
 
     cursor: duckdb.DuckDBPyConnection
@@ -145,7 +152,7 @@ class ObjectExecutor:
         prepared = self._prepare(spec, lambda c: c.aggregate(spec, _ASKED))
         with prepared.cursor, self._engine.duck.errors():
             try:
-                found = self._engine.duck.run(
+                table = self._engine.duck.run(
                     prepared.cursor, lambda: prepared.execute().to_arrow_table()
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
@@ -156,7 +163,7 @@ class ObjectExecutor:
         return pa.Table.from_arrays(
             [
                 column.cast(ARROW_TYPES[kind])  # type: ignore[index]
-                for column, (_, kind) in zip(found.columns, kinds, strict=True)
+                for column, (_, kind) in zip(table.columns, kinds, strict=True)
             ],
             names=[name for name, _ in kinds],
         )
@@ -171,9 +178,9 @@ class ObjectExecutor:
         column = "entity_key"
         for relation in spec.via:
             keys = pa.table({"left_key": tables[-1].column(column).unique()})
-            step, found = self._fetch(head, relation, window, keys)
+            step, relations = self._fetch(head, relation, window, keys)
             steps.append(step)
-            tables.append(found)
+            tables.append(relations)
             column = "right_key"
         remarks = sources.diagnostics or _remarks(steps)
         return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
@@ -259,7 +266,7 @@ class ObjectExecutor:
 
     # --- reads by identity ----------------------------------------------------------------------
 
-    def read(self, spec: TypeSpec, window: Window, keys: pa.Table | None = None) -> pa.Table:
+    def read(self, spec: TypeSpec, window: ReadWindow, keys: pa.Table | None = None) -> pa.Table:
         """Rows of a window, as `Repository.read` promises them."""
         head = self._engine.chain.read_head().head
         upto = head.commit_id if window.as_of is None else _clamp(window.as_of, head)
@@ -279,7 +286,7 @@ class ObjectExecutor:
         with self._engine.duck.cursor() as cursor, self._engine.duck.errors():
             wanted = None
             if keys is not None:
-                wanted = Wanted("wanted", keys)
+                wanted = KeyTable("wanted", keys)
                 cursor.register(wanted.name, keys)
             ctes = visible(
                 self._engine.scanner, cursor, plan, _ASKED, brought=brought, wanted=wanted
@@ -288,8 +295,8 @@ class ObjectExecutor:
                 f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED} "
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
-            found = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
-            return plan, found.cast(schema)
+            table = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+            return plan, table.cast(schema)
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -299,7 +306,7 @@ class ObjectExecutor:
         make: Callable[[Compiler], Statement],
         *,
         also: Sequence[TypeSpec] = (),
-    ) -> _Prepared:
+    ) -> _PreparedQuery:
         """`also` are types whose files are planned, for `explain`, but not read."""
         engine = self._engine
         head = engine.chain.read_head().head
@@ -331,7 +338,7 @@ class ObjectExecutor:
             statement = Statement(
                 f"WITH {', '.join(ctes)} {body.sql}", {**early, **body.parameters}, body.columns
             )
-            return _Prepared(cursor, statement, (own, *others))
+            return _PreparedQuery(cursor, statement, (own, *others))
         except BaseException:
             cursor.close()
             raise
@@ -370,9 +377,9 @@ class ObjectExecutor:
         trust_index: bool = True,
     ) -> list[TypePlan]:
         engine = self._engine
-        found = engine.versions.resolve_all(specs, head, trust_index=trust_index)
+        resolutions = engine.versions.resolve_all(specs, head, trust_index=trust_index)
         plans = []
-        for n, (spec, resolution) in enumerate(zip(specs, found, strict=True)):
+        for n, (spec, resolution) in enumerate(zip(specs, resolutions, strict=True)):
             top = engine.versions.type_head(spec, head)
             check_schema(engine.chain, head, spec, top)
             plans.append(
@@ -398,7 +405,7 @@ class ObjectExecutor:
             upto = asked
         return CommitWindow(upto, when.since or 0, when.history)
 
-    def _stream(self, prepared: _Prepared, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _stream(self, prepared: _PreparedQuery, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._engine.duck.errors():
             for batch in prepared.stream(self._engine.duck).batches():
                 yield batch.cast(schema)

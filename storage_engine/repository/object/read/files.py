@@ -1,13 +1,12 @@
-"""Rows of small data files, decoded once and kept in memory while there is room.
-
-A type that is written in many small commits has many small files until it is compacted. Opening
-each of them again for every query costs more than all the rest; they never change.
-
-Turns the files of a type into one DuckDB relation, wherever the files are.
+"""Turns the files of a type into one DuckDB relation, wherever the files are.
 
 Files that DuckDB can open (a directory store's paths, large S3 objects through httpfs) are scanned
-in place; small remote ones are fetched whole and in parallel, which is one request each instead
-of several in a row, and kept in the immutable cache.
+in place; small remote ones are fetched whole and in parallel, which is one request each instead of
+several in a row, and kept in the immutable cache.
+
+Rows of small files are decoded once and kept in memory while there is room: a type that is written
+in many small commits has many small files until it is compacted, and opening each of them again
+for every query costs more than all the rest. Files never change.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import KIB, MIB
 from storage_engine.errors import IntegrityError
@@ -54,10 +54,10 @@ class DecodedFiles:
 
     def get(self, path: str, columns: tuple[str, ...]) -> pa.Table | None:
         with self._mutex:
-            found = self._tables.get((path, columns))
-            if found is not None:
+            table = self._tables.get((path, columns))
+            if table is not None:
                 self._tables.move_to_end((path, columns))
-            return found
+            return table
 
     def keep(self, path: str, columns: tuple[str, ...], rows: pa.Table) -> None:
         with self._mutex:
@@ -82,11 +82,24 @@ class MissingFileError(IntegrityError):
 Brought = dict[str, str | pa.Table]  # by path: a name that DuckDB opens, or the rows
 
 
+STAGED_PART_URL = layout.STAGED_PART_URL  # for readers that know files by their URLs
+
+
+def attempt_in_url(attempt: str) -> str:
+    """What the URLs of an attempt's staged parts contain, and no others."""
+    return f"/{layout.staged_prefix(attempt)}/"
+
+
 class DataFile(NamedTuple):
     """A file with the entry that names it, which may give its rows their commit id."""
 
     entry: Entry
     file: CommitFile
+
+    @property
+    def attempt(self) -> str:
+        """Of a staged part: the attempt that staged it."""
+        return layout.staged_attempt(self.file.path)
 
 
 def versioned_schema(spec: TypeSpec) -> pa.Schema:
@@ -126,8 +139,8 @@ class Scanner:
         """All rows of the entries, in memory."""
         schema = versioned_schema(spec)
         files = files_of(entries)
-        found = self._bulk.parallel.map(self._content, [item.file for item in files])
-        tables = [_decode(schema, data, i) for data, i in zip(found, files, strict=True)]
+        contents = self._bulk.parallel.map(self._content, [item.file for item in files])
+        tables = [_decode(schema, data, i) for data, i in zip(contents, files, strict=True)]
         return pa.concat_tables(tables) if tables else schema.empty_table()
 
     def source(
@@ -147,9 +160,9 @@ class Scanner:
         if keys_only:
             schema = pa.schema([schema.field(name) for name in ("commit_id", *spec.identity)])
         at_hand = self.bring([(spec, item) for item in files]) if brought is None else brought
-        found = [(at_hand[item.file.path], item) for item in files]
-        parts = _parquet_selects(schema.names, [(n, i) for n, i in found if isinstance(n, str)])
-        tables = [rows.select(schema.names) for rows, _ in found if isinstance(rows, pa.Table)]
+        sources = [(at_hand[item.file.path], item) for item in files]
+        parts = _parquet_selects(schema.names, [(n, i) for n, i in sources if isinstance(n, str)])
+        tables = [rows.select(schema.names) for rows, _ in sources if isinstance(rows, pa.Table)]
         if tables or not parts:
             name = f"fetched_{next(self._names)}"
             rows = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
@@ -190,16 +203,16 @@ class Scanner:
                 brought[path] = name
         rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
         for spec, item in rest:
-            known = self._decoded.get(item.file.path, tuple(versioned_schema(spec).names))
-            if known is not None:
-                brought[item.file.path] = known
+            decoded = self._decoded.get(item.file.path, tuple(versioned_schema(spec).names))
+            if decoded is not None:
+                brought[item.file.path] = decoded
         rest = [(spec, item) for spec, item in rest if item.file.path not in brought]
-        found = self._bulk.parallel.map(
+        contents = self._bulk.parallel.map(
             lambda file: self._content(file) if file.path in as_rows else self._copy(file),
             [item.file for _, item in rest],
         )
         # Decoded here: threads would only wait for one another.
-        for (spec, item), content in zip(rest, found, strict=True):
+        for (spec, item), content in zip(rest, contents, strict=True):
             if isinstance(content, bytes):
                 brought[item.file.path] = self._rows(spec, item, content, keep=as_rows)
             else:
@@ -233,10 +246,10 @@ class Scanner:
         """The path of the file's copy in the cache; its content where there is none."""
         if self._cache is None or self._store.local_path(file.path) is not None:
             return self._get(file)
-        found = self._cache.obtain(**self._wanted(file))
-        if isinstance(found, Path) and _GLOB.search(str(found)):
+        copy = self._cache.obtain(**self._wanted(file))
+        if isinstance(copy, Path) and _GLOB.search(str(copy)):
             return self._cache.get(**self._wanted(file))
-        return str(found) if isinstance(found, Path) else found
+        return str(copy) if isinstance(copy, Path) else copy
 
     def _content(self, file: CommitFile) -> bytes:
         if self._cache is None or self._store.local_path(file.path) is not None:
@@ -282,10 +295,10 @@ def _decode(schema: pa.Schema, data: bytes, item: DataFile) -> pa.Table:
     return table.select(schema.names).cast(schema)
 
 
-def _parquet_selects(names: Sequence[str], found: Sequence[tuple[str, DataFile]]) -> list[str]:
-    own = [path for path, item in found if item.file.commit_id_source == "column"]
+def _parquet_selects(names: Sequence[str], sources: Sequence[tuple[str, DataFile]]) -> list[str]:
+    own = [path for path, item in sources if item.file.commit_id_source == "column"]
     given: dict[int, list[str]] = {}  # staged parts: their manifest gives the commit id
-    for path, item in found:
+    for path, item in sources:
         if item.file.commit_id_source != "column":
             given.setdefault(item.entry.max_commit_id, []).append(path)
     parts = [f"SELECT {_columns(names)} FROM {parquet(own)}"] if own else []

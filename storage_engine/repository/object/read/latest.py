@@ -1,26 +1,129 @@
-"""The versions of a type as of a head: from memory where they are at hand, else from files."""
+"""The versions of a type as of a head: from memory where they are at hand, else from files.
+
+The latest rows of small types stay in memory between commits and are brought forward: a session
+that commits again need not read its own past, as the rows that it wrote are added, and of other
+writers' commits only those since are fetched. Types above a size are not kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
-from storage_engine.index.objects import IndexObjects
+from storage_engine.commitlog.ranges import KeyRange
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
+from storage_engine.config import MIB
+from storage_engine.index.record import IndexObjects
 from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, Scanner
-from storage_engine.repository.object.read.resident import Resident, ResidentType
-from storage_engine.repository.object.write.reconcile import prune_by_keys
 
 if TYPE_CHECKING:
     import duckdb
+
+_TYPE_FILE_BYTES = 16 * MIB  # of Parquet, which grows several times in memory
+_TYPE_ROWS = 250_000
+_KEPT_ROWS = 500_000
+_CHUNKS = 64
+
+# Log id and schema version: rows of another log (the storage was erased and begun anew), or of
+# another version, are not brought forward.
+Epoch = tuple[str, int]
+
+
+class ResidentType:
+    """The latest row per identity of one type as of a commit, found by identity at once."""
+
+    def __init__(self, spec: TypeSpec, versions: pa.Table, *, upto: int, epoch: Epoch) -> None:
+        self.upto = 0
+        self.epoch = epoch
+        self._identity = spec.identity
+        self._rows = versions.schema.empty_table()
+        self._positions: dict[Hashable, int] = {}
+        self.add(versions, upto=upto)
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def add(self, versions: pa.Table, *, upto: int) -> None:
+        """Take in the versions (commit_id and row columns) of commits past ours and up to `upto`.
+
+        Others may be among them, where a snapshot spans both or an index is ahead of the head:
+        taken in twice, a row would be published twice.
+        """
+        commit_ids = versions.column("commit_id")
+        later = pc.and_(pc.greater(commit_ids, self.upto), pc.less_equal(commit_ids, upto))
+        start = self._rows.num_rows
+        ordered = versions.filter(later).sort_by("commit_id")
+        self._rows = pa.concat_tables([self._rows, ordered])
+        for offset, identity in enumerate(self.identities(ordered)):
+            self._positions[identity] = start + offset
+        self.upto = upto
+        if self._rows.column(0).num_chunks > _CHUNKS or self._rows.num_rows > 2 * len(self) + 1000:
+            self._tidy()
+
+    def positions(self, intents: pa.Table) -> pa.Array:
+        """Where the stored row of each intent is; null for unknown identities."""
+        positions = self._positions
+        return pa.array([positions.get(i) for i in self.identities(intents)], pa.int64())
+
+    def rows_at(self, positions: pa.Array) -> pa.Table:
+        """Stored rows in the order asked for; all null where the position is."""
+        return self._rows.take(positions)
+
+    def table(self) -> pa.Table:
+        """All kept rows; superseded ones may be among them."""
+        return self._rows
+
+    def identities(self, table: pa.Table) -> Iterable[Hashable]:
+        columns = [table.column(name).to_pylist() for name in self._identity]
+        return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+
+    def _tidy(self) -> None:
+        kept = pa.array(self._positions.values(), pa.int64())
+        self._rows = self._rows.take(kept).combine_chunks()
+        self._positions = {identity: at for at, identity in enumerate(self._positions)}
+
+
+class Resident:
+    """A bounded set of resident types, least recently used first out."""
+
+    def __init__(self) -> None:
+        self._types: OrderedDict[TypeRef, ResidentType] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    @staticmethod
+    def fits(*, file_bytes: int, rows: int) -> bool:
+        return file_bytes <= _TYPE_FILE_BYTES and rows <= _TYPE_ROWS
+
+    def get(self, ref: TypeRef) -> ResidentType | None:
+        with self._mutex:
+            resident = self._types.get(ref)
+            if resident is not None:
+                self._types.move_to_end(ref)
+            return resident
+
+    def keep(self, ref: TypeRef, resident: ResidentType) -> None:
+        with self._mutex:
+            self._types[ref] = resident
+            self._types.move_to_end(ref)
+            if len(resident) > _TYPE_ROWS:
+                self._types.pop(ref)
+            while sum(len(t) for t in self._types.values()) > _KEPT_ROWS:
+                self._types.popitem(last=False)
+
+    def drop(self, ref: TypeRef) -> None:
+        with self._mutex:
+            self._types.pop(ref, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +137,18 @@ class OpenVersions:
 def newest(entries: Sequence[Entry], upto: int) -> list[Entry]:
     """The entries without the files in which no latest row can be."""
     return [replace(entry, files=entry.newest_files(upto)) for entry in entries]
+
+
+def prune_by_keys(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table) -> list[Entry]:
+    """Entries with a file whose key range can hold one of `keys`."""
+    name = spec.identity[0]
+    if keys.num_rows == 0:
+        return []
+    bounds = pc.min_max(keys.column(name)).as_py()
+    wanted = KeyRange(bounds["min"], bounds["max"])
+    return [
+        entry for entry in entries if any(file.keys(name).overlaps(wanted) for file in entry.files)
+    ]
 
 
 class Versions:
@@ -69,20 +184,25 @@ class Versions:
         """The same for several types, which costs no more hops."""
         refs = [spec.ref for spec in specs]
         if trust_index:
-            found = resolve(self._chain, self._indices, head, refs, watermark_is_head=self._v1)
+            resolutions = resolve(
+                self._chain, self._indices, head, refs, watermark_is_head=self._v1
+            )
         else:
-            found = resolve_from_chain(self._chain, head, refs)
-        return [self._current(spec, head, one) for spec, one in zip(specs, found, strict=True)]
+            resolutions = resolve_from_chain(self._chain, head, refs)
+        return [
+            self._current(spec, head, resolution)
+            for spec, resolution in zip(specs, resolutions, strict=True)
+        ]
 
-    def _current(self, spec: TypeSpec, head: Head, found: Resolution) -> Resolution:
-        if found.warning is not None:
-            self._warn(found.warning)
+    def _current(self, spec: TypeSpec, head: Head, resolution: Resolution) -> Resolution:
+        if resolution.warning is not None:
+            self._warn(resolution.warning)
         if self._v1:
-            return found
+            return resolution
         top = self.type_head(spec, head)
         current = top.schema_version_id if top is not None else None
-        kept = tuple(e for e in found.entries if e.schema_version_id == current)
-        return Resolution(kept, found.fallback, found.warning)
+        kept = tuple(e for e in resolution.entries if e.schema_version_id == current)
+        return Resolution(kept, resolution.fallback, resolution.warning)
 
     @contextmanager
     def open(
@@ -107,8 +227,8 @@ class Versions:
         self, spec: TypeSpec, head: Head, keys: pa.Table, *, trust_index: bool = True
     ) -> list[Entry]:
         """Where the latest versions of `keys` can be."""
-        found = self.resolve(spec, head, trust_index=trust_index)
-        return newest(prune_by_keys(found.entries, spec, keys), head.commit_id)
+        resolution = self.resolve(spec, head, trust_index=trust_index)
+        return newest(prune_by_keys(resolution.entries, spec, keys), head.commit_id)
 
     def add_view(
         self,
@@ -118,8 +238,10 @@ class Versions:
         files: Sequence[CommitFile],
     ) -> None:
         """A view of the rows of files that are not (yet) part of any commit."""
-        found = [DataFile(Entry(0, 0, (file,)), file) for file in files]
-        cursor.execute(f"CREATE TEMP VIEW {name} AS {self._scanner.source(cursor, spec, found)}")
+        data_files = [DataFile(Entry(0, 0, (file,)), file) for file in files]
+        cursor.execute(
+            f"CREATE TEMP VIEW {name} AS {self._scanner.source(cursor, spec, data_files)}"
+        )
 
     @contextmanager
     def scan(
@@ -135,14 +257,14 @@ class Versions:
         top = self.type_head(spec, head)
         if top is None:
             return None
-        known = self._resident.get(spec.ref)
+        kept = self._resident.get(spec.ref)
         epoch = (head.log_id, top.schema_version_id)
-        if known is not None and known.epoch != epoch:
-            known = None
-        if known is not None and known.upto >= top.commit_id:
-            return known
-        if known is not None:
-            missing = state.entries(self._chain, head, spec.ref, top=top, above=known.upto)
+        if kept is not None and kept.epoch != epoch:
+            kept = None
+        if kept is not None and kept.upto >= top.commit_id:
+            return kept
+        if kept is not None:
+            missing = state.entries(self._chain, head, spec.ref, top=top, above=kept.upto)
         else:
             missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
         missing = newest(missing, head.commit_id)
@@ -155,12 +277,12 @@ class Versions:
         try:
             rows = self._scanner.table(spec, missing)
         except MissingFileError:
-            if known is not None or not trust_index:
+            if kept is not None or not trust_index:
                 raise
             return self.resident(spec, head, trust_index=False)
-        if known is None:
-            known = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
+        if kept is None:
+            kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
         else:
-            known.add(rows, upto=head.commit_id)
-        self._resident.keep(spec.ref, known)
-        return known
+            kept.add(rows, upto=head.commit_id)
+        self._resident.keep(spec.ref, kept)
+        return kept

@@ -1,8 +1,7 @@
-"""Which files cannot hold a row that a condition is true for, by what the log knows of each.
+"""Which files a query opens, and why it leaves the others out.
 
-Promise: a file is left out only when no row in it can pass. Missing or cut statistics keep it.
-
-Which files a query opens, and why it leaves the others out.
+Promise: a file is left out only when, by what the log knows of it, no row in it can pass. Missing
+or cut statistics keep it.
 """
 
 from __future__ import annotations
@@ -198,7 +197,7 @@ class TypePlan:
 def plan_type(
     spec: TypeSpec,
     top: TypeHead | None,
-    found: Resolution,
+    resolution: Resolution,
     window: CommitWindow,
     *,
     conjuncts: Sequence[Conjunct] = (),
@@ -206,9 +205,9 @@ def plan_type(
     v1: bool = False,
 ) -> TypePlan:
     """`conjuncts` are those that may leave files out; `keys` limits the read to identities."""
-    within = found.within(since=window.since, upto=window.upto)
+    within = resolution.within(since=window.since, upto=window.upto)
     pruned: Counter[str] = Counter()
-    pruned["commit window"] = _count(found.entries) - _count(within)
+    pruned["commit window"] = _count(resolution.entries) - _count(within)
     files = []
     for entry in within:
         kept = entry.files if window.history else entry.newest_files(window.upto)
@@ -230,10 +229,10 @@ def plan_type(
         window,
         tuple(rows),
         () if window.history else tuple(may_supersede(reachable, rows, window.upto)),
-        entries=len(found.entries),
+        entries=len(resolution.entries),
         pruned={reason: count for reason, count in pruned.items() if count},
-        fallback=found.fallback,
-        warning=found.warning,
+        fallback=resolution.fallback,
+        warning=resolution.warning,
         diagnostics=() if v1 else _before_activation(top, window),
     )
 
@@ -244,17 +243,17 @@ def may_supersede(
     """The files with a newer version of some row in `rows`, as far as key ranges tell."""
     wanted = {item.file.path for item in rows}
     older = KeyRanges()
-    found: list[DataFile] = []
+    newer: list[DataFile] = []
     for entry, items in groupby(reachable, key=lambda item: item.entry):
         together = list(items)
         own = [item.file.leading_keys for item in together if item.file.path in wanted]
         repeats = not entry.unique(upto)
         if repeats:
             older.add(own)
-        found += [item for item in together if older.overlaps(item.file.leading_keys)]
+        newer += [item for item in together if older.overlaps(item.file.leading_keys)]
         if not repeats:
             older.add(own)
-    return found
+    return newer
 
 
 def _count(entries: Iterable[Entry]) -> int:

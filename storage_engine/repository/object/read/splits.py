@@ -152,8 +152,8 @@ def _begun(
     try:
         return Stream(engine.duck, cursor, sql)
     except mistakes as error:
-        said = str(error).partition("\n")[0]
-        raise ConfigurationError(f"filter {condition!r} on {type_name}: {said}") from None
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(f"filter {condition!r} on {type_name}: {reason}") from None
 
 
 def _changes(
@@ -171,19 +171,19 @@ def _changes(
         source = engine.scanner.source(cursor, rows.spec, files, brought=brought)
         condition = rows.window.condition([item.entry for item in files])
         where = f" WHERE {condition}" if condition else ""
-        said, joined = f"'{operation}'", ""
+        op, joined = f"'{operation}'", ""
         if operation is None:  # also where there are no rows at all
             earlier = engine.scanner.source(
                 cursor, rows.spec, plan.earlier, brought=brought, keys_only=True
             )
-            said = "CASE WHEN f.first < q.commit_id THEN 'update' ELSE 'insert' END"
+            op = "CASE WHEN f.first < q.commit_id THEN 'update' ELSE 'insert' END"
             joined = (
                 f" JOIN (SELECT {keys}, min(commit_id) AS first FROM ({earlier}) e "
                 f"SEMI JOIN (SELECT * FROM ({source}) q{where}) u USING ({keys}) "
                 f"GROUP BY {keys}) f USING ({keys})"
             )
         parts.append(
-            f"SELECT q.commit_id, {said} AS {OPERATION}, {columns} FROM ({source}) q{joined}{where}"
+            f"SELECT q.commit_id, {op} AS {OPERATION}, {columns} FROM ({source}) q{joined}{where}"
         )
     return " UNION ALL ".join(parts)
 

@@ -25,7 +25,7 @@ _CHECK_ALL = 100_000  # newer versions up to so many are looked through without 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class KeyTable:
     """A table, registered with the cursor, of all or some identity columns."""
 
     name: str
@@ -44,7 +44,7 @@ def visible(
     *,
     brought: Brought,
     conjuncts: Sequence[Conjunct] = (),
-    wanted: Wanted | None = None,
+    wanted: KeyTable | None = None,
 ) -> list[str]:
     """Common table expressions, the last of them called `name`.
 

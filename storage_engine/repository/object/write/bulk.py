@@ -107,9 +107,9 @@ class BulkInput:
             return self._spool
         as_of = top.commit_id if top is not None else 0
         if self._found is not None:
-            known_as_of, known = self._found
+            known_as_of, earlier = self._found
             if known_as_of == as_of or not self._touched(head, known_as_of):
-                return known
+                return earlier
         if snapshot is not None and as_of > snapshot:
             conflicts = self._conflicts(head, snapshot)
             if conflicts:
@@ -117,14 +117,14 @@ class BulkInput:
                     type=self._spec.name, identities=conflicts, snapshot=snapshot
                 )
         if top is None and self._is_unique():
-            found = self._spool
-            if self._stage is not None and found.staged is None:
-                staged = tuple(self._stage(self._spec, part) for part in found.parts)
-                found = BulkParts(found.parts, staged)
+            parts = self._spool
+            if self._stage is not None and parts.staged is None:
+                staged = tuple(self._stage(self._spec, part) for part in parts.parts)
+                parts = BulkParts(parts.parts, staged)
         else:
-            found = self._reconcile(head)
-        self._found = (as_of, found)
-        return found
+            parts = self._reconcile(head)
+        self._found = (as_of, parts)
+        return parts
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

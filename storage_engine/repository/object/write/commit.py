@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion
-from storage_engine.commitlog.publisher import Base, Draft, Published, Publisher, Upload
+from storage_engine.commitlog.publisher import Base, Draft, PublishedCommit, Publisher, Upload
 from storage_engine.commitlog.records import (
     CommitFile,
     Head,
@@ -29,21 +29,18 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.files import versioned_schema
-from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.object.read.resident import Resident, ResidentType
+from storage_engine.repository.object.read.latest import Resident, ResidentType, Versions
+from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, layout_sha256
 from storage_engine.repository.object.write.bulk import BulkInput, BulkParts, PartsSource
-from storage_engine.repository.object.write.evaluation import (
-    FIRST_VERSION,
-    Evaluation,
-    Evaluator,
-    aligned,
-    layout_sha256,
-)
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
     encode_bytes,
     encode_file,
     stored_table,
+)
+from storage_engine.repository.object.write.reconcile import (
+    Evaluation,
+    Evaluator,
 )
 from storage_engine.repository.object.write.staged_write import Staging
 from storage_engine.repository.protocol import ClaimLost, CommitRequest, CommitResult, TypeChange
@@ -93,7 +90,7 @@ class CommitRun:
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self) -> CommitResult | None:
-        published: Published | None = None
+        published: PublishedCommit | None = None
         settled = True  # False while what is staged may have been published
         try:
             self._spool_streams()
@@ -154,15 +151,15 @@ class CommitRun:
 
     def _evaluate_unlocked(self) -> Evaluation:
         """On the head we know; on the real one before a no-op or a refusal is believed."""
-        known = self._chain.known_head()
+        remembered = self._chain.known_head()
         # Staged long ago: what came since is best looked at now, not under the lock.
-        if known is not None and not self._attempts:
+        if remembered is not None and not self._attempts:
             try:
-                evaluation = self._evaluate(known)
+                evaluation = self._evaluate(remembered)
                 if not evaluation.empty:
                     return evaluation
             except OntologiaError:
-                if self._chain.read_head().etag == known.etag:
+                if self._chain.read_head().etag == remembered.etag:
                     raise
         return self._evaluate(self._chain.read_head())
 
@@ -311,7 +308,7 @@ class CommitRun:
 
     # -- after the CAS ------------------------------------------------------------------------
 
-    def _remember(self, published: Published) -> None:
+    def _remember(self, published: PublishedCommit) -> None:
         """Keep what was just written, so that the next commit reads none of it."""
         try:
             self._extend_residents(published)
@@ -320,7 +317,7 @@ class CommitRun:
             for file in published.manifest.files:
                 self._resident.drop(file.ref)
 
-    def _extend_residents(self, published: Published) -> None:
+    def _extend_residents(self, published: PublishedCommit) -> None:
         assert self._last is not None
         commit_id = published.manifest.commit_id
         before = state.type_heads(self._chain, published.base.head)
@@ -333,18 +330,18 @@ class CommitRun:
                 resident = ResidentType(spec, rows, upto=commit_id, epoch=epoch)
                 self._resident.keep(ref, resident)
                 continue
-            known = self._resident.get(ref)
-            if known is not None and known.upto >= before[ref].commit_id:
-                known.add(rows, upto=commit_id)
+            kept = self._resident.get(ref)
+            if kept is not None and kept.upto >= before[ref].commit_id:
+                kept.add(rows, upto=commit_id)
 
-    def _result(self, published: Published) -> CommitResult:
+    def _result(self, published: PublishedCommit) -> CommitResult:
         changes: dict[TypeRef, TypeChange] = {}
         for file in published.manifest.files:
-            known = changes.get(file.ref, TypeChange(file.kind, file.type_name, 0, 0))
+            before = changes.get(file.ref, TypeChange(file.kind, file.type_name, 0, 0))
             changes[file.ref] = replace(
-                known,
-                inserted=known.inserted + (file.inserted or 0),
-                updated=known.updated + (file.updated or 0),
+                before,
+                inserted=before.inserted + (file.inserted or 0),
+                updated=before.updated + (file.updated or 0),
             )
         return CommitResult(
             published.manifest.commit_id,
@@ -353,7 +350,7 @@ class CommitRun:
             lock_wait_ms=published.lock_wait_ms,
         )
 
-    def _clean_up(self, published: Published | None, *, outcome_known: bool) -> None:
+    def _clean_up(self, published: PublishedCommit | None, *, outcome_known: bool) -> None:
         for bulk in self._spooled:
             bulk.close()
         files: Sequence[CommitFile] = published.manifest.files if published else ()

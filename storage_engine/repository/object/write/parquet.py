@@ -311,19 +311,21 @@ def column_stats(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, l
     position = {schema.column(i).name: i for i in range(len(schema))}
     result: dict[str, list[Any]] = {}
     for name in names[:_STAT_COLUMNS]:
-        low, high, nulls, known = None, None, 0, True
+        low, high, nulls, complete = None, None, 0, True
         for group in range(metadata.num_row_groups):
             stats = metadata.row_group(group).column(position[name]).statistics
             if stats is None:
-                known = False
+                complete = False
                 break
             nulls += stats.null_count or 0
             if not stats.has_min_max:
-                known = known and metadata.row_group(group).num_rows == (stats.null_count or 0)
+                complete = complete and metadata.row_group(group).num_rows == (
+                    stats.null_count or 0
+                )
                 continue
             low = stats.min if low is None else min(low, stats.min)
             high = stats.max if high is None else max(high, stats.max)
-        if metadata.num_rows and known:
+        if metadata.num_rows and complete:
             result[name] = [_bound(low, upper=False), _bound(high, upper=True), nulls]
     return result
 

@@ -1,30 +1,142 @@
-"""Intent against latest state: one vectorised join per type, never a query per row.
+"""What a commit request comes to on a given head: refused, applied before, nothing, or deltas.
 
-A row is new when its identity is unknown, changed when any field differs, and otherwise nothing.
-Values are compared by `IS DISTINCT FROM`, so NULL equals NULL.
+Evaluating writes nothing. It runs without the lock first, so that the common refusals and no-ops
+never take it, and again under the lock for whatever has moved since.
+
+Intent meets latest state in one vectorised join per type, never a query per row. A row is new when
+its identity is unknown, changed when any field differs, and otherwise nothing. Values are compared
+by `IS DISTINCT FROM`, so NULL equals NULL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.commitlog.ranges import KeyRange
-from storage_engine.commitlog.records import Entry
+from storage_engine.commitlog import state
+from storage_engine.commitlog.chain import Chain, HeadVersion
+from storage_engine.commitlog.records import Head, TypeHead, TypeRef
+from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.read.resident import ResidentType
+from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.read.latest import ResidentType, Versions
+from storage_engine.repository.object.schema_check import aligned, check_schema
+from storage_engine.repository.protocol import CommitRequest
 
 if TYPE_CHECKING:
     import duckdb
 
+    from storage_engine.repository.object.write.bulk import BulkParts, PartsSource
+
 INSERT_FLAG = "__insert"
 CONFLICTS_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The outcome on one head. `applied_by` is set when the idempotency key had been applied."""
+
+    version: HeadVersion
+    deltas: Mapping[TypeRef, tuple[TypeSpec, Delta]]
+    bulk: Mapping[TypeRef, tuple[TypeSpec, BulkParts]]
+    register: tuple[TypeSpec, ...] = ()
+    applied_by: int | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not self.deltas and not self.bulk
+
+
+class Evaluator:
+    """Evaluates one request, keeping what stays true from one head to the next."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        versions: Versions,
+        request: CommitRequest,
+        bulk: Mapping[TypeRef, PartsSource],
+        check_log: Callable[[Head], None],
+    ) -> None:
+        """`check_log` refuses a head that this engine may not write after."""
+        self._chain = chain
+        self._check_log = check_log
+        self._versions = versions
+        self._request = request
+        self._bulk = bulk
+        self._deltas: dict[TypeRef, tuple[TypeHead | None, Delta]] = {}  # as of the type's head
+
+    def evaluate(self, version: HeadVersion) -> Evaluation:
+        head = version.head
+        request = self._request
+        self._check_log(head)
+        if request.idempotency is not None:
+            applied = applied_by(self._chain, head, request.idempotency)
+            if applied is not None:
+                return Evaluation(version, {}, {}, applied_by=applied)
+        heads = state.type_heads(self._chain, head)
+        self._check_expected(heads)
+        deltas: dict[TypeRef, tuple[TypeSpec, Delta]] = {}
+        parts: dict[TypeRef, tuple[TypeSpec, BulkParts]] = {}
+        register = []
+        for item in request.inputs:
+            spec, top = item.spec, heads.get(item.spec.ref)
+            if check_schema(self._chain, head, spec, top):
+                register.append(spec)
+            spec = aligned(self._chain, head, spec, top)
+            if item.table is not None:
+                intents = item.table.select(row_schema(spec).names)
+                delta = self._delta(spec, head, top, intents)
+                if delta.rows.num_rows:
+                    deltas[spec.ref] = (spec, delta)
+            else:
+                bulk_parts = self._bulk[spec.ref].parts(head, top, snapshot=request.snapshot)
+                if bulk_parts.rows:
+                    parts[spec.ref] = (spec, bulk_parts)
+        changed = {*deltas, *parts}
+        return Evaluation(
+            version, deltas, parts, tuple(spec for spec in register if spec.ref in changed)
+        )
+
+    def _delta(self, spec: TypeSpec, head: Head, top: TypeHead | None, intents: pa.Table) -> Delta:
+        if (earlier := self._deltas.get(spec.ref)) is not None and earlier[0] == top:
+            return earlier[1]
+        if top is None:
+            delta = all_new(spec, intents)
+        else:
+            delta = self._against_stored(spec, head, intents, as_of=top.commit_id)
+        self._deltas[spec.ref] = (top, delta)
+        return delta
+
+    def _against_stored(
+        self, spec: TypeSpec, head: Head, intents: pa.Table, *, as_of: int
+    ) -> Delta:
+        snapshot = self._request.snapshot
+        if snapshot is not None and as_of <= snapshot:
+            snapshot = None  # nothing of this type changed since
+        resident = self._versions.resident(spec, head)
+        if resident is not None:
+            if snapshot is not None:
+                moved = resident_changed_since(resident, intents, snapshot)
+                raise_on_conflict(spec, moved, snapshot)
+            return reconcile_resident(spec, resident, intents)
+        with self._versions.open(spec, head, intents, intents=intents) as stored:
+            if snapshot is not None:
+                raise_on_conflict(spec, changed_since(stored.cursor, spec, snapshot), snapshot)
+            return reconcile(stored.cursor, spec, unique=stored.unique)
+
+    def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
+        for (kind, name), expected in self._request.expect.items():
+            top = heads.get((kind, name))
+            actual = top.commit_id if top is not None else 0
+            if actual != expected:
+                raise ExpectedVersionMismatchError(type=name, expected=expected, actual=actual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +182,8 @@ def delta_sql(spec: TypeSpec, *, unique: bool, only: str | None = None) -> str:
 def reconcile(cursor: duckdb.DuckDBPyConnection, spec: TypeSpec, *, unique: bool) -> Delta:
     """The delta of the registered table `intents`, in memory, ordered by identity."""
     order = ", ".join(quoted(name) for name in spec.identity)
-    found = cursor.execute(f"{delta_sql(spec, unique=unique)} ORDER BY {order}").to_arrow_table()
-    return split(spec, found)
+    flagged = cursor.execute(f"{delta_sql(spec, unique=unique)} ORDER BY {order}").to_arrow_table()
+    return split(spec, flagged)
 
 
 def reconcile_resident(spec: TypeSpec, resident: ResidentType, intents: pa.Table) -> Delta:
@@ -124,13 +236,6 @@ def changed_since(cursor: duckdb.DuckDBPyConnection, spec: TypeSpec, snapshot: i
     return [row[0] if len(row) == 1 else row for row in rows]
 
 
-def prune_by_keys(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table) -> list[Entry]:
-    """Entries with a file whose key range can hold one of `keys`."""
-    name = spec.identity[0]
-    if keys.num_rows == 0:
-        return []
-    bounds = pc.min_max(keys.column(name)).as_py()
-    wanted = KeyRange(bounds["min"], bounds["max"])
-    return [
-        entry for entry in entries if any(file.keys(name).overlaps(wanted) for file in entry.files)
-    ]
+def raise_on_conflict(spec: TypeSpec, identities: list[object], snapshot: int) -> None:
+    if identities:
+        raise ConcurrentWriteError(type=spec.name, identities=identities, snapshot=snapshot)

@@ -1,14 +1,12 @@
-"""Parts that were staged as their rows came, compared with what is stored only before the publish.
-
-For writers that see one partition of their input at a time, such as Spark's data sources. The
-rules are those of all bulk writes: rows that differ are written, and nothing else; what a commit
-after the writer's start has made of an identity stays; with an order column its values decide.
-
-Rows that were staged on one head, looked at from a later one.
+"""Rows that were staged on one head, compared with what is stored before they are published.
 
 Another commit may have written identities that are in our parts. What we knew of them is stale, so
 they are left as that commit made them; with an order column its value decides instead. Only parts
 whose key range meets what was written are read, and of those only identity (and order) columns.
+
+Writers that see one partition of their input at a time, such as Spark's data sources, stage rows
+as they come and have all of them compared here. The rules are those of all bulk writes: rows that
+differ are written, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,13 +26,12 @@ from storage_engine.commitlog.records import CommitFile, Entry, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.read.latest import Versions, prune_by_keys
 from storage_engine.repository.object.write.bulk import BulkPart, chunks, encode_part, key_bounds
 from storage_engine.repository.object.write.reconcile import (
     CONFLICTS_SHOWN,
     INSERT_FLAG,
     delta_sql,
-    prune_by_keys,
 )
 
 _BATCH_ROWS = 64 * 1024
@@ -121,8 +118,8 @@ class Overtaken:
         keys = ", ".join(quoted(name) for name in self.spec.identity)
         if upto == 0:
             return self.rows.append_column("known", pa.repeat(False, self.rows.num_rows))
-        found = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
-        with versions.scan(self.spec, found, overtaken=self.rows) as cursor:
+        entries = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
+        with versions.scan(self.spec, entries, overtaken=self.rows) as cursor:
             return cursor.execute(
                 f"WITH before AS (SELECT DISTINCT {keys} FROM versions WHERE commit_id <= ?) "
                 f"SELECT o.{_PART}, o.{_WINS}, b.{quoted(self.spec.identity[0])} IS NOT NULL "
@@ -130,10 +127,10 @@ class Overtaken:
                 [upto],
             ).to_arrow_table()
 
-    def counts(self, part: int, known: pa.Table) -> tuple[int, int, int]:
+    def counts(self, part: int, earlier: pa.Table) -> tuple[int, int, int]:
         """Of one part: rows that go, those of them that had counted as inserts, and rows that
         stay but are no inserts any more."""
-        mine = known.filter(pc.equal(known.column(_PART), part))
+        mine = earlier.filter(pc.equal(earlier.column(_PART), part))
         new = pc.invert(mine.column("known"))
         wins = mine.column(_WINS)
         loses = pc.invert(wins)
@@ -174,11 +171,11 @@ def overtaken(
     )
     listed = ", ".join(f"v.{quoted(name)}" for name in spec.identity)
     with versions.scan(spec, numbered, written=written) as cursor:
-        found = cursor.execute(
+        rows = cursor.execute(
             f"SELECT v.commit_id AS {_PART}, {listed}, {wins} AS {_WINS} "
             f"FROM versions v JOIN written w USING ({keys}) ORDER BY ALL"
         ).to_arrow_table()
-    return Overtaken(spec, found)
+    return Overtaken(spec, rows)
 
 
 @contextmanager
@@ -211,11 +208,11 @@ def repeated(versions: Versions, spec: TypeSpec, files: Sequence[CommitFile]) ->
         distinct = f"SELECT count(*) FROM (SELECT DISTINCT hash({keys}) FROM versions)"
         if _single(cursor.execute(distinct).fetchone()) == rows:
             return []  # and if fewer: hashes may collide, so the identities themselves decide
-        found = cursor.execute(
+        twice = cursor.execute(
             f"SELECT {keys} FROM versions GROUP BY {keys} HAVING count(*) > 1 "
             f"ORDER BY {keys} LIMIT 3"
         ).fetchall()
-    return [row[0] if len(row) == 1 else row for row in found]
+    return [row[0] if len(row) == 1 else row for row in twice]
 
 
 def disjoint(files: Iterable[CommitFile]) -> bool:

@@ -1,14 +1,12 @@
-"""Parts uploaded before the lock, under `staged/{attempt}/`, kept alive by a heartbeat.
+"""Parts that are uploaded before the lock, under `staged/{attempt}/`, and published after it.
 
 A long load holds the lock for the publish only. Until a manifest names them the parts are
-invisible; the heartbeat tells garbage collection that their writer lives, and keeps the writer
-from publishing parts that were given up.
+invisible; a heartbeat tells garbage collection that their writer lives, and keeps the writer from
+publishing parts that were given up. `Staging` is the parts of one attempt to publish.
 
-A write whose parts others stage (Spark's executors): begun before the job, published after it.
-
-From `begin` to `close` a heartbeat says that the writer lives. Whoever stages writes objects under
-the attempt's prefix; only those whose descriptions are handed to `add` can be published. Promise:
-`close` deletes what was certainly not published and, after an unknown outcome, nothing.
+A `StagedWrite` is one whose parts others stage (Spark's executors): begun before the job, published
+after it. Only parts whose descriptions are handed to `add` can be published. Promise: `close`
+deletes what was certainly not published and, after an unknown outcome, nothing.
 """
 
 from __future__ import annotations
@@ -35,13 +33,9 @@ from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.latest import Versions, newest
+from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
-from storage_engine.repository.object.write.evaluation import (
-    FIRST_VERSION,
-    aligned,
-    check_schema,
-    raise_on_conflict,
-)
+from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
@@ -115,7 +109,10 @@ class Staging:
                 )
 
     def _present(self) -> dict[str, int]:
-        return {info.key: info.size for info in self._store.list(f"staged/{self.attempt}/")}
+        return {
+            info.key: info.size
+            for info in self._store.list(f"{layout.staged_prefix(self.attempt)}/")
+        }
 
     def end(self, published: Iterable[CommitFile], *, listed: bool = False) -> None:
         """Withdraw the announcement and whatever was staged but not published.
@@ -168,7 +165,7 @@ class PartFolder:
         return {**asdict(file), "ascending": part.ascending}
 
 
-class StagedAttempt:
+class StagedWrite:
     """One type's staged write. Use as a context manager, once."""
 
     def __init__(
@@ -255,8 +252,8 @@ class StagedAttempt:
 
     def entries(self) -> list[Entry]:
         """The files that hold the type's latest rows as of the base."""
-        found = self._versions.resolve(self.spec, self.base)
-        return newest(found.entries, self.base.commit_id)
+        resolution = self._versions.resolve(self.spec, self.base)
+        return newest(resolution.entries, self.base.commit_id)
 
     def add(self, files: Iterable[CommitFile]) -> None:
         """Take parts into the write: they are in the store, and each row differs from the base."""
@@ -276,7 +273,7 @@ class StagedAttempt:
         arrived, self._files = self._files, ()
         if not arrived:
             return
-        found = differing(
+        kept = differing(
             self._versions,
             self.spec,
             self.base,
@@ -285,7 +282,7 @@ class StagedAttempt:
             order_by=self.order_by,
             part_bytes=part_bytes,
         )
-        for rows, inserted in found:
+        for rows, inserted in kept:
             self.stage(rows, inserted=inserted)
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
@@ -326,12 +323,12 @@ class StagedAttempt:
         since = min(self._upto, snapshot) if snapshot is not None else self._upto
         if self._files and top is not None and top.commit_id > since:
             fresh = state.entries(self._chain, head, self.spec.ref, top=top, above=since)
-            found = overtaken(
+            lost = overtaken(
                 self._versions, self.spec, self._files, fresh, since=since, order_by=self.order_by
             )
             if snapshot is not None:
-                raise_on_conflict(self.spec, found.identities(), snapshot)
-            self._give_way(head, found, since)
+                raise_on_conflict(self.spec, lost.identities(), snapshot)
+            self._give_way(head, lost, since)
         self._upto = head.commit_id
         return BulkParts((), self._files)
 
@@ -346,17 +343,17 @@ class StagedAttempt:
                 stored_version=now,
             )
 
-    def _give_way(self, head: Head, found: Overtaken, since: int) -> None:
-        if not found:
+    def _give_way(self, head: Head, newer: Overtaken, since: int) -> None:
+        if not newer:
             return
-        known = found.known_before(
+        earlier = newer.known_before(
             self._versions,
             head,
             since if self.top is not None or since > self.base.commit_id else 0,
         )
         files = list(self._files)
-        for number in found.parts():
-            lost, lost_new, won_new = found.counts(number, known)
+        for number in newer.parts():
+            lost, lost_new, won_new = newer.counts(number, earlier)
             file = files[number]
             inserted = (file.inserted or 0) - lost_new - won_new
             if not lost:
@@ -367,7 +364,7 @@ class StagedAttempt:
             if left == 0:
                 files[number] = replace(file, row_count=0)
                 continue
-            with without(self._versions, self.spec, file, found.losing(number)) as part:
+            with without(self._versions, self.spec, file, newer.losing(number)) as part:
                 staged = self._staging.stage(self.spec, replace(part, inserted=inserted))
             files[number] = replace(staged, part=file.part)
         self._files = tuple(file for file in files if file.row_count)

@@ -14,7 +14,7 @@ from storage_engine import CompactionPolicy, ConfigurationError, Session, initia
 from storage_engine.commitlog import layout
 from storage_engine.model import TypeSpec
 from storage_engine.query.spec import When
-from storage_engine.repository import Window
+from storage_engine.repository import ReadWindow
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.read import splits
 from storage_engine.repository.object.read.files import versioned_schema
@@ -24,12 +24,12 @@ from tests.engines import CUSTOMER, EMPLOYMENT, Customer, Employment
 
 SPECS = [TypeSpec.from_schema_dict(spec.schema_dict()) for spec in (CUSTOMER, EMPLOYMENT)]
 WINDOWS = (
-    Window(),
-    Window(as_of=2),
-    Window(as_of=4),
-    Window(history=True),
-    Window(history=True, since=2),
-    Window(as_of=4, history=True, since=1),
+    ReadWindow(),
+    ReadWindow(as_of=2),
+    ReadWindow(as_of=4),
+    ReadWindow(history=True),
+    ReadWindow(history=True, since=2),
+    ReadWindow(as_of=4, history=True, since=1),
 )
 
 
@@ -71,7 +71,7 @@ def repository(session: Session) -> ObjectRepository:
     return session.repository
 
 
-def plan_of(session: Session, spec: TypeSpec, window: Window) -> TypePlan:
+def plan_of(session: Session, spec: TypeSpec, window: ReadWindow) -> TypePlan:
     when = When(window.as_of, history=window.history, since=window.since)
     return repository(session).executor().plan(spec, when)
 
@@ -90,7 +90,7 @@ def scanned(session: Session, plans: Any, condition: str | None = None) -> list[
     return sorted(found, key=repr)
 
 
-def expected(session: Session, spec: TypeSpec, window: Window) -> list[dict[str, Any]]:
+def expected(session: Session, spec: TypeSpec, window: ReadWindow) -> list[dict[str, Any]]:
     return sorted(session.repository.read(spec, window).to_pylist(), key=repr)
 
 
@@ -134,12 +134,12 @@ def test_shares_are_the_rows_of_every_window(session: Session, spec: TypeSpec) -
 
 
 def test_conditions_do_not_bring_old_versions_back(session: Session) -> None:
-    plan = plan_of(session, SPECS[0], Window())
-    assert len(shares(plan_of(session, SPECS[0], Window(history=True)))) == len(plan.rows) == 5
+    plan = plan_of(session, SPECS[0], ReadWindow())
+    assert len(shares(plan_of(session, SPECS[0], ReadWindow(history=True)))) == len(plan.rows) == 5
     # Each share looks through the newer files by itself, so there are fewer.
     assert 1 < len(shares(plan)) < 5
     assert scanned(session, shares(plan), "age = 1") == [
-        row for row in expected(session, SPECS[0], Window()) if row["age"] == 1
+        row for row in expected(session, SPECS[0], ReadWindow()) if row["age"] == 1
     ]
     with pytest.raises(ConfigurationError, match=r"filter 'aeg = 1' on Customer: .*aeg"):
         scanned(session, shares(plan), "aeg = 1")
@@ -149,12 +149,12 @@ def test_an_index_that_names_what_is_gone_is_not_believed(session: Session, tmp_
     spec = SPECS[0]
     index = tmp_path / layout.index("entity", "Customer")
     old = index.read_bytes()
-    before = expected(session, spec, Window())
-    replaced = plan_of(session, spec, Window(history=True)).rows
+    before = expected(session, spec, ReadWindow())
+    replaced = plan_of(session, spec, ReadWindow(history=True)).rows
     session.compact(CompactionPolicy(min_entries=2))
     session.flush()
     for item in replaced:  # as a purge does, which also writes the index anew
         (tmp_path / item.file.path).unlink()
     index.write_bytes(old)
     with Session(tmp_path) as other:
-        assert scanned(other, shares(plan_of(other, spec, Window()))) == before
+        assert scanned(other, shares(plan_of(other, spec, ReadWindow()))) == before

@@ -16,9 +16,8 @@ import typer
 
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.errors import prompt_interrupts
-from storage_engine.cli.query import FORMATS, TABLE_ROWS
+from storage_engine.cli.query import FORMATS, TABLE_ROWS, Line
 from storage_engine.cli.query_terms import (
-    MAX_INT,
     Types,
     chosen,
     condition,
@@ -26,10 +25,17 @@ from storage_engine.cli.query_terms import (
     parameters,
     row_columns,
 )
-from storage_engine.cli.results import Answer, Column, Format, describe, refuse_terminal, write
+from storage_engine.cli.results import (
+    Answer,
+    Format,
+    OutputColumn,
+    describe,
+    refuse_terminal,
+    write,
+)
 from storage_engine.errors import OntologiaError
 from storage_engine.model.spec import Kind, TypeSpec
-from storage_engine.model.validation import unknown_name
+from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query.aggregates import count
 from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Traversal
 from storage_engine.query.reference import Reference, parse_reference
@@ -40,24 +46,7 @@ _COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) E
 
 
 @dataclass(frozen=True)
-class Line:
-    """What a command was given, whichever it is."""
-
-    filters: Sequence[str] = ()
-    order_by: Sequence[str] = ()
-    as_of: str | None = None
-    with_history: bool = False
-    history_since: int | None = None
-    limit: int | None = None
-    offset: int | None = None
-    count: bool = False
-    columns: Sequence[str] = ()
-    explain: bool = False
-    format: str | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
+class Question:
     """A line that makes sense so far, and the storage to ask, at one commit."""
 
     invocation: Invocation
@@ -70,20 +59,20 @@ class Asked:
 
     def spec(self, kind: Kind, name: str, limit: int | None) -> QuerySpec:
         line = self.line
-        found = self.types.find(kind, name)
+        type_spec = self.types.find(kind, name)
         return QuerySpec(
-            found,
-            where=condition(self.types, found, line.filters),
-            order=order_keys(found, line.order_by),
-            limit=None if limit is None else min(limit, MAX_INT),
-            offset=min(line.offset or 0, MAX_INT),
+            type_spec,
+            where=condition(self.types, type_spec, line.filters),
+            order=order_keys(type_spec, line.order_by),
+            limit=None if limit is None else min(limit, INT64_MAX),
+            offset=min(line.offset or 0, INT64_MAX),
             when=self.when(),
         )
 
     def when(self) -> When:
         line = self.line
         if line.history_since is not None:
-            return When(history=True, since=min(line.history_since, MAX_INT))
+            return When(history=True, since=min(line.history_since, INT64_MAX))
         if line.with_history:
             return When(history=True)
         return When() if line.as_of is None else When(as_of=self.commit_id)
@@ -131,7 +120,7 @@ def answer_rows(
         rows = asked.executor.rows(spec)
         nested = _nested(spec.type)
         places = {column: rows.schema.get_field_index(column) for column in named.values()}
-        columns = [Column(n, places[named[n]], named[n] in nested) for n in names]
+        columns = [OutputColumn(n, places[named[n]], named[n] in nested) for n in names]
         asked.write(Answer(rows.schema, rows.batches, columns, members, rows.diagnostics))
 
 
@@ -147,17 +136,17 @@ def answer_paths(
         if line.explain:
             asked.show_plan(asked.executor.explain(spec))
             return
-        found = asked.executor.traverse(spec)
+        traversal = asked.executor.traverse(spec)
         members = {
             "kind": "path",
             "type": spec.type.name,
             "via": [step.name for step in spec.via],
             "commit_id": asked.commit_id,
         }
-        schema, batches = _flattened(found, asked)
-        answer = Answer(schema, batches, columns, members, found.diagnostics)
+        schema, batches = _flattened(traversal, asked)
+        answer = Answer(schema, batches, columns, members, traversal.diagnostics)
         if asked.form is Format.table and line.limit is not None:
-            more = found.sources.num_rows > line.limit
+            more = traversal.sources.num_rows > line.limit
             write(invocation.output, asked.form, replace(answer, more=more))
         else:
             asked.write(answer)
@@ -178,7 +167,7 @@ def answer_sql(
             asked.show_plan(Plan("\n".join(told), facts))
             return
         limit = asked.rows_asked()
-        columns = [Column(name, n) for n, name in enumerate(_distinct(rows.schema.names))]
+        columns = [OutputColumn(name, n) for n, name in enumerate(_distinct(rows.schema.names))]
         members = {"kind": "sql", "commit_id": asked.commit_id}
         cut = batches if limit is None else _first(batches, limit)
         asked.write(Answer(rows.schema, cut, columns, members, rows.diagnostics))
@@ -188,7 +177,7 @@ def answer_sql(
 
 
 @contextmanager
-def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Asked]:
+def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Question]:
     form = _format(invocation, ctx, line)
     refuse_terminal(form, ctx)
     _check_time(ctx, line)
@@ -203,7 +192,7 @@ def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[A
         # Everything is read as of one commit, and the JSON names it: the storage may move on.
         executor = repository.executor(commit_id)
         types = Types(declared, repository.known_types)
-        yield Asked(invocation, ctx, line, form, types, executor, commit_id)
+        yield Question(invocation, ctx, line, form, types, executor, commit_id)
 
 
 def _format(invocation: Invocation, ctx: typer.Context, line: Line) -> Format:
@@ -225,9 +214,9 @@ def _check_time(ctx: typer.Context, line: Line) -> None:
         "--with-history": line.with_history,
         "--history-since": line.history_since is not None,
     }
-    said = [option for option, there in given.items() if there]
-    if len(said) > 1:
-        ctx.fail(f"{' and '.join(said)} contradict each other: use one of them")
+    stated = [option for option, there in given.items() if there]
+    if len(stated) > 1:
+        ctx.fail(f"{' and '.join(stated)} contradict each other: use one of them")
 
 
 def _note_reference(
@@ -287,7 +276,7 @@ def _counted(spec: QuerySpec, line: Line) -> QuerySpec:
 
 
 def _show_count(
-    asked: Asked, spec: QuerySpec, counted: QuerySpec, members: Mapping[str, Any]
+    asked: Question, spec: QuerySpec, counted: QuerySpec, members: Mapping[str, Any]
 ) -> None:
     table = asked.executor.aggregate(counted)
     number = int(table.column("count")[0].as_py())
@@ -297,7 +286,7 @@ def _show_count(
     output = asked.invocation.output
     if asked.form in (Format.csv, Format.arrow):
         batches = iter(table.to_batches())
-        asked.write(Answer(table.schema, batches, [Column("count", 0)], {}, remarks))
+        asked.write(Answer(table.schema, batches, [OutputColumn("count", 0)], {}, remarks))
         return
     for note in remarks:
         output.note(describe(note))
@@ -325,11 +314,11 @@ def _with_steps(spec: QuerySpec, types: Types, via: Sequence[str]) -> QuerySpec:
     return replace(spec, via=tuple(steps))
 
 
-def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[Column]:
+def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[OutputColumn]:
     """All columns of the source and of each step, by where they are in a path's JSON. Tables show
     keys only, unless told."""
-    columns: dict[str, Column] = {}
-    keys: list[Column] = []
+    columns: dict[str, OutputColumn] = {}
+    keys: list[OutputColumn] = []
     width = 0
     for number, hop in enumerate([spec.type, *spec.via]):
         part: tuple[str | int, ...] = ("relations", number - 1) if number else ("source",)
@@ -338,23 +327,23 @@ def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[C
         for name, stored in row_columns(hop):
             label = ".".join(map(str, (*part, name)))
             place = (*part, name)
-            columns[label] = Column(label, places[stored], stored in nested, place)
+            columns[label] = OutputColumn(label, places[stored], stored in nested, place)
         if number:
             label = f"{number}. {hop.name}"
             if hop.instance_key is not None:
-                keys.append(Column(f"{label}.{hop.instance_key}", places["instance_key"]))
-            keys.append(Column(f"{label} -> {hop.right}", places["right_key"]))
+                keys.append(OutputColumn(f"{label}.{hop.instance_key}", places["instance_key"]))
+            keys.append(OutputColumn(f"{label} -> {hop.right}", places["right_key"]))
         else:
-            keys.append(Column(hop.name, places["entity_key"]))
+            keys.append(OutputColumn(hop.name, places["entity_key"]))
         width += len(places)
     if form is Format.table and not given:
         return keys
     return [columns[name] for name in chosen(given, list(columns))]
 
 
-def _flattened(found: Traversal, asked: Asked) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _flattened(traversal: Traversal, asked: Question) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Paths as rows: the source's columns, then those of each step."""
-    tables = [found.sources, *found.relations]
+    tables = [traversal.sources, *traversal.relations]
     schema = pa.schema(
         [
             column.with_name(f"{number}.{column.name}")
@@ -362,13 +351,13 @@ def _flattened(found: Traversal, asked: Asked) -> tuple[pa.Schema, Iterator[pa.R
             for column in table.schema
         ]
     )
-    return schema, _path_batches(found, tables, schema, asked)
+    return schema, _path_batches(traversal, tables, schema, asked)
 
 
 def _path_batches(
-    found: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Asked
+    traversal: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Question
 ) -> Iterator[pa.RecordBatch]:
-    paths = found.paths
+    paths = traversal.paths
     if asked.line.limit is not None:  # tables ask for one source more than they show
         paths = paths.filter(pc.less(paths.column("source"), asked.line.limit))
     for start in range(0, paths.num_rows, _PATHS_AT_ONCE):
