@@ -1,15 +1,10 @@
-"""What executors do in a compaction: bring the rows of files, and write sorted rows to new ones.
-
-Both run in Spark's Python workers (`mapInArrow`) and know the store by its URI. Names of files are
-unique per partition and task attempt: a task that runs twice leaves orphans and never a mixture.
-
-Compaction by Spark, for runs of files that have outgrown one machine.
+"""Compaction by Spark, for runs of files that have outgrown one machine.
 
 Planning, leases, the attempt's heartbeat and the publish are those of `maintenance.compaction`;
 what differs is who merges. Executors read the inputs, Spark sorts them by ranges of identities,
-and executors write `current` and `superseded` parts straight into the store. The proof reads what
-was written back and compares it with the inputs: without it nothing is published, and a crash
-leaves files that nobody names.
+and executors write `current` and `superseded` parts straight into the store (`mapInArrow`), under
+names that no other attempt at a task has. The proof reads what was written back and compares it
+with the inputs: without it nothing is published, and a crash leaves files that nobody names.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +28,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError, OntologiaError, StorageBackendError
 from storage_engine.maintenance.compaction import (
@@ -51,6 +44,7 @@ from storage_engine.maintenance.compaction.build import (
     Tell,
     described,
     folder_of,
+    labelled_part,
 )
 from storage_engine.maintenance.compaction.inputs import Input, open_inputs
 from storage_engine.maintenance.compaction.merge import (
@@ -76,6 +70,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from storage_engine.commitlog.records import CommitFile, Entry
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.protocol import Repository
     from storage_engine.runtime.session import Session
@@ -93,7 +88,7 @@ class ReadTask:
     uri: str
     config: OntologiaConfig
     schema: bytes  # of the rows, serialised: types do not travel otherwise
-    files: tuple[tuple[int, CommitFile], ...]  # with the commit of rows that do not say it
+    entries: tuple[Entry, ...]  # of one file each; they tell the commit where rows do not
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
@@ -101,9 +96,9 @@ class ReadTask:
         try:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
-                    commit_id, file = self.files[number]
+                    entry = self.entries[number]
+                    [file] = entry.files
                     with tempfile.TemporaryDirectory(prefix="ontologia-compact-") as folder:
-                        entry = Entry(commit_id, commit_id, (file,))
                         inputs = open_inputs(store, [entry], Path(folder))
                         if not inputs.schema.equals(schema):
                             raise IntegrityError(
@@ -171,7 +166,7 @@ class MergeTask:
             reports = []
             for number, output in enumerate(outputs):
                 assert output.role is not None  # v1 is compacted elsewhere
-                key = layout.snapshot_part(self.folder, output.role, f"{label}-{number:03d}")
+                key = labelled_part(self.folder, output.role, f"{label}-{number:03d}")
                 store.put_file(key, output.path)
                 reports.append(_report(key, output))
             return reports
@@ -255,37 +250,34 @@ class SparkBuild:
     def __call__(self, run: RunPlan, attempt: Attempt, *, tell: Tell, guard: Guard) -> Entry:
         tell("read", 0)
         schema = self._schema(run)
-        inputs = self._rows(schema, [(e.max_commit_id, f) for e in run.entries for f in e.files])
+        inputs = self._rows(schema, _single_files(run.entries))
         jobs = Jobs(self._spark, attempt.id, None)
         with cancelled_when_lost(jobs, attempt, guard):
             tell("merge", 0)
             with jobs.running("stage", f"{run.type_name}: compact"):
                 written = self._merge(run, attempt, inputs, schema)
-            files = _files(run, written)
+            snapshot = run.snapshot(_files(run, written))
             tell("prove", run.rows)
-            outputs = self._rows(schema, [(run.max_commit_id, file) for file in files])
+            outputs = self._rows(schema, _single_files([snapshot]))
             with jobs.running("stage", f"{run.type_name}: prove the compaction"):
                 prove(run.kind, schema.names, inputs, outputs)
             guard()
-        return Entry(run.min_commit_id, run.max_commit_id, files)
+        return snapshot
 
     def _schema(self, run: RunPlan) -> pa.Schema:
         """Of the rows with their commit, from the smallest file: all others must have the same."""
-        entry, file = min(
-            ((e, f) for e in run.entries for f in e.files), key=lambda pair: pair[1].bytes
-        )
+        smallest = min(_single_files(run.entries), key=lambda entry: entry.files[0].bytes)
         with tempfile.TemporaryDirectory(prefix="ontologia-compact-") as folder:
-            one = Entry(entry.min_commit_id, entry.max_commit_id, (file,))
-            return open_inputs(self._repository.store, [one], Path(folder)).schema
+            return open_inputs(self._repository.store, [smallest], Path(folder)).schema
 
-    def _rows(self, schema: pa.Schema, files: Sequence[tuple[int, CommitFile]]) -> DataFrame:
+    def _rows(self, schema: pa.Schema, entries: Sequence[Entry]) -> DataFrame:
         task = ReadTask(
-            self._repository.uri, self._config, schema.serialize().to_pybytes(), tuple(files)
+            self._repository.uri, self._config, schema.serialize().to_pybytes(), tuple(entries)
         )
         columns = [
             StructField(field.name, field.dataType) for field in from_arrow_schema(schema).fields
         ]
-        numbers = self._spark.range(0, len(files), 1, max(1, len(files)))
+        numbers = self._spark.range(0, len(entries), 1, max(1, len(entries)))
         return numbers.mapInArrow(
             task, StructType([*columns, StructField(IS_CURRENT, BooleanType())])
         )
@@ -391,28 +383,33 @@ def _total(hashes: Column) -> Column:
     return F.sum(hashes.cast("decimal(20,0)"))
 
 
+def _single_files(entries: Iterable[Entry]) -> list[Entry]:
+    """An entry for each file, so that files can be handed out one by one."""
+    return [replace(entry, files=(file,)) for entry in entries for file in entry.files]
+
+
 def _files(run: RunPlan, written: Sequence[Written]) -> tuple[CommitFile, ...]:
     """In the order of identities, the current ones first."""
     files: list[CommitFile] = []
     for role in (CURRENT, SUPERSEDED):
         parts = sorted((w for w in written if w.role == role), key=lambda w: w.key)
-        for number, one in enumerate(parts):
+        for number, part_written in enumerate(parts):
             part = number if len(parts) > 1 else None
-            files.append(described(run, one.key, role, one.part, part))
+            files.append(described(run, part_written.key, role, part_written.part, part))
     return tuple(files)
 
 
 def _as_known(error: Exception) -> Exception:
     """What a task raised on purpose; types do not survive the way from Python workers."""
-    found = _IN_TASK.search(str(error))
-    if found is None:
+    raised = _IN_TASK.search(str(error))
+    if raised is None:
         first = str(error).strip().partition("\n")[0]
         return StorageBackendError(
             f"Spark could not merge; nothing was published: {first}",
             operation="compact",
             retryable=True,
         )
-    name, message = found.groups()
+    name, message = raised.groups()
     if name == "IntegrityError":
         return IntegrityError(message)
     return StorageBackendError(message, operation="compact", retryable=True)

@@ -1,13 +1,12 @@
-"""Options of the `ontologia` data source: texts, checked all at once, with what would be right.
-
-The `ontologia` data source: `spark.read.format("ontologia")`, SQL views, `df.write`, streams.
+"""The `ontologia` data source: `spark.read.format("ontologia")`, SQL views, `df.write`, streams.
 
     spark.read.format("ontologia").option("storage_uri", uri).option("type", "Customer").load()
 
-A read is pinned when it is loaded: each time it runs it shows the same commit. Executors scan their
-shares of the files with the storage's own engine and hand Spark Arrow batches. Filters are not
-pushed down by Spark, whose cached read plans then mix up filters (PySpark 4.3); the options
-`columns` and `filter` take their place.
+Options are texts, checked all at once; those for writing are IngestSpec's. A read is pinned when it
+is loaded: each time it runs it shows the same commit. Executors scan their shares of the files with
+the storage's own engine and hand Spark Arrow batches. Filters are not pushed down by Spark, whose
+cached read plans then mix up filters (PySpark 4.3); the options `columns` and `filter` take their
+place.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _FLAGS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Place:
+class TypeLocation:
     """A type in a storage. `config` is JSON, so that it travels."""
 
     uri: str
@@ -78,10 +77,10 @@ class Place:
     config: str
 
     @classmethod
-    def parse(cls, options: Mapping[str, str], known: tuple[str, ...]) -> Self:
+    def parse(cls, options: Mapping[str, str], option_names: tuple[str, ...]) -> Self:
         given = {name.lower(): value for name, value in options.items()}
         settings = {name.lower(): name for name in OntologiaConfig.model_fields}
-        names = [*known, *settings]
+        names = [*option_names, *settings]
         wrong = [
             f"{unknown_name(name, names, what='option')}"
             for name in given
@@ -96,8 +95,8 @@ class Place:
         ]
         if wrong:
             raise ConfigurationError(
-                f"data source ontologia: {'; '.join(wrong)} (options are {', '.join(known)}, and "
-                "settings of OntologiaConfig)"
+                f"data source ontologia: {'; '.join(wrong)} "
+                f"(options are {', '.join(option_names)}, and settings of OntologiaConfig)"
             )
         config = OntologiaConfig(**{settings[n]: v for n, v in given.items() if n in settings})
         return cls(
@@ -113,7 +112,7 @@ class Place:
 class ReadOptions:
     """What `spark.read` and `spark.readStream` ask for."""
 
-    place: Place
+    place: TypeLocation
     as_of: Reference | None = None
     history: bool = False
     since: int | None = None
@@ -125,7 +124,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        place = Place.parse(options, _READ)
+        place = TypeLocation.parse(options, _READ)
         given = {name.lower(): value for name, value in options.items()}
         listed = [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
         made = cls(
@@ -151,14 +150,14 @@ class ReadOptions:
 class SinkOptions:
     """What `df.write` and `writeStream` ask for."""
 
-    place: Place
+    place: TypeLocation
     idempotency: tuple[str, int | str] | None = None
     app_id: str | None = None
     writing: Mapping[str, Any] = field(default_factory=dict)  # of `write_type`, as they are
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> Self:
-        place = Place.parse(options, tuple(_WRITE))
+        place = TypeLocation.parse(options, tuple(_WRITE))
         given = {name.lower(): value for name, value in options.items()}
         app_id, version = given.get("app_id"), given.get("version")
         if streaming and version is not None:
@@ -215,7 +214,7 @@ def register(spark: SparkSession) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PinnedRead:
     """A read that is pinned to a commit, as plain data."""
 
     options: ReadOptions
@@ -224,11 +223,11 @@ class Asked:
     shown: tuple[str, ...]
 
     @classmethod
-    def of(cls, options: ReadOptions) -> Asked:
+    def of(cls, options: ReadOptions) -> PinnedRead:
         place = options.place
         with opened(place.uri, place.settings) as repository:
-            found = find_type(repository, place.type, models=place.models)
-            spec = TypeSpec.from_schema_dict(found.schema_dict())
+            stored = find_type(repository, place.type, models=place.models)
+            spec = TypeSpec.from_schema_dict(stored.schema_dict())
             made = cls(options, spec, commit_of(repository, options.as_of), _shown(options, spec))
             made.check(repository)
         return made
@@ -274,8 +273,8 @@ class Asked:
         self, repository: ObjectRepository, plan: TypePlan | ChangePlan
     ) -> Iterator[pa.RecordBatch]:
         target = arrow_schema(self.schema)
-        found = repository.executor().scan(plan, self.columns, self.shown, self.options.filter)
-        for batch in found.batches:
+        rows = repository.executor().scan(plan, self.columns, self.shown, self.options.filter)
+        for batch in rows.batches:
             yield batch.cast(target)
 
 
@@ -308,7 +307,7 @@ def partitions_of(plans: Sequence[TypePlan | ChangePlan]) -> list[InputPartition
     return [Share(plan) for plan in plans] or [Nothing()]
 
 
-def read_share(asked: Asked, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def read_share(asked: PinnedRead, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, Share):
         return
     place = asked.options.place
@@ -328,7 +327,7 @@ def read_share(asked: Asked, partition: InputPartition) -> Iterator[pa.RecordBat
 class BatchReader(DataSourceReader):
     """Reads what was asked, as of the commit it is pinned to."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PinnedRead) -> None:
         self._asked = asked
 
     def partitions(self) -> list[InputPartition]:
@@ -353,14 +352,14 @@ class OntologiaDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._asked: Asked | None = None
+        self._asked: PinnedRead | None = None
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> StructType:
-        self._asked = Asked.of(ReadOptions.parse(self.options))
+        self._asked = PinnedRead.of(ReadOptions.parse(self.options))
         return self._asked.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -383,7 +382,7 @@ class OntologiaDataSource(DataSource):
         options = SinkOptions.parse(self.options, streaming=True)
         return StreamSink(Sink.plan(options, schema, overwrite=overwrite), options.app_id)
 
-    def _pinned(self) -> Asked:
+    def _pinned(self) -> PinnedRead:
         if self._asked is None:
             raise ConfigurationError(
                 "data source ontologia: the schema is that of the type; leave .schema(...) out, "

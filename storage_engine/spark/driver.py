@@ -1,6 +1,6 @@
-"""A Spark session with the settings that Ontologia relies on.
+"""The driver's Spark: a session with the settings that Ontologia relies on, and jobs of a write.
 
-Spark jobs of one write: named, watched, and cancelled when the write cannot be published.
+The jobs of one write are named, watched, and cancelled when it cannot be published.
 """
 
 from __future__ import annotations

@@ -11,12 +11,8 @@ and line where they came from a file. Nothing here needs Spark.
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import date
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
@@ -34,6 +30,17 @@ from pydantic.fields import FieldInfo
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.expectations import parse_expectation, parse_expectations
+from storage_engine.spark.spec_checks import (
+    InvalidSpec,
+    Problem,
+    choices_of,
+    named_texts,
+    needed_text,
+    no_mapping,
+    optional_text,
+    problems_of,
+    unit_of_work,
+)
 
 Format = Literal["csv", "json", "parquet", "jdbc"]
 Policy = Literal["fail", "ignore", "quarantine"]
@@ -56,7 +63,6 @@ _SUFFIXES = {
     ".parquet": "parquet",
 }
 _PACKED = (".gz", ".bz2", ".zst")
-_LEADING_NAME = re.compile(r"[a-z_]+(\.\w+)*")  # a problem begins with the member that is wrong
 
 
 @dataclass(frozen=True)
@@ -94,18 +100,6 @@ class SpecOption:
         return f"--{self.flag.name}"
 
 
-class InvalidSpec(ConfigurationError, ValueError):
-    """Members that are wrong, as (path, what is wrong); a ValueError for Pydantic's sake."""
-
-    def __init__(self, problems: Sequence[tuple[tuple[str, ...], str]]) -> None:
-        self._problems = tuple(problems)
-        super().__init__("; ".join(text for _, text in problems))
-
-    @property
-    def problems(self) -> tuple[tuple[tuple[str, ...], str], ...]:
-        return self._problems
-
-
 class _Members(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -121,7 +115,7 @@ class _Checked(_Members):
             try:
                 super().__init__(**members)
             except ValidationError as error:
-                raise InvalidSpec(_problems(type(self), error)) from None
+                raise InvalidSpec(problems_of(type(self), error)) from None
 
     def replace(self, **changes: Any) -> Self:
         """The same with other members, checked again."""
@@ -169,13 +163,13 @@ class SourceFields(_Members):
     @field_validator("options", mode="before")
     @classmethod
     def _named(cls, raw: Any) -> dict[str, str]:
-        return _texts("source.options", raw)
+        return named_texts("source.options", raw)
 
     @field_validator("row_schema", "null_value", mode="before")
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> Any:
         name = "schema" if info.field_name == "row_schema" else info.field_name
-        return _optional_text(f"source.{name}", value)
+        return optional_text(f"source.{name}", value)
 
 
 class Source(_Checked, SourceFields):
@@ -235,7 +229,7 @@ class DriftPolicy(_Checked):
             word: Any = raw
             return cls(added=word, missing=word, retyped=word)
         if not isinstance(raw, Mapping):
-            raise InvalidSpec([(("drift",), _no_mapping("drift", cls, raw))])
+            raise InvalidSpec([(("drift",), no_mapping("drift", cls, raw))])
         return cls(**raw)
 
     def as_dict(self) -> dict[str, str]:
@@ -313,17 +307,17 @@ class IngestFields(_Members):
     @field_validator("type", "models", mode="before")
     @classmethod
     def _needed(cls, value: Any, info: ValidationInfo) -> Any:
-        return _needed_text(str(info.field_name), value)
+        return needed_text(str(info.field_name), value)
 
     @field_validator("columns", "meta", mode="before")
     @classmethod
     def _named(cls, raw: Any, info: ValidationInfo) -> dict[str, str]:
-        return _texts(str(info.field_name), raw)
+        return named_texts(str(info.field_name), raw)
 
     @field_validator("where", "transform", "order_by", "quarantine", mode="before")
     @classmethod
     def _text(cls, value: Any, info: ValidationInfo) -> Any:
-        return _optional_text(str(info.field_name), value)
+        return optional_text(str(info.field_name), value)
 
     @field_validator("distinct", mode="before")
     @classmethod
@@ -356,7 +350,7 @@ class IngestFields(_Members):
             except ConfigurationError as error:
                 raise ValueError(str(error)) from None
         expectations: list[Mapping[str, Any]] = []
-        problems: list[tuple[tuple[str, ...], str]] = []
+        problems: list[Problem] = []
         for number, item in enumerate(raw):
             try:
                 expectations.append(parse_expectation(item).as_dict())
@@ -382,7 +376,7 @@ class _StorageField(_Members):
     @field_validator("storage_uri", mode="before")
     @classmethod
     def _place(cls, value: Any) -> Any:
-        return _needed_text("storage_uri", value)
+        return needed_text("storage_uri", value)
 
 
 class IngestSpec(_Checked, IngestFields, _StorageField):
@@ -414,7 +408,7 @@ class IngestSpec(_Checked, IngestFields, _StorageField):
     @field_validator("idempotency", mode="before")
     @classmethod
     def _unit_of_work(cls, raw: Any) -> Any:
-        return _idempotency(raw)
+        return unit_of_work(raw)
 
     @field_serializer("idempotency")
     def _as_members(self, unit: tuple[str, int | str] | None) -> dict[str, int | str] | None:
@@ -466,7 +460,7 @@ def _options(model: type[BaseModel], at: tuple[str, ...]) -> Iterator[SpecOption
         for flag in flags:
             whole = path if flag.member is None else (*path, flag.member)
             help = flag.help or info.description or ""
-            yield SpecOption(flag, whole, _form(flag, info), _choices(info), help)
+            yield SpecOption(flag, whole, _form(flag, info), choices_of(info), help)
 
 
 def _form(flag: Flag, info: FieldInfo) -> Form:
@@ -478,10 +472,6 @@ def _form(flag: Flag, info: FieldInfo) -> Form:
     return origins.get(get_origin(info.annotation), "text")
 
 
-def _choices(info: FieldInfo) -> tuple[str, ...]:
-    return get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
-
-
 def writer_fields() -> list[str]:
     """Names of the fields that `write_type` takes as they are."""
     return list(dict.fromkeys(each.path[0] for each in spec_options() if each.flag.writer))
@@ -490,194 +480,6 @@ def writer_fields() -> list[str]:
 def sink_options() -> dict[str, SpecOption]:
     """What `df.write.format("ontologia")` takes, by the name of the option there."""
     return {each.path[-1]: each for each in spec_options() if each.flag.sink}
-
-
-# -- from YAML ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SpecFile:
-    """A YAML file, and the lines that its members are on."""
-
-    path: str
-    members: dict[str, Any]
-    lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-
-    def place(self, member: tuple[str, ...], replaced: Sequence[tuple[str, ...]]) -> str:
-        """`file:line: ` of a member, or of what it should be in; "" if it is not from the file."""
-        for length in range(len(member), 0, -1):
-            if member[:length] in replaced:
-                return ""
-            if member[:length] in self.lines:
-                return f"{self.path}:{self.lines[member[:length]]}: "
-        return f"{self.path}: "
-
-
-def parse_spec(
-    raw: Any, file: SpecFile | None = None, replaced: Sequence[tuple[str, ...]] = ()
-) -> IngestSpec:
-    """The spec that a dict states, as YAML gives it. `replaced` are members that are not from
-    `file`, though it may have them too."""
-    if not isinstance(raw, Mapping):
-        raise ConfigurationError(_no_mapping("order", IngestSpec, raw))
-    try:
-        return IngestSpec(**{str(name): value for name, value in raw.items()})
-    except InvalidSpec as error:
-        problems = error.problems
-    texts = [
-        f"{file.place(_member(path, text), replaced) if file is not None else ''}{text}"
-        for path, text in problems
-    ]
-    raise ConfigurationError("; ".join(texts))
-
-
-def read_yaml(path: str) -> SpecFile:
-    """A YAML file whose document is a mapping."""
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        lines = dict(_lines(node, ()))
-        members = loader.construct_document(node) if node is not None else None
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(members, dict):
-        raise ConfigurationError(f"{path}: an order is a mapping of names to values")
-    return SpecFile(path, members, lines)
-
-
-def _lines(node: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Where each member of a composed document begins, by its path."""
-    import yaml
-
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            path = (*at, str(key.value))
-            yield path, key.start_mark.line + 1
-            yield from _lines(value, path)
-    elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            path = (*at, str(number))
-            yield path, value.start_mark.line + 1
-            yield from _lines(value, path)
-
-
-def _member(path: tuple[str, ...], text: str) -> tuple[str, ...]:
-    """What a problem is about: the name that it begins with says it closest."""
-    name = _LEADING_NAME.match(text)
-    named = tuple(name.group().split(".")) if name is not None else ()
-    return named if len(named) > len(path) and named[: len(path)] == path else path
-
-
-# -- what is wrong -----------------------------------------------------------------------------
-
-
-def _problems(model: type[BaseModel], error: ValidationError) -> list[tuple[tuple[str, ...], str]]:
-    problems: list[tuple[tuple[str, ...], str]] = []
-    missing: list[str] = []
-    for each in error.errors():
-        path = tuple(str(part) for part in each["loc"])
-        cause = each.get("ctx", {}).get("error")
-        if isinstance(cause, InvalidSpec):
-            problems += [
-                (inner if inner[: len(path)] == path else (*path, *inner), text)
-                for inner, text in cause.problems
-            ]
-        elif each["type"] == "missing":
-            missing.append(".".join(path))
-        elif isinstance(cause, Exception):
-            problems.append((path, str(cause)))
-        else:
-            problems.append((path, _in_words(model, path, each)))
-    if missing:
-        problems.append(((), f"the order does not say {', '.join(missing)}"))
-    return problems
-
-
-def _in_words(model: type[BaseModel], path: tuple[str, ...], error: Any) -> str:
-    within: str = getattr(model, "within", "")
-    name, value = ".".join((within, *path) if within else path), error["input"]
-    match error["type"]:
-        case "extra_forbidden":
-            return _no_member(within or "order", path[-1], _names(model))
-        case "literal_error":
-            choices = _choices(model.model_fields[path[-1]])
-            return f"{name} is one of {', '.join(choices)}, not {value!r}"
-        case "model_type" | "dict_type":
-            nested = model.model_fields[path[-1]].annotation
-            return _no_mapping(name, nested, value)
-        case _:
-            return f"{name}: {error['msg']}, not {value!r}"
-
-
-def _names(model: type[BaseModel]) -> list[str]:
-    return [info.serialization_alias or name for name, info in model.model_fields.items()]
-
-
-def _no_mapping(name: str, model: Any, raw: Any) -> str:
-    return f"{name} is a mapping of {', '.join(_names(model))}, not {raw!r}"
-
-
-def _no_member(name: str, member: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(member, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-    return f"{name} has no member {member!r}; {hint}"
-
-
-def _idempotency(raw: Any) -> tuple[str, int | str] | None:
-    if raw is None:
-        return None
-    members = ("app_id", "version")
-    if isinstance(raw, Mapping):
-        wrong = [_no_member("idempotency", str(key), members) for key in raw if key not in members]
-        if wrong:
-            raise ValueError("; ".join(wrong))
-        raw = (raw.get("app_id"), raw.get("version"))
-    if not isinstance(raw, Sequence) or isinstance(raw, str) or len(raw) != 2:
-        raise ValueError("idempotency is an app_id and a version")
-    app_id, version = raw
-    if isinstance(version, date):  # YAML reads dates by itself
-        version = version.isoformat()
-    if not isinstance(app_id, str) or not app_id:
-        raise ValueError(f"idempotency.app_id is a text, not {app_id!r}")
-    if isinstance(version, bool) or not isinstance(version, int | str) or version == "":
-        raise ValueError(f"idempotency.version is a number or a text, not {version!r}")
-    return app_id, version
-
-
-def _texts(name: str, raw: Any) -> dict[str, str]:
-    """Names to texts. A YAML file may say `header: true` or `sep: 1` and means the text."""
-    if raw is None:
-        return {}
-    if not isinstance(raw, Mapping):
-        raise ValueError(f"{name} is a mapping of names to texts, not {raw!r}")
-    texts: dict[str, str] = {}
-    wrong: list[str] = []
-    for key, value in raw.items():
-        if not isinstance(key, str) or not key or "=" in key:
-            wrong.append(f"{name}: {key!r} is not a name")
-        elif not isinstance(value, str | int | float):
-            wrong.append(f"{name}.{key} is a text, not {value!r}")
-        else:
-            texts[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    if wrong:
-        raise ValueError("; ".join(wrong))
-    return texts
-
-
-def _needed_text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} is needed: a text, not {value!r}")
-    return value
-
-
-def _optional_text(name: str, value: Any) -> Any:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise ValueError(f"{name} is a text, not {value!r}")
-    return value
 
 
 def guess_format(paths: Sequence[str]) -> str:

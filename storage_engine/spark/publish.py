@@ -1,8 +1,7 @@
 """The driver's part of a write, whoever staged the rows: where parts go, what stops it, publish.
 
-Shared by `write_type` and the data source, so that both keep the same rules.
-
-What is said of a write's rows: that some cannot be written, or what would become of them.
+Shared by `write_type` and the data source, so that both keep the same rules and say the same of
+rows that cannot be written.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import CommitFile, timestamp
 from storage_engine.errors import (
     ConfigurationError,
     HeadMismatchError,
@@ -34,10 +31,7 @@ from storage_engine.runtime.session import Session
 from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Reconciled
 from storage_engine.spark.results import WriteProgress, WriteResult
-from storage_engine.spark.staged_parts import Target, TaskReport
-
-if TYPE_CHECKING:
-    pass
+from storage_engine.spark.staged_parts import StageTarget, TaskReport
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
 
@@ -87,9 +81,9 @@ def check_options(spec: TypeSpec, options: WriteOptions) -> None:
             )
 
 
-def target_of(attempt: StagedWrite, options: WriteOptions) -> Target:
+def target_of(attempt: StagedWrite, options: WriteOptions) -> StageTarget:
     """Where the parts of a write go."""
-    return Target(
+    return StageTarget(
         uri=attempt.uri,
         config=attempt.config,
         attempt=attempt.attempt,
@@ -103,8 +97,7 @@ def target_of(attempt: StagedWrite, options: WriteOptions) -> Target:
 def _quarantine(attempt: StagedWrite, options: WriteOptions) -> Quarantine:
     uri, prefix = options.quarantine, ""
     if uri is None:
-        uri = attempt.uri
-        prefix = layout.quarantine(*attempt.spec.ref, attempt.attempt)
+        uri, prefix = attempt.uri, attempt.quarantine_prefix
     mark = options.idempotency
     facts = {**(options.meta or {})}
     if mark is not None:
@@ -115,7 +108,7 @@ def _quarantine(attempt: StagedWrite, options: WriteOptions) -> Quarantine:
         type_name=attempt.spec.name,
         attempt=attempt.attempt,
         base_commit_id=attempt.base.commit_id,
-        started_at=timestamp(attempt.now()),
+        started_at=attempt.timestamp(),
         job=tuple(sorted(facts.items())),
     )
 
@@ -126,7 +119,7 @@ def take_parts(attempt: StagedWrite, reports: Sequence[TaskReport], part_bytes: 
     Whether no identity can be in any one part twice, as far as order tells.
     """
     parts = [part for report in reports for part in report.parts]
-    attempt.add(CommitFile.parse(part) for part in parts)
+    attempt.add_described(parts)
     held: list[pa.Table] = []
     inserted = size = 0
     for report in [*reports, None]:
@@ -155,15 +148,15 @@ def check_unique(
     files = attempt.files
     if not files or (ascending and disjoint(files)):
         return
-    found = (repeated or attempt.repeated)()
-    if found:
-        shown = ", ".join(repr(identity) for identity in found)
+    identities = (repeated or attempt.repeated)()
+    if identities:
+        shown = ", ".join(repr(identity) for identity in identities)
         raise ValidationError(
             f"{attempt.spec.name}: identities appear more than once in the input, for example "
             f"{shown}; nothing was published. Make them unique, or name the column that says "
             "which row is the latest (order_by)",
             type=attempt.spec.name,
-            identity=found,
+            identity=identities,
         )
 
 
@@ -189,7 +182,7 @@ def publish(session: Session, attempt: StagedWrite, options: WriteOptions) -> Co
                 raise
 
 
-def check_rows(target: Target, reports: Sequence[TaskReport]) -> None:
+def check_rows(target: StageTarget, reports: Sequence[TaskReport]) -> None:
     """Bad rows stop a write that has no side table for them."""
     bad = sum(report.bad for report in reports)
     if bad and target.quarantine is None:
@@ -199,7 +192,7 @@ def check_rows(target: Target, reports: Sequence[TaskReport]) -> None:
 def previewed(
     spec: TypeSpec,
     type_commit_id: int,
-    found: Reconciled,
+    reconciled: Reconciled,
     reports: Sequence[TaskReport],
     options: WriteOptions,
 ) -> WriteResult:
@@ -209,15 +202,15 @@ def previewed(
     for report in reports:
         reasons.update(report.reasons)
     parts = [part for report in reports for part in report.parts]
-    counts = found.counts
+    counts = reconciled.counts
     bad = sum(report.bad for report in reports)
     problem = None
     if bad and options.on_bad_rows == "fail":
         problem = str(bad_rows(spec, bad, reports))
-    elif found.repeated and options.order_by is None:
+    elif reconciled.repeated and options.order_by is None:
         problem = (
-            f"{spec.name}: {found.repeated} rows have an identity that another one has; make them "
-            "unique, or name the column that says which row is the latest (order_by)"
+            f"{spec.name}: {reconciled.repeated} rows have an identity that another one has; make "
+            "them unique, or name the column that says which row is the latest (order_by)"
         )
     return WriteResult(
         type_name=spec.name,

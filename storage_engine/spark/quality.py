@@ -52,9 +52,9 @@ def evaluate(
             fails = _breaks(expectation, frame)
         broken.append(F.when(fails, F.lit(expectation.describe())))
     given = F.col(REASONS) if REASONS in df.columns else F.array().cast("array<string>")
-    found = F.array_compact(F.array(*broken)) if broken else F.array().cast("array<string>")
+    reasons = F.array_compact(F.array(*broken)) if broken else F.array().cast("array<string>")
     kept = [F.col(quoted(name)) for name in df.columns if name != REASONS]
-    return frame.select(*kept, F.concat(given, found).alias(REASONS))
+    return frame.select(*kept, F.concat(given, reasons).alias(REASONS))
 
 
 def _check(df: DataFrame, expectations: Sequence[Expectation], spec: TypeSpec) -> None:
@@ -129,8 +129,8 @@ def _refers(
         keys = own if keys is None else keys.unionByName(own)
     if keys is None:
         return frame, column.isNotNull()
-    known = keys.distinct().select(F.col("key").alias(f"{mark}_key"), F.lit(True).alias(mark))
-    joined = frame.join(known, column == F.col(f"{mark}_key"), "left")
+    stored_keys = keys.distinct().select(F.col("key").alias(f"{mark}_key"), F.lit(True).alias(mark))
+    joined = frame.join(stored_keys, column == F.col(f"{mark}_key"), "left")
     return joined, column.isNotNull() & F.col(mark).isNull()
 
 
@@ -138,8 +138,10 @@ def _stored_keys(frame: DataFrame, expectation: RefersTo, session: Session) -> D
     """The keys of the latest rows, as column `key`; None when the type was never written."""
     from storage_engine.spark.reader import read_type
 
-    known = {spec.name: spec for spec in session.repository.known_types() if spec.kind == "entity"}
-    target = known.get(expectation.type_name)
+    entity_types = {
+        spec.name: spec for spec in session.repository.known_types() if spec.kind == "entity"
+    }
+    target = entity_types.get(expectation.type_name)
     if target is None or target.primary_key is None:
         return None
     rows = read_type(frame.sparkSession, target, session, columns=[target.primary_key])

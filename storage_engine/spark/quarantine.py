@@ -96,8 +96,8 @@ def tidy(quarantine: Quarantine, config: OntologiaConfig, kept: Iterable[str]) -
     store = open_store(quarantine.uri, config)
     try:
         wanted = set(kept)
-        found = [info.key for info in store.list(quarantine.key("").removesuffix(".parquet"))]
-        doomed = [key for key in found if key not in wanted]
+        keys = [info.key for info in store.list(quarantine.key("").removesuffix(".parquet"))]
+        doomed = [key for key in keys if key not in wanted]
         if doomed:
             store.delete_many(doomed)
     except (ObjectStoreError, StorageBackendError) as error:

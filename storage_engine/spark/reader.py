@@ -118,8 +118,8 @@ def _read(
         try:
             frame = frame.filter(filter)
         except AnalysisException as error:
-            said = str(error).partition("\n")[0]
-            raise ConfigurationError(f"filter {filter!r} on {spec.name}: {said}") from error
+            first_line = str(error).partition("\n")[0]
+            raise ConfigurationError(f"filter {filter!r} on {spec.name}: {first_line}") from error
     if wanted is not None:
         lead = [COMMIT_ID] if with_commit_id and COMMIT_ID not in wanted else []
         frame = frame.select(*lead, *wanted)

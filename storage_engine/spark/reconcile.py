@@ -1,17 +1,14 @@
-"""Comparing hashes in the driver, with DuckDB: for sources of a machine's size.
+"""Which rows of a source are new, changed, older than what is stored, or nothing new.
+
+Only hashes are compared; whole rows follow in a second reading of the source, and only those that
+differ. Identities are matched by 128 bits, because each meets all others; the content of a row
+meets only the stored one of its identity, for which 64 bits will do (one change in 10**19 would be
+missed). Hashing passes over nulls, so a bit for each column that can be null tells them apart. Rows
+that cannot be written take no part in the comparison: each goes on to staging, which says why.
 
 Spark's shuffle and join of two tables of hashes cost more than reading both sides. Up to some
 millions of rows it is far cheaper to bring the hashes to the driver, 24 bytes a row, and join them
-there. Beyond that, and where the size of the source cannot be told, Spark does it (`reconcile`).
-
-Which rows of a source are new, changed, older than what is stored, or nothing new.
-
-Only hashes are compared, in the driver where they are few enough (`in_driver`) and else by Spark;
-whole rows follow in a second reading of the source, and only those that differ. Identities are
-matched by 128 bits, because each meets all others; the content of a row meets only the stored one
-of its identity, for which 64 bits will do (one change in 10**19 would be missed). Hashing passes
-over nulls, so a bit for each column that can be null tells them apart. Rows that cannot be written
-take no part in the comparison: each goes on to staging, which says why.
+there with DuckDB. Beyond that, and where the size of the source cannot be told, Spark does it.
 """
 
 from __future__ import annotations
@@ -72,7 +69,7 @@ def brought(frame: DataFrame) -> pa.Table | None:
 
 def compare_hashes(
     mine: pa.Table,
-    known: pa.Table,
+    theirs: pa.Table,
     keys: Sequence[str],
     content: str,
     statuses: Sequence[str],
@@ -80,14 +77,14 @@ def compare_hashes(
     commit: str | None,
 ) -> pa.Table:
     """Keys that differ, `status` (its number in `statuses`) and rows (`n`); for the other statuses
-    one row each, without keys. `commit`: identities may be in `known` several times, and the
+    one row each, without keys. `commit`: identities may be in `theirs` several times, and the
     greatest value of this column tells the latest."""
     number = {status: place for place, status in enumerate(statuses)}
     listed = ", ".join(keys)
-    latest = "FROM known"
+    latest = "FROM theirs"
     if commit is not None:
         latest = (
-            f"SELECT {listed}, arg_max({content}, {commit}) AS {content} FROM known "
+            f"SELECT {listed}, arg_max({content}, {commit}) AS {content} FROM theirs "
             f"GROUP BY {listed}"
         )
     same = " AND ".join(f"m.{key} = l.{key}" for key in keys)
@@ -106,12 +103,12 @@ def compare_hashes(
         )
         SELECT {shown}, status, count(*) AS n FROM compared GROUP BY ALL
     """
-    memory = 256 + known.num_rows * _MEMORY_PER_ROW // MIB
+    memory = 256 + theirs.num_rows * _MEMORY_PER_ROW // MIB
     duck = Duck(uri="hashes in the driver", memory_limit=f"{memory}MiB")
     try:
         cursor = duck.cursor()
         cursor.register("mine", mine)
-        cursor.register("known", known)
+        cursor.register("theirs", theirs)
         with duck.errors():
             return duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
     finally:
@@ -195,8 +192,8 @@ def reconcile(
         judged = _by_driver(narrow, _hashed(stored, spec, None), unique=unique)
     if judged is None:
         judged = _by_spark(narrow, stored, spec, order_by, unique=unique, stored_count=stored_count)
-    found = {status: rows for status, (rows, _) in judged.figures.items()}
-    counts = Counts(rows=sum(found.values()), **found)
+    row_counts = {status: rows for status, (rows, _) in judged.figures.items()}
+    counts = Counts(rows=sum(row_counts.values()), **row_counts)
     written = [judged.figures[status] for status in _WRITTEN if status in judged.figures]
     identities = sum(groups for _, groups in written)
     repeated = sum(rows - groups for rows, groups in written)
@@ -215,18 +212,18 @@ def reconcile(
 
 def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged | None:
     """None where there is more of it than was expected."""
-    known = brought(hashed.drop(COMMIT) if unique else hashed)
-    mine = brought(narrow) if known is not None else None
-    if known is None or mine is None:
+    theirs = brought(hashed.drop(COMMIT) if unique else hashed)
+    mine = brought(narrow) if theirs is not None else None
+    if theirs is None or mine is None:
         return None
     commit = None if unique else COMMIT
-    found = compare_hashes(mine, known, _KEYS, _CONTENT, _STATUSES, commit=commit)
-    totals = found.group_by("status").aggregate([("n", "sum"), ("n", "count")])
+    verdicts = compare_hashes(mine, theirs, _KEYS, _CONTENT, _STATUSES, commit=commit)
+    totals = verdicts.group_by("status").aggregate([("n", "sum"), ("n", "count")])
     figures = {
         _STATUSES[row["status"]]: (row["n_sum"], row["n_count"]) for row in totals.to_pylist()
     }
     numbers = [_STATUSES.index(status) for status in _WRITTEN]
-    differing = found.filter(pc.is_in(found.column("status"), pa.array(numbers)))
+    differing = verdicts.filter(pc.is_in(verdicts.column("status"), pa.array(numbers)))
     new = pc.equal(differing.column("status"), _STATUSES.index("inserted"))
     keys = differing.select(_KEYS).append_column(INSERT, new)
     schema = f"{', '.join(f'{key} bigint' for key in _KEYS)}, {INSERT} boolean"
@@ -245,10 +242,10 @@ def _by_spark(
     ordered = [] if order_by is None else [_ORDER]
     compared = narrow.alias("mine")
     if stored is not None:
-        known = _latest(_hashed(stored, spec, order_by), unique=unique)
-        if _by_hash(known, stored_count):
-            known = known.hint("shuffle_hash")
-        compared = compared.join(known.alias("known"), _same("known"), "left")
+        theirs = _latest(_hashed(stored, spec, order_by), unique=unique)
+        if _by_hash(theirs, stored_count):
+            theirs = theirs.hint("shuffle_hash")
+        compared = compared.join(theirs.alias("theirs"), _same("theirs"), "left")
     status = _status(order_by, compared=stored is not None)
     told = compared.select(*(f"mine.{n}" for n in [*_KEYS, *ordered]), status.alias(_STATUS))
     # What is not to be written is only counted: one group each, where the others have one for each
@@ -265,10 +262,10 @@ def _by_spark(
     return _Judged(figures, changed, judged)
 
 
-def _by_hash(known: DataFrame, rows: int) -> bool:
+def _by_hash(theirs: DataFrame, rows: int) -> bool:
     """Whether a table of the stored hashes fits in a task, which spares sorting both sides. Few
     are left to Spark: it can send them to all executors instead."""
-    partitions = int(known.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+    partitions = int(theirs.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
     return rows > _FEW_ROWS and rows / partitions <= _TASK_ROWS
 
 
@@ -319,16 +316,16 @@ def _status(order_by: str | None, *, compared: bool) -> Column:
         return F.lit(_STATUSES.index(status))
 
     status = F.when(F.col(f"mine.{_KEYS[0]}").isNull(), is_("bad"))
-    ours, theirs = F.col(f"mine.{_ORDER}"), F.col(f"known.{_ORDER}")
+    ours, theirs = F.col(f"mine.{_ORDER}"), F.col(f"theirs.{_ORDER}")
     if order_by is not None:
         status = status.when(~ours.eqNullSafe(F.col(_NEWEST)), is_("duplicates"))
     if not compared:
         return status.otherwise(is_("inserted"))
-    status = status.when(F.col(f"known.{_KEYS[0]}").isNull(), is_("inserted"))
+    status = status.when(F.col(f"theirs.{_KEYS[0]}").isNull(), is_("inserted"))
     if order_by is not None:
         older = theirs.isNotNull() & (ours.isNull() | (ours < theirs))
         status = status.when(older, is_("stale"))
-    same = F.col(f"mine.{_CONTENT}") == F.col(f"known.{_CONTENT}")
+    same = F.col(f"mine.{_CONTENT}") == F.col(f"theirs.{_CONTENT}")
     return status.when(same, is_("unchanged")).otherwise(is_("updated"))
 
 
@@ -359,8 +356,8 @@ def _chosen(
     if order_by is not None:
         # One row said twice is one row, except that each bad one is to be seen.
         each = F.when(bad, F.monotonically_increasing_id()).alias("__each")
-        said = [f"mine.{name}" for name in [*_KEYS, _CONTENT]]
-        kept = joined.select(*(f"mine.{name}" for name in names), *said, INSERT, each)
+        columns = [f"mine.{name}" for name in [*_KEYS, _CONTENT]]
+        kept = joined.select(*(f"mine.{name}" for name in names), *columns, INSERT, each)
         return kept.dropDuplicates([*_KEYS, _CONTENT, "__each"]).select(*names, INSERT)
     return joined.select(*(f"mine.{name}" for name in names), INSERT)
 

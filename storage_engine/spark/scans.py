@@ -18,11 +18,16 @@ from pyspark.sql import functions
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from storage_engine.commitlog import layout
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
-from storage_engine.repository.object.read.files import DataFile, MissingFileError, versioned_schema
+from storage_engine.repository.object.read.files import (
+    STAGED_PART_URL,
+    DataFile,
+    MissingFileError,
+    attempt_in_url,
+    versioned_schema,
+)
 from storage_engine.repository.object.read.splits import packed
 from storage_engine.spark.schema import COMMIT_ID
 
@@ -98,20 +103,20 @@ def reaches(spark: SparkSession, store: ObjectStore) -> bool:
     return same_server(theirs, store.server)
 
 
-def same_server(one: str, other: str) -> bool:
+def same_server(server: str, other: str) -> bool:
     """Whether two endpoints are one; "" is AWS, whatever the region."""
 
     def name(endpoint: str) -> str:
         plain = endpoint.removeprefix("https://").removeprefix("http://").rstrip("/").lower()
         return "" if plain.partition(":")[0].endswith(".amazonaws.com") else plain
 
-    return name(one) == name(other)
+    return name(server) == name(other)
 
 
 def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:
-    known = versioned_schema(spec)
+    declared = versioned_schema(spec)
     names = [COMMIT_ID, *columns] if with_commit_id else list(columns)
-    return pa.schema([known.field(name) for name in names])
+    return pa.schema([declared.field(name) for name in names])
 
 
 def _row_count(files: Iterable[DataFile]) -> int:
@@ -157,21 +162,18 @@ class NativeScan:
         The path tells the commit of a staged part, which costs nothing until somebody asks.
         """
         schema = from_arrow_schema(_schema(self.spec, columns, with_commit_id=bool(own)))
-        found = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
-        known = [found[COMMIT_ID]] if own else []  # null where the file has no such column
+        scan = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
+        commit_columns = [scan[COMMIT_ID]] if own else []  # null where the file has no such column
         if named:
-            path = found.metadataColumn("_metadata")["file_path"]
+            path = scan.metadataColumn("_metadata")["file_path"]
             told: Any = functions  # `when` begins a CASE here, and continues it there
             for commit_id, staged in named.items():
-                attempts = {layout.staged_attempt(item.file.path) for item in staged}
-                there = [
-                    path.contains(f"/{layout.staged_prefix(attempt)}/")
-                    for attempt in sorted(attempts)
-                ]
+                attempts = {item.attempt for item in staged}
+                there = [path.contains(attempt_in_url(attempt)) for attempt in sorted(attempts)]
                 told = told.when(reduce(lambda a, b: a | b, there), functions.lit(commit_id))
-            known.append(told)
-        commit_ids = functions.coalesce(*known).cast("long").alias(COMMIT_ID)
-        return found.select(commit_ids, *(found[name] for name in columns))
+            commit_columns.append(told)
+        commit_ids = functions.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
+        return scan.select(commit_ids, *(scan[name] for name in columns))
 
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
         # A folder named `tier=Gold` above the files is no column.
@@ -185,17 +187,15 @@ class NativeScan:
     def _joined(self, given: Mapping[int, Sequence[DataFile]], schema: StructType) -> DataFrame:
         """One scan of many commits' parts: the attempt in a part's path tells its commit."""
         attempts = {
-            layout.staged_attempt(item.file.path): commit_id
-            for commit_id, staged in given.items()
-            for item in staged
+            item.attempt: commit_id for commit_id, staged in given.items() for item in staged
         }
         commits = self.spark.createDataFrame(
             list(attempts.items()), f"__attempt string, {COMMIT_ID} long"
         )
-        found = self._open([item for staged in given.values() for item in staged], schema)
-        path = found.metadataColumn("_metadata")["file_path"]
-        attempt = functions.regexp_extract(path, layout.STAGED_PART_URL, 1)
-        joined = found.select("*", attempt.alias("__attempt")).join(
+        scan = self._open([item for staged in given.values() for item in staged], schema)
+        path = scan.metadataColumn("_metadata")["file_path"]
+        attempt = functions.regexp_extract(path, STAGED_PART_URL, 1)
+        joined = scan.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )
         return joined.select(COMMIT_ID, *schema.names)

@@ -70,11 +70,17 @@ def chosen_columns(spec: TypeSpec, names: Iterable[str] | None) -> list[str] | N
     if names is None:
         return None
     wanted = [names] if isinstance(names, str) else list(names)
-    known = [COMMIT_ID, *stored_columns(spec)]
-    wrong = [unknown_name(name, known, what="column") for name in wanted if name not in known]
+    columns_there = [COMMIT_ID, *stored_columns(spec)]
+    wrong = [
+        unknown_name(name, columns_there, what="column")
+        for name in wanted
+        if name not in columns_there
+    ]
     if wrong or not wanted:
-        said = "; ".join(wrong) or "no columns are asked for"
-        raise ConfigurationError(f"{spec.name}: {said} (there are {', '.join(known[1:])})")
+        problem = "; ".join(wrong) or "no columns are asked for"
+        raise ConfigurationError(
+            f"{spec.name}: {problem} (there are {', '.join(columns_there[1:])})"
+        )
     return list(dict.fromkeys(wanted))
 
 

@@ -20,14 +20,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.records import Head
 from storage_engine.errors import ConfigurationError
-from storage_engine.objectstore.open import open_store
-from storage_engine.repository.object.write.staged_write import discard_staged
+from storage_engine.repository.object.write.staged_write import discard_staged, head_commit_id
 from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
-from storage_engine.spark.datasource import Place, SinkOptions
+from storage_engine.spark.datasource import SinkOptions, TypeLocation
 from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
@@ -38,7 +35,7 @@ from storage_engine.spark.publish import (
     target_of,
 )
 from storage_engine.spark.schema import check_dataframe
-from storage_engine.spark.staged_parts import LOOSE_BYTES, StageTask, Target, TaskReport
+from storage_engine.spark.staged_parts import LOOSE_BYTES, StageTarget, StageTask, TaskReport
 from storage_engine.spark.storage import find_type, opened
 
 if TYPE_CHECKING:
@@ -51,7 +48,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class TaskMessage(WriterCommitMessage):
     """What one task tells the driver."""
 
     attempt: str
@@ -64,9 +61,9 @@ class Staged(WriterCommitMessage):
 class Sink:
     """A write, as plain data: `target` is where parts go, `base` the head when it was planned."""
 
-    place: Place
+    place: TypeLocation
     options: WriteOptions
-    target: Target
+    target: StageTarget
     base: int
     applied: bool  # the unit of work is in the log already: there is nothing to do
 
@@ -95,10 +92,10 @@ class Sink:
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> tuple[str, ...]:
         task = StageTask(self.target, loose_bytes=min(LOOSE_BYTES, self.target.part_bytes))
-        found = [batch.column(0).to_pylist() for batch in task(batches)]
-        return tuple(text for texts in found for text in texts)
+        reports = [batch.column(0).to_pylist() for batch in task(batches)]
+        return tuple(text for texts in reports for text in texts)
 
-    def publish(self, messages: Sequence[Staged]) -> None:
+    def publish(self, messages: Sequence[TaskMessage]) -> None:
         """What differs, as one commit, or nothing."""
         reports = [TaskReport.parse(text) for message in messages for text in message.reports]
         check_rows(self.target, reports)
@@ -139,7 +136,7 @@ class BatchSink(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         sink = self._sink
         reports = () if sink.applied else sink.stage(iterator)
-        return Staged(sink.target.attempt, sink.base, reports)
+        return TaskMessage(sink.target.attempt, sink.base, reports)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         if not self._sink.applied:
@@ -174,8 +171,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         # another.
         attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
         sink = self._of(attempt)
-        base = _head(sink.place)
-        return Staged(attempt, base, sink.stage(iterator), query_id=facts[0])
+        base = head_commit_id(sink.place.uri, sink.place.settings)
+        return TaskMessage(attempt, base, sink.stage(iterator), query_id=facts[0])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for sink in self._sinks(messages, batchId):
@@ -206,13 +203,5 @@ class StreamSink(DataSourceStreamArrowWriter):
         return replace(self._sink, target=replace(target, attempt=attempt, quarantine=aside))
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [message for message in messages if isinstance(message, Staged)]
-
-
-def _head(place: Place) -> int:
-    store = open_store(place.uri, place.settings)
-    try:
-        return Head.parse(store.get(layout.HEAD).data, key=layout.HEAD).commit_id
-    finally:
-        store.close()
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[TaskMessage]:
+    return [message for message in messages if isinstance(message, TaskMessage)]

@@ -8,7 +8,6 @@ a successful task returns is taken into the write. Scalar columns never become P
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 import json
 import tempfile
@@ -21,15 +20,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.commitlog import layout
-from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.conform import Conformer, RowFault, SiftedBatch, conform
-from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
-from storage_engine.repository.object.write.bulk import ascends
-from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.repository.object.write.staged_write import PartFolder
 from storage_engine.spark.quarantine import Quarantine, QuarantineFile
 
 INSERT = "__insert"  # bool: the identity is new (all are when the column is missing)
@@ -46,21 +41,16 @@ _LOOSE_TASKS = 512  # the first ones: the driver's memory is bounded, whatever t
 
 
 @dataclass(frozen=True)
-class Target:
-    """Where the parts of a write go, and in what form."""
+class StageTarget(PartFolder):
+    """Where the parts of a write go, how large they get, and where bad rows go."""
 
-    uri: str
-    config: OntologiaConfig
-    attempt: str
-    spec: TypeSpec
-    schema_version_id: int
     part_bytes: int
     quarantine: Quarantine | None  # None: bad rows are counted, and the write will fail
 
 
 @dataclass
 class TaskReport:
-    """What one task did. `parts` are CommitFile fields, with `ascending` beside them."""
+    """What one task did. `parts` are the descriptions that `PartFolder.stage` gives."""
 
     rows: int = 0
     bad: int = 0
@@ -93,7 +83,7 @@ class StageTask:
     rows are looked at and counted, none is staged or set aside. `loose_bytes`: up to this much is
     returned instead of staged, so that many small tasks do not make many small files."""
 
-    target: Target
+    target: StageTarget
     conformed: bool = False
     rehearsal: bool = False
     loose_bytes: int = 0
@@ -114,7 +104,7 @@ class StageTask:
 class _Run:
     """One task at work."""
 
-    def __init__(self, target: Target, folder: Path, task: StageTask) -> None:
+    def __init__(self, target: StageTarget, folder: Path, task: StageTask) -> None:
         self._target = target
         self._spec = target.spec
         self._folder = folder
@@ -170,14 +160,14 @@ class _Run:
 
     def _sift(self, own: pa.RecordBatch, batch: pa.RecordBatch) -> SiftedBatch:
         if self._conformed:
-            found = _carried(batch)
-            if not found:
+            carried = _carried(batch)
+            if not carried:
                 rows = pa.RecordBatch.from_arrays(own.columns, schema=row_schema(self._spec))
                 return SiftedBatch(rows, None, {})
-            fits = _all_but(found, batch.num_rows)
+            fits = _all_but(carried, batch.num_rows)
             kept = own.filter(fits)
             rows = pa.RecordBatch.from_arrays(kept.columns, schema=row_schema(self._spec))
-            return SiftedBatch(rows, fits, found)
+            return SiftedBatch(rows, fits, carried)
         if self._conformer is None:
             self._conformer = conform(self._spec, own.schema)
         return sift_with_reasons(self._conformer, own, batch)
@@ -194,8 +184,8 @@ class _Run:
             texts = originals.take(pa.array(numbers, pa.int64())).to_pylist()
         else:
             texts = [as_json(row) for row in objects_of(bad)]
-        said = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
-        for text, reasons in zip(texts, said, strict=True):
+        reasons_by_row = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
+        for text, reasons in zip(texts, reasons_by_row, strict=True):
             if len(report.examples) >= _EXAMPLES:
                 break
             report.examples.append(f"{'; '.join(reasons)}: {text}")
@@ -204,7 +194,7 @@ class _Run:
                 self._quarantine = QuarantineFile(
                     self._target.quarantine, self._target.config, self._label, self._folder
                 )
-            self._quarantine.write(texts, said)
+            self._quarantine.write(texts, reasons_by_row)
 
     # -- parts --------------------------------------------------------------------------------
 
@@ -224,32 +214,11 @@ class _Run:
         self._held, self._held_bytes, self._held_new = [], 0, 0
         number = len(self._report.parts)
         path = self._folder / f"{number}.parquet"
-        table = stored_table(
-            self._spec,
-            rows,
-            engine_version="v2",
-            schema_version_id=target.schema_version_id,
-            commit_id=None,
-        )
-        encoded = encode_file(self._spec, table, path)
         label = self._label if number == 0 else f"{self._label}-{number:03d}"
-        key = layout.staged_part(
-            target.attempt, self._spec.kind, self._spec.name, target.schema_version_id, label
-        )
         if self._store is None:
             self._store = open_store(target.uri, target.config)
-        self._store.put_file(key, path)
+        self._report.parts.append(target.stage(self._store, label, rows, path, inserted=inserted))
         path.unlink()
-        described = encoded.describe(
-            self._spec,
-            key,
-            schema_version_id=target.schema_version_id,
-            part=None,
-            inserted=inserted,
-            commit_id_source="manifest",
-        )
-        ascending = ascends(rows.column(self._spec.identity[0]))
-        self._report.parts.append({**dataclasses.asdict(described), "ascending": ascending})
 
 
 def sift_with_reasons(
@@ -260,7 +229,7 @@ def sift_with_reasons(
     broken = _broken(batch)
     if not broken:
         return sifted
-    both = {row: [*sifted.faults.get(row, ()), *found] for row, found in broken.items()}
+    both = {row: [*sifted.faults.get(row, ()), *row_faults] for row, row_faults in broken.items()}
     faults: dict[int, Sequence[RowFault]] = {**sifted.faults, **both}
     fits = _all_but(faults, batch.num_rows)
     kept = fits if sifted.fits is None else fits.filter(sifted.fits)
@@ -269,16 +238,16 @@ def sift_with_reasons(
 
 def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows that may hold times for which Python has no object: those columns come as text."""
-    found: list[dict[str, Any]]
+    objects: list[dict[str, Any]]
     try:
-        found = rows.to_pylist()
+        objects = rows.to_pylist()
     except (OverflowError, ValueError):
         texts = [
             column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
             for column in rows.columns
         ]
-        found = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
-    return found
+        objects = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
+    return objects
 
 
 def as_json(row: Mapping[str, Any]) -> str:
@@ -300,8 +269,8 @@ def _broken(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
     some = pc.indices_nonzero(pc.fill_null(pc.greater(pc.list_value_length(reasons), 0), False))
     texts = reasons.take(some).to_pylist()
     return {
-        row: [RowFault(text) for text in found]
-        for row, found in zip(some.to_pylist(), texts, strict=True)
+        row: [RowFault(text) for text in row_texts]
+        for row, row_texts in zip(some.to_pylist(), texts, strict=True)
     }
 
 

@@ -53,14 +53,14 @@ _PLURAL: dict[Kind, str] = {"entity": "entities", "relation": "relations"}
 def _named(repository: Repository, name: str, models: str | None) -> TypeSpec:
     declared = declared_types(models, option="models") if models else {}
     for specs in (declared.values(), repository.known_types()):
-        found = [spec for spec in specs if spec.name == name]
-        if len(found) > 1:
+        named = [spec for spec in specs if spec.name == name]
+        if len(named) > 1:
             raise ConfigurationError(
                 f"{name} is the name of an entity type and of a relation type in "
                 f"{repository.uri}; give the class, or use read_entities or read_relations"
             )
-        if found:
-            return found[0]
+        if named:
+            return named[0]
     names = sorted({spec.name for spec in [*declared.values(), *repository.known_types()]})
     listed = ", ".join(names[:_SHOWN]) or "no types yet"
     hint = "" if models else "; a type that is declared but not stored needs the option models"

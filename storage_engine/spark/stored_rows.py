@@ -1,19 +1,18 @@
-"""Stored rows as a DataFrame, for writers to compare with.
+"""Stored and staged rows as DataFrames, for writers to compare with.
 
-The files are those of one head, so that a DataFrame never mixes two.
-
-Identities that are in staged parts more than once, looked for by Spark: where the driver alone
-would take too long, or would have to bring the parts over a network.
+The files are those of one head, so that a DataFrame never mixes two. Identities that are in staged
+parts more than once are looked for by Spark where the driver alone would take too long, or would
+have to bring the parts over a network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from storage_engine.commitlog.records import Entry
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
@@ -21,6 +20,9 @@ from storage_engine.repository.object.read.files import files_of
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.spark.scans import scan_of
 from storage_engine.spark.schema import COMMIT_ID as COMMIT
+
+if TYPE_CHECKING:
+    from storage_engine.commitlog.records import Entry
 
 __all__ = ["COMMIT", "stored_rows"]
 
@@ -58,8 +60,9 @@ def for_spark(attempt: StagedWrite) -> bool:
 def repeated(spark: SparkSession, attempt: StagedWrite) -> list[object]:
     """Three identities at most."""
     identity = list(attempt.spec.identity)
-    parts = [Entry(0, 0, attempt.files)]
-    keys = stored_rows(spark, attempt.uri, attempt.config, attempt.spec, parts, identity)
+    keys = stored_rows(
+        spark, attempt.uri, attempt.config, attempt.spec, [attempt.as_entry()], identity
+    )
     # Hashes are shuffled, and only what they have in common is looked at itself.
     hashed = keys.select(F.xxhash64(*identity).alias("__hash"))
     again = hashed.groupBy("__hash").count().filter("count > 1").limit(1000)
@@ -67,6 +70,6 @@ def repeated(spark: SparkSession, attempt: StagedWrite) -> list[object]:
     if not hashes:
         return []
     some = keys.filter(F.xxhash64(*identity).isin(hashes))
-    found = some.groupBy(*identity).count().filter("count > 1").orderBy(*identity).limit(3)
-    rows = [tuple(row[name] for name in identity) for row in found.collect()]
+    twice = some.groupBy(*identity).count().filter("count > 1").orderBy(*identity).limit(3)
+    rows = [tuple(row[name] for name in identity) for row in twice.collect()]
     return [row[0] if len(row) == 1 else row for row in rows]

@@ -1,9 +1,10 @@
-"""The change feed of a type as a stream: each change once, with its commit and operation.
+"""Streams out of an ontology and into it; each change is read, and each batch published, once.
 
-Offsets are commit ids. A batch covers whole commits, and Spark's checkpoint says which were read,
-so a query that is stopped or killed goes on where it was.
+Out: the change feed of a type, with commit and operation. Offsets are commit ids. A batch covers
+whole commits, and Spark's checkpoint says which were read, so a query that is stopped or killed
+goes on where it was.
 
-Streams into an ontology with `foreachBatch`: each batch of a query is published once.
+In, with `foreachBatch`:
 
     query = df.writeStream.foreachBatch(batch_writer(Customer, uri, order_by="updated_at"))
 
@@ -32,7 +33,7 @@ from storage_engine.errors import ConfigurationError, IntegrityError
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.open import open_repository
 from storage_engine.runtime.session import Session
-from storage_engine.spark.datasource import Asked, partitions_of, read_share
+from storage_engine.spark.datasource import PinnedRead, partitions_of, read_share
 from storage_engine.spark.driver import is_connect
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.storage import find_type
@@ -47,7 +48,7 @@ Offset = Mapping[str, Any]  # {"commit_id": 41, "log_id": "..."}
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows the commits that change one type."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PinnedRead) -> None:
         options = asked.options
         if not options.changes:
             raise ConfigurationError(
@@ -88,8 +89,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since, upto = int(start["commit_id"]), int(end["commit_id"])
         if since >= upto:
             return partitions_of(())
-        found = self._repository().executor().plan_changes(self._asked.spec, since=since, upto=upto)
-        return partitions_of(found)
+        plans = self._repository().executor().plan_changes(self._asked.spec, since=since, upto=upto)
+        return partitions_of(plans)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_share(self._asked, partition)

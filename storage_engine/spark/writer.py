@@ -40,7 +40,13 @@ from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
-from storage_engine.spark.staged_parts import LOOSE_BYTES, REPORT_DDL, StageTask, Target, TaskReport
+from storage_engine.spark.staged_parts import (
+    LOOSE_BYTES,
+    REPORT_DDL,
+    StageTarget,
+    StageTask,
+    TaskReport,
+)
 from storage_engine.spark.stored_rows import for_spark, repeated, stored_rows
 
 
@@ -152,15 +158,15 @@ class _Write:
                     frame.unpersist()
 
     def _run(
-        self, attempt: StagedWrite, target: Target, jobs: Jobs, before: Mapping[str, int]
+        self, attempt: StagedWrite, target: StageTarget, jobs: Jobs, before: Mapping[str, int]
     ) -> WriteResult:
         spec = attempt.spec
         df = self._expected(self._df, spec)
         with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
-            found, source = self._reconcile(df, attempt)
+            reconciled, source = self._reconcile(df, attempt)
         reports: list[TaskReport] = []
         try:
-            if found.frame is not None:
+            if reconciled.frame is not None:
                 rehearsal = self._options.dry_run
                 task = StageTask(
                     target,
@@ -169,20 +175,20 @@ class _Write:
                     loose_bytes=min(LOOSE_BYTES, target.part_bytes),
                 )
                 with jobs.running("stage", f"{spec.name}: stage parts"):
-                    rows = found.frame.mapInArrow(task, REPORT_DDL).toArrow()
+                    rows = reconciled.frame.mapInArrow(task, REPORT_DDL).toArrow()
                 reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
         finally:
-            found.free()
+            reconciled.free()
         if self._options.dry_run:
             top = self._repository.type_head(spec)
-            return previewed(spec, top, found, reports, self._options)
+            return previewed(spec, top, reconciled, reports, self._options)
         attempt.check_alive()
         check_rows(target, reports)
         staged = sum(report.rows for report in reports)
-        if staged < found.identities + found.counts.bad:
+        if staged < reconciled.identities + reconciled.counts.bad:
             raise ValidationError(
                 f"{spec.name}: the source gave other rows when it was read a second time "
-                f"({staged} instead of {found.identities + found.counts.bad}); "
+                f"({staged} instead of {reconciled.identities + reconciled.counts.bad}); "
                 "persist() the DataFrame first",
                 type=spec.name,
             )
@@ -199,7 +205,7 @@ class _Write:
             if target.quarantine is not None:
                 tidy(target.quarantine, target.config, ())
             return self._applied(result.commit_id, attempt)
-        return self._result(attempt, result, found.counts, reports, target, before)
+        return self._result(attempt, result, reconciled.counts, reports, target, before)
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -231,7 +237,7 @@ class _Write:
             stored = stored_rows(
                 df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
             )
-        found = reconcile(
+        reconciled = reconcile(
             source,
             stored,
             spec,
@@ -241,7 +247,7 @@ class _Write:
             sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
             in_driver=in_driver,
         )
-        return found, source
+        return reconciled, source
 
     def _check_unique(self, attempt: StagedWrite, jobs: Jobs, *, ascending: bool) -> None:
         def by_spark() -> list[object]:
@@ -259,7 +265,7 @@ class _Write:
         result: CommitResult | None,
         counts: Counts,
         reports: Sequence[TaskReport],
-        target: Target,
+        target: StageTarget,
         before: Mapping[str, int],
     ) -> WriteResult:
         reasons: Counter[str] = Counter()

@@ -144,7 +144,7 @@ def test_ingestion_and_compaction_with_secrets_that_nobody_sees(
     applications = [file.read_text() for file in (tmp_path / "events").rglob("*") if file.is_file()]
     for name in ("ingest", "compact"):  # both by Spark, each in a process of its own
         assert any(f"ontologia {name}" in one for one in applications)
-        assert any(f"{name}.py" in line for line in commands)
+        assert any(f"jobs/__main__.py {name}" in line for line in commands)
     home = {file: file.read_bytes() for file in (tmp_path / "home").rglob("*") if file.is_file()}
     assert any(file.suffix == ".err" and b"ingest Customer" in text for file, text in home.items())
     assert any(b"ASSET_MATERIALIZATION" in text for text in home.values())

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.spark.ingest_spec import OnBadRows, guess_format, parse_spec
+from storage_engine.spark.ingest_spec import OnBadRows, guess_format
 from storage_engine.spark.jobs import compact, ingest, stream
 from storage_engine.spark.jobs.arguments import parse_ingest
 from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source, parse
+from storage_engine.spark.spec_file import parse_spec
 
 MINIMAL = IngestSpec(
     storage_uri="store",

@@ -135,7 +135,7 @@ class LocalBuild:
             key = _key(run, attempt, output, number)
             named.append((described(run, key, output.role, output.part, number), output))
         files = self._store.parallel.map(lambda item: self._put(attempt, *item), named)
-        return Entry(run.min_commit_id, run.max_commit_id, tuple(files))
+        return run.snapshot(files)
 
     def _put(self, attempt: Attempt, file: CommitFile, output: MergedFile) -> CommitFile:
         if output.role is not None:
@@ -162,6 +162,11 @@ def _key(run: RunPlan, attempt: Attempt, output: MergedFile, number: int | None)
 def folder_of(run: RunPlan, attempt: str) -> str:
     """Where an attempt puts the files of its snapshot (v2)."""
     return layout.snapshot_folder(*run.ref, run.min_commit_id, run.max_commit_id, attempt)
+
+
+def labelled_part(folder: str, role: str, label: str) -> str:
+    """The key of a part in such a folder, by a label that is unique in the attempt."""
+    return layout.snapshot_part(folder, role, label)
 
 
 def described(

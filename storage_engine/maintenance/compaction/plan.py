@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import state
-from storage_engine.commitlog.records import Entry, Head, TypeRef
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeRef
 from storage_engine.config import MIB
 from storage_engine.errors import ConfigurationError
 from storage_engine.index.maintain import follows
@@ -132,6 +132,10 @@ class RunPlan:
     @property
     def bytes(self) -> int:
         return sum(size(entry) for entry in self.entries)
+
+    def snapshot(self, files: Iterable[CommitFile]) -> Entry:
+        """What the entries become, of these files."""
+        return Entry(self.min_commit_id, self.max_commit_id, tuple(files))
 
     def as_dict(self) -> dict[str, Any]:
         return {

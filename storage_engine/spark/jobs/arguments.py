@@ -20,12 +20,11 @@ from storage_engine.spark.ingest_spec import (
     POLICIES,
     DriftPolicy,
     IngestSpec,
-    InvalidSpec,
     SpecOption,
-    parse_spec,
-    read_yaml,
     spec_options,
 )
+from storage_engine.spark.spec_checks import InvalidSpec
+from storage_engine.spark.spec_file import parse_spec, read_yaml
 
 _GROUPS = ("order", "source", "mapping", "writing")
 
@@ -250,13 +249,13 @@ def _get(described: Any, path: Sequence[str]) -> Any:
 
 
 def _pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"{option} takes NAME=VALUE, not {text!r}")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _drift(before: Any, texts: Sequence[str]) -> dict[str, str]:
@@ -278,9 +277,9 @@ def _drift(before: Any, texts: Sequence[str]) -> dict[str, str]:
 def _version(text: str) -> int | str:
     """Digits are a number; a text that looks like one is written as JSON."""
     if text.startswith('"'):
-        found = _json("--app-version", text)
-        if isinstance(found, str):
-            return found
+        version = _json("--app-version", text)
+        if isinstance(version, str):
+            return version
     return int(text) if text.removeprefix("-").isdecimal() and text.isascii() else text
 
 

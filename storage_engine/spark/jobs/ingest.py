@@ -89,15 +89,15 @@ def drifted(result: WriteResult) -> list[str]:
 def type_of(spec: IngestSpec) -> TypeSpec:
     """The declared type that an order is about."""
     declared = declared_types(spec.models, option="models")
-    found = [type_spec for (_, name), type_spec in declared.items() if name == spec.type]
-    if not found:
+    matches = [type_spec for (_, name), type_spec in declared.items() if name == spec.type]
+    if not matches:
         names = ", ".join(sorted({name for _, name in declared}))
         raise ConfigurationError(f"type {spec.type!r} is not in {spec.models}, which has {names}")
-    if len(found) > 1:
+    if len(matches) > 1:
         raise ConfigurationError(
             f"type {spec.type!r}: {spec.models} has an entity and a relation of that name"
         )
-    return found[0]
+    return matches[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,7 +163,7 @@ def _print(result: WriteResult, call: IngestCall) -> None:
         extra = {"dry_run": True} if call.run.dry_run else {}
         sys.stdout.write(json.dumps({**result.as_dict(), **extra}, default=str) + "\n")
     else:
-        lines = [summary(result), *(f"drift: {said}" for said in result.drift)]
+        lines = [summary(result), *(f"drift: {sentence}" for sentence in result.drift)]
         lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
         if result.quarantine is not None:
             lines.append(f"quarantined rows are in {result.quarantine}")

@@ -1,15 +1,11 @@
-"""A source compared with the columns that it was declared to have.
+"""From a source's rows to rows of a type: drift, condition, transform, expressions, distinct.
 
-Columns that were added, are missing or hold something else than declared are found, reported, and
-dealt with by the order's policy. What comes out has exactly the declared columns and types. Where
-single rows can be spoiled it has `REASONS` beside them: why a row cannot be taken, empty for all
-others.
-
-From a source's rows to rows of a type: drift, condition, transform, expressions, distinct.
-
-Everything is lazy: the result is a plan that the writer runs. Rows that the source itself spoils
-(a line with too many values, a value that is not of its declared type) come through with their
-reasons, whatever the condition says, so that the writer can stop at them or set them aside.
+With a declared schema, columns that were added, are missing or hold something else are found,
+reported, and dealt with by the spec's policy; what comes out has exactly the declared columns and
+types. Everything is lazy: the result is a plan that the writer runs. Rows that the source itself
+spoils (a line with too many values, a value that is not of its declared type) come through with
+their reasons in `REASONS`, whatever the condition says, so that the writer can stop at them or set
+them aside.
 """
 
 from __future__ import annotations
@@ -90,7 +86,9 @@ def settle(
             if name in columns and not _is(columns[name].dataType, f.dataType, textual)
         ],
     }
-    found = [_say(case, field, columns) for case, fields in drifts.items() for field in fields]
+    differences = [
+        _say(case, field, columns) for case, fields in drifts.items() for field in fields
+    ]
     failing = [
         _say(case, field, columns)
         for case, fields in drifts.items()
@@ -112,16 +110,16 @@ def settle(
         value = _converted(source, columns[name].dataType, field.dataType, options, textual)
         taken.append(value.alias(name))
         if value is not source:
-            said = f"{DRIFTED}{name} is not {field.dataType.simpleString()}"
-            misfits[said] = source.isNotNull() & value.isNull()
+            reason = f"{DRIFTED}{name} is not {field.dataType.simpleString()}"
+            misfits[reason] = source.isNotNull() & value.isNull()
     if policy.retyped == "ignore" or (policy.retyped == "fail" and carry_on):
         counted = _counted(frame, misfits)
-        found += counted
+        differences += counted
         if counted and policy.retyped == "fail":
             raise _refused(counted)
     else:
-        reasons += [F.when(misfit, F.lit(said)) for said, misfit in misfits.items()]
-    return Settled(frame.select(*taken, *_reasons(frame, reasons)), tuple(found))
+        reasons += [F.when(misfit, F.lit(reason)) for reason, misfit in misfits.items()]
+    return Settled(frame.select(*taken, *_reasons(frame, reasons)), tuple(differences))
 
 
 def as_found(frame: DataFrame) -> Settled:
@@ -136,7 +134,7 @@ def _counted(frame: DataFrame, misfits: Mapping[str, Column]) -> list[str]:
         return []
     counts = frame.agg(*(F.count(F.when(misfit, 1)) for misfit in misfits.values())).first()
     assert counts is not None
-    return [f"{said} in {n} rows" for said, n in zip(misfits, counts, strict=True) if n]
+    return [f"{reason} in {n} rows" for reason, n in zip(misfits, counts, strict=True) if n]
 
 
 def _refused(drifts: Sequence[str]) -> ValidationError:
@@ -168,27 +166,27 @@ def _say(case: str, field: StructField, columns: Mapping[str, StructField]) -> s
     return f"column {field.name} ({kind}) is {case}"
 
 
-def _is(found: DataType, declared: DataType, textual: bool) -> bool:
+def _is(actual: DataType, declared: DataType, textual: bool) -> bool:
     """Whether such values are of the declared type, or lose nothing by becoming so."""
-    if textual and isinstance(found, StringType):
+    if textual and isinstance(actual, StringType):
         return True  # each value is looked at
     for family in (_INTEGERS, _FLOATS):
-        if isinstance(found, family) and isinstance(declared, family):
-            return family.index(type(found)) <= family.index(type(declared))
-    return found.simpleString() == declared.simpleString()
+        if isinstance(actual, family) and isinstance(declared, family):
+            return family.index(type(actual)) <= family.index(type(declared))
+    return actual.simpleString() == declared.simpleString()
 
 
 def _converted(
     source: Column,
-    found: DataType,
+    actual: DataType,
     declared: DataType,
     options: Mapping[str, str],
     textual: bool,
 ) -> Column:
     """A value of the declared type, null where there is none."""
-    if found.simpleString() == declared.simpleString():
+    if actual.simpleString() == declared.simpleString():
         return source
-    if not textual or not isinstance(found, StringType):
+    if not textual or not isinstance(actual, StringType):
         return source.try_cast(declared)
     match declared:
         case DateType() if "dateFormat" in options:
@@ -207,20 +205,20 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Prepared:
+class MappedRows:
     """Rows ready for the writer, and what had drifted in their source."""
 
     frame: DataFrame
     drift: tuple[str, ...] = ()
 
 
-def prepare(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec) -> Prepared:
+def prepare(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
     """The rows that an order asks to write. Raises ConfigurationError when an expression or the
     transform is wrong, ValidationError when the source has drifted and that is to fail."""
     return mapped(open_source(spark, spec.source), spec, type_spec)
 
 
-def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> Prepared:
+def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
     declared = declared_schema(spec.source)
     if declared is None:
         settled = as_found(opened.frame)
@@ -239,14 +237,14 @@ def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> Prepared:
     if spec.transform is not None:
         frame = _transformed(frame, spec.transform)
     frame = _projected(frame, spec, type_spec)
-    return Prepared(frame.distinct() if spec.distinct else frame, settled.found)
+    return MappedRows(frame.distinct() if spec.distinct else frame, settled.found)
 
 
 def _where(frame: DataFrame, condition: str) -> DataFrame:
     def filtered() -> DataFrame:
         holds = F.expr(condition)
-        found = frame.filter(holds | _spoiled() if REASONS in frame.columns else holds)
-        return _analysed(found)
+        kept = frame.filter(holds | _spoiled() if REASONS in frame.columns else holds)
+        return _analysed(kept)
 
     return _stated("where", condition, filtered)
 
@@ -317,19 +315,19 @@ def _stated(member: str, sql: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except AnalysisException as error:
-        said = f"{member}: {sql!r} cannot be evaluated: {spark_said(error)}"
-        raise ConfigurationError(said) from error
+        message = f"{member}: {sql!r} cannot be evaluated: {spark_said(error)}"
+        raise ConfigurationError(message) from error
 
 
 def _function(name: str) -> Callable[[DataFrame], Any]:
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        transform = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"transform {name}: {error}") from error
-    if not callable(found):
+    if not callable(transform):
         raise ConfigurationError(f"transform {name}: is not a function")
-    return found  # type: ignore[no-any-return]
+    return transform  # type: ignore[no-any-return]
 
 
 def _result(name: str, made: Any) -> DataFrame:

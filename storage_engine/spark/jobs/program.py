@@ -1,7 +1,6 @@
-"""What a job reads from its environment: what whoever starts it does not say on a command line,
-which everybody on the machine can read.
+"""What makes a program of a job: its environment, its Spark session, its errors, whom it tells.
 
-The jobs' single error boundary: whatever happens becomes one line and an exit code.
+Whatever happens becomes one line and an exit code:
 
     0  done
     1  a defect, or Spark failed for a reason of its own
@@ -11,16 +10,12 @@ The jobs' single error boundary: whatever happens becomes one line and an exit c
     5  the storage failed, or another writer was in the way
 
 People get `error: ...` on stderr; with `--json` the same is one object on stdout. Tracebacks are
-shown with `-v` only.
+shown with `-v` only. How far a job is goes to stderr as well: a bar at a terminal, a line now and
+then in a log file.
 
-What the programs share: a Spark session as the command line asks, a session on the storage.
-
-How far a job is, on stderr: a bar at a terminal, a line now and then in a log file.
-
-Reports to Dagster when it started the job through Pipes; otherwise says nothing.
-
-Needs the package `dagster-pipes` only, which has no Dagster in it and may be missing where jobs
-are never started by Dagster.
+What must not stand on a command line, which everybody on the machine can read, comes from the
+environment. Started by Dagster, a job reports through Pipes; that needs the package
+`dagster-pipes` only, which has no Dagster in it and may be missing elsewhere.
 """
 
 from __future__ import annotations
@@ -75,12 +70,12 @@ def revealed(name: str, text: str, environ: Mapping[str, str] = os.environ) -> s
     if not is_reference(text):
         return text
     variable = text.removeprefix(_REFERENCE)
-    found = environ.get(variable)
-    if found is None:
+    value = environ.get(variable)
+    if value is None:
         raise ConfigurationError(
             f"{name} is to come from the environment variable {variable}, which is not set"
         )
-    return found
+    return value
 
 
 def is_reference(text: str) -> bool:
@@ -94,12 +89,12 @@ def reference(variable: str) -> str:
 def _given(variable: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Says nothing of the value when it is wrong: there may be secrets in it."""
     try:
-        found = json.loads(environ.get(variable) or "{}")
+        settings = json.loads(environ.get(variable) or "{}")
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        settings = None
+    if not isinstance(settings, dict):
         raise ConfigurationError(f"{variable} is not a JSON object")
-    return found
+    return settings
 
 
 _REFUSED = (errors.ValidationError, errors.SchemaOutdatedError, errors.TypeDeclarationError)
@@ -144,14 +139,14 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
     if isinstance(error, PySparkException | Py4JJavaError):
         if ours := _raised_there(str(error)):
             return ours
-        found = _STATE.search(str(error))
-        code = _OF_STATE.get((found.group(1) if found else "")[:2], GENERAL)
+        state = _STATE.search(str(error))
+        code = _OF_STATE.get((state.group(1) if state else "")[:2], GENERAL)
         condition = _condition(error)
         facts = {"condition": condition} if condition else {}
         # A mistake in an expression or a value is there the next time too.
         return code, spark_said(error), {"retryable": code == GENERAL, "facts": facts}
-    said = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
-    return GENERAL, f"{said}ontologia, please report it with the traceback that -v shows", {}
+    message = f"unexpected {type(error).__name__}: {one_line(str(error))}; this is a defect in "
+    return GENERAL, f"{message}ontologia, please report it with the traceback that -v shows", {}
 
 
 def _raised_there(text: str) -> tuple[int, str, dict[str, Any]] | None:
@@ -176,10 +171,10 @@ def _condition(error: Exception) -> str | None:
 def spark_said(error: Exception) -> str:
     """The first sentence and the deepest cause, without the stack traces and plans around them."""
     first, *causes = re.split(r"^Caused by: ", str(error), flags=re.M)
-    said = [_sentence(first)]
-    if causes and (cause := _sentence(causes[-1])) not in said[0]:
-        said.append(cause)
-    return "; ".join(said)[:_LONGEST]
+    sentences = [_sentence(first)]
+    if causes and (cause := _sentence(causes[-1])) not in sentences[0]:
+        sentences.append(cause)
+    return "; ".join(sentences)[:_LONGEST]
 
 
 def _sentence(text: str) -> str:
@@ -308,10 +303,10 @@ def reporting() -> Iterator[Reporter]:
 
 def _metadata(result: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values as they are, so that numbers plot; the rest as JSON; nothing for None."""
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     for name, value in result.items():
         if isinstance(value, bool | int | float | str):
-            found[name] = value
+            metadata[name] = value
         elif value:
-            found[name] = {"raw_value": value, "type": "json"}
-    return found
+            metadata[name] = {"raw_value": value, "type": "json"}
+    return metadata

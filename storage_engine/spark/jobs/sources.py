@@ -1,13 +1,11 @@
-"""CSV files inside .zip archives, which Spark itself cannot open.
-
-Executors unzip and parse whole archives with Arrow, so an archive must fit into a task's memory;
-files of gigabytes are better off as .gz or plain. All columns are text.
-
-Opens the source of an order as a DataFrame, as it is found: nothing is inferred from values.
+"""Opens the source of a spec as a DataFrame, as it is found: nothing is inferred from values.
 
 CSV columns are text under the names of the header, and so are plain values of JSON lines with a
 declared schema; `mapping` gives them their declared types. Parquet and JDBC bring types of their
 own. Lines that cannot be read come as their text in a column of their own, MALFORMED.
+
+CSV files inside .zip archives, which Spark itself cannot open, are unzipped and parsed by executors
+with Arrow, an archive a task, so an archive must fit into a task's memory.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ def read_zipped(spark: SparkSession, paths: Sequence[str], options: Mapping[str,
             f"source.options: {', '.join(beyond)} cannot be used with .zip files; unzip them "
             f"first, or use only {', '.join(sorted(_OPTIONS))}"
         )
-    dialect = _Dialect(options)
+    dialect = _CsvDialect(options)
     archives = spark.read.format("binaryFile").load(list(paths)).select("path", "content")
     headers = archives.mapInArrow(dialect.headers, "path string, header array<string>").collect()
     names = _common(headers)
@@ -80,7 +78,7 @@ def _common(headers: Sequence[tuple[str, list[str]]]) -> list[str]:
     return list(first[1])
 
 
-class _Dialect:
+class _CsvDialect:
     """How the CSV files are written. Travels to executors."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -96,8 +94,10 @@ class _Dialect:
     def headers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for path, content in zip(*batch.to_pydict().values(), strict=True):
-                found = [self._names(member) for member in _members(content)]
-                yield pa.RecordBatch.from_pydict({"path": [path] * len(found), "header": found})
+                member_names = [self._names(member) for member in _members(content)]
+                yield pa.RecordBatch.from_pydict(
+                    {"path": [path] * len(member_names), "header": member_names}
+                )
 
     def rows(self, names: Sequence[str]) -> Parse:
         return Parse(self, list(names))
@@ -150,7 +150,7 @@ class _Dialect:
 class Parse:
     """The function that executors run."""
 
-    def __init__(self, dialect: _Dialect, names: list[str]) -> None:
+    def __init__(self, dialect: _CsvDialect, names: list[str]) -> None:
         self._dialect = dialect
         self._names = names
 
@@ -272,8 +272,8 @@ def _with_nulls(frame: DataFrame, null_value: str | None) -> DataFrame:
 
 
 def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
-    found = spark.read.options(**options).csv(list(paths)).columns  # reads one line
-    names = [StructField(name, StringType()) for name in found]
+    header = spark.read.options(**options).csv(list(paths)).columns  # reads one line
+    names = [StructField(name, StringType()) for name in header]
     return (
         spark.read.options(**options)
         # Files whose header differs are an error: values would land in the wrong columns.
@@ -290,11 +290,11 @@ def _json(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Op
     if declared is None:
         return Opened(reader.json(list(source.paths)))
     # One pass tells which columns there are; the declared schema tells their types.
-    found = reader.option("primitivesAsString", "true").json(list(source.paths)).schema
+    textual_schema = reader.option("primitivesAsString", "true").json(list(source.paths)).schema
     types = {field.name: _as_text(field.dataType) for field in declared.fields}
     read = [
         StructField(field.name, types.get(field.name, field.dataType))
-        for field in found.fields
+        for field in textual_schema.fields
         if field.name != MALFORMED
     ]
     schema = StructType([*read, StructField(MALFORMED, StringType())])

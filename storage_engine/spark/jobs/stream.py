@@ -136,7 +136,7 @@ class Batches:
         def tell(result: WriteResult) -> None:
             whole = replace(result, drift=(*prepared.drift, *drifted(result)))
             self._reporter.log(f"batch {batch_id}: {summary(whole)}")
-            lines = [summary(whole), *(f"drift: {said}" for said in whole.drift)]
+            lines = [summary(whole), *(f"drift: {sentence}" for sentence in whole.drift)]
             for line in lines:
                 sys.stderr.write(f"batch {batch_id}: {printable(line)}\n")
 

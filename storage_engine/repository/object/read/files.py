@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import KIB, MIB
 from storage_engine.errors import IntegrityError
@@ -81,11 +82,24 @@ class MissingFileError(IntegrityError):
 Brought = dict[str, str | pa.Table]  # by path: a name that DuckDB opens, or the rows
 
 
+STAGED_PART_URL = layout.STAGED_PART_URL  # for readers that know files by their URLs
+
+
+def attempt_in_url(attempt: str) -> str:
+    """What the URLs of an attempt's staged parts contain, and no others."""
+    return f"/{layout.staged_prefix(attempt)}/"
+
+
 class DataFile(NamedTuple):
     """A file with the entry that names it, which may give its rows their commit id."""
 
     entry: Entry
     file: CommitFile
+
+    @property
+    def attempt(self) -> str:
+        """Of a staged part: the attempt that staged it."""
+        return layout.staged_attempt(self.file.path)
 
 
 def versioned_schema(spec: TypeSpec) -> pa.Schema:

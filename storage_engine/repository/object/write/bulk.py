@@ -224,16 +224,23 @@ class BulkInput:
     ) -> tuple[BulkPart, CommitFile | None]:
         # Names sort in the order of the stream: the last statement of an identity is found by it.
         path = self._folder / f"{self._passes:03d}-{number:06d}.parquet"
-        table = stored_table(
-            self._spec,
-            rows,
-            engine_version="v2",
-            schema_version_id=self._schema_version_id,
-            commit_id=None,
+        part = encode_part(
+            self._spec, rows, path, schema_version_id=self._schema_version_id, inserted=inserted
         )
-        ascending = ascends(rows.column(self._spec.identity[0]))
-        part = BulkPart(encode_file(self._spec, table, path), inserted, ascending)
         return part, stage(self._spec, part) if stage is not None else None
+
+
+def encode_part(
+    spec: TypeSpec, rows: pa.Table, path: Path, *, schema_version_id: int, inserted: int
+) -> BulkPart:
+    """Rows (in the row schema) as a local file, in the form that staged parts have: of engine v2,
+    and without a commit, which the manifest will say. Whoever stages, encodes by this."""
+    table = stored_table(
+        spec, rows, engine_version="v2", schema_version_id=schema_version_id, commit_id=None
+    )
+    return BulkPart(
+        encode_file(spec, table, path), inserted, ascends(rows.column(spec.identity[0]))
+    )
 
 
 def ascends(keys: pa.ChunkedArray) -> bool:

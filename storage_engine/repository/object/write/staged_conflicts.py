@@ -27,8 +27,7 @@ from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.read.latest import Versions, prune_by_keys
-from storage_engine.repository.object.write.bulk import BulkPart, chunks, key_bounds
-from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.repository.object.write.bulk import BulkPart, chunks, encode_part, key_bounds
 from storage_engine.repository.object.write.reconcile import (
     CONFLICTS_SHOWN,
     INSERT_FLAG,
@@ -191,16 +190,14 @@ def without(
         rows = cursor.execute(
             f"SELECT {columns} FROM versions ANTI JOIN gone USING ({keys})"
         ).to_arrow_table()
-    table = stored_table(
-        spec,
-        rows.cast(schema),
-        engine_version="v2",
-        schema_version_id=file.schema_version_id,
-        commit_id=None,
-    )
     with tempfile.TemporaryDirectory(prefix="ontologia-part-") as folder:
-        encoded = encode_file(spec, table, Path(folder) / "part.parquet")
-        yield BulkPart(encoded, 0, ascending=False)
+        yield encode_part(
+            spec,
+            rows.cast(schema),
+            Path(folder) / "part.parquet",
+            schema_version_id=file.schema_version_id,
+            inserted=0,
+        )
 
 
 def repeated(versions: Versions, spec: TypeSpec, files: Sequence[CommitFile]) -> list[object]:

@@ -15,8 +15,7 @@ import itertools
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,16 +25,16 @@ import pyarrow as pa
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.heartbeat import GivenUp, Heartbeat
-from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead
+from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, timestamp
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import SchemaOutdatedError, StorageBackendError
 from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 from storage_engine.repository.object.commit_history import applied_by
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
-from storage_engine.repository.object.write.bulk import BulkPart, BulkParts
-from storage_engine.repository.object.write.parquet import encode_file, stored_table
+from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
 from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
@@ -135,6 +134,37 @@ class Staging:
             self._heartbeat.stop()
 
 
+@dataclass(frozen=True)
+class PartFolder:
+    """Where others stage the parts of an attempt. Plain data: it travels to whoever does."""
+
+    uri: str
+    config: OntologiaConfig
+    attempt: str
+    spec: TypeSpec
+    schema_version_id: int
+
+    def stage(
+        self, store: ObjectStore, label: str, rows: pa.Table, scratch: Path, *, inserted: int
+    ) -> dict[str, Any]:
+        """Encode rows (in the row schema) to a scratch file and upload it under a name that
+        nobody else uses. Returns the part's description, as JSON knows it, and `ascending`:
+        whether order tells that no identity is in it twice."""
+        version = self.schema_version_id
+        part = encode_part(self.spec, rows, scratch, schema_version_id=version, inserted=inserted)
+        key = layout.staged_part(self.attempt, self.spec.kind, self.spec.name, version, label)
+        store.put_file(key, scratch)
+        file = part.encoded.describe(
+            self.spec,
+            key,
+            schema_version_id=version,
+            part=None,
+            inserted=inserted,
+            commit_id_source="manifest",
+        )
+        return {**asdict(file), "ascending": part.ascending}
+
+
 class StagedWrite:
     """One type's staged write. Use as a context manager, once."""
 
@@ -198,9 +228,14 @@ class StagedWrite:
         """Whether the driver reads parts from its own disk."""
         return self._chain.store.local_path(layout.HEAD) is not None
 
-    def now(self) -> datetime:
-        """The store's clock."""
-        return self._chain.store.now()
+    def timestamp(self) -> str:
+        """The store's clock, as records have it."""
+        return timestamp(self._chain.store.now())
+
+    @property
+    def quarantine_prefix(self) -> str:
+        """Where in the storage rows go that are set aside, if they go nowhere else."""
+        return layout.quarantine(self.spec.kind, self.spec.name, self.attempt)
 
     @property
     def attempt(self) -> str:
@@ -226,6 +261,10 @@ class StagedWrite:
         numbered = [replace(f, part=n) for n, f in enumerate(files, start=first)]
         self._files = (*self._files, *numbered)
 
+    def add_described(self, parts: Iterable[Mapping[str, Any]]) -> None:
+        """`add`, by the descriptions that `PartFolder.stage` has returned elsewhere."""
+        self.add(CommitFile.parse(dict(part)) for part in parts)
+
     def keep_differing(self, *, since: int, part_bytes: int) -> None:
         """For parts that hold rows as they came: put in their place what differs from the base.
 
@@ -248,21 +287,23 @@ class StagedWrite:
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
         """Make a part of rows at hand (in the row schema) and take it in."""
-        table = stored_table(
-            self.spec,
-            rows,
-            engine_version="v2",
-            schema_version_id=self.schema_version_id,
-            commit_id=None,
-        )
         with tempfile.TemporaryDirectory(prefix="ontologia-part-") as folder:
-            encoded = encode_file(self.spec, table, Path(folder) / "part.parquet")
-            part = BulkPart(encoded, inserted, ascending=False)
+            part = encode_part(
+                self.spec,
+                rows,
+                Path(folder) / "part.parquet",
+                schema_version_id=self.schema_version_id,
+                inserted=inserted,
+            )
             self.add([self._staging.stage(self.spec, part)])
 
     @property
     def files(self) -> tuple[CommitFile, ...]:
         return self._files
+
+    def as_entry(self) -> Entry:
+        """The parts as a reader names files; their rows have no commit yet."""
+        return Entry(0, 0, self._files)
 
     def repeated(self) -> list[object]:
         """Identities that are in the parts more than once (three at most)."""
@@ -362,6 +403,15 @@ class StagedWrite:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def head_commit_id(uri: str, config: OntologiaConfig) -> int:
+    """Of the head now, by one request: for tasks that only note where they began."""
+    store = open_store(uri, config)
+    try:
+        return Head.parse(store.get(layout.HEAD).data, key=layout.HEAD).commit_id
+    finally:
+        store.close()
 
 
 def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
