@@ -24,7 +24,7 @@ from ontologia_dagster.resources.failures import report_failures
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.storage.type_assets import TYPE
 from storage_engine.errors import ConfigurationError
-from storage_engine.runtime.bound_types import declared_types
+from storage_engine.runtime.arguments import declared_types
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec

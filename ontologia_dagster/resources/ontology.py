@@ -111,7 +111,7 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @contextmanager
     def bus(self) -> Iterator[EventStore]:
         """The event bus of the storage, to look at."""
-        from storage_engine.events import open_event_store
+        from storage_engine.events.protocol import open_event_store
 
         with self.repository() as repository:
             yield open_event_store(repository, self.config())

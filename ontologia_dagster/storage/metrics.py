@@ -53,7 +53,7 @@ def metrics_job(storage: str, handlers: "Sequence[str]" = ()) -> dg.JobDefinitio
 
 def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> str:
     """The storage's figures, and of its bus: what is due, how old, how many are dead."""
-    from storage_engine.events import open_event_store
+    from storage_engine.events.protocol import open_event_store
     from storage_engine.maintenance.metrics import collect
 
     with ontology.repository() as repository:

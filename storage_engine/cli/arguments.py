@@ -100,7 +100,7 @@ class Invocation:
 
     def models(self) -> dict[tuple[str, str], TypeSpec]:
         """The types that `--models` declares, by kind and name; empty without it."""
-        from storage_engine.runtime.bound_types import declared_types
+        from storage_engine.runtime.arguments import declared_types
 
         return declared_types(self.settings.models) if self.settings.models is not None else {}
 

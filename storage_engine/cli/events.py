@@ -377,7 +377,7 @@ def cleanup(
 
 @contextmanager
 def _bus(invocation: Invocation) -> Iterator[EventStore]:
-    from storage_engine.events import open_event_store
+    from storage_engine.events.protocol import open_event_store
 
     with invocation.repository() as repository:
         yield open_event_store(repository, invocation.config())

@@ -261,7 +261,10 @@ class Ticker:
 
 
 class Dispatcher:
-    """One worker on one namespace. Use once."""
+    """One worker on one namespace. Use once.
+
+    `flush` waits until the events of the handlers' own commits are where workers look for them.
+    """
 
     def __init__(
         self,
@@ -274,6 +277,7 @@ class Dispatcher:
         pace: Pace,
         scheduler: Scheduler,
         metadata: Mapping[str, Any],
+        flush: Callable[[], None],
         progress: Callable[[Totals], None] | None = None,
     ) -> None:
         self.store = store
@@ -286,6 +290,7 @@ class Dispatcher:
         self.held = HeldClaims()
         self._execute = execute
         self._metadata = metadata
+        self._flush = flush
         self._progress = progress
         self._stopping = threading.Event()
         self._settler = Settler(store, consumer, self.totals)
@@ -333,6 +338,8 @@ class Dispatcher:
                 if until_idle and whole:
                     return
                 whole = until_idle
+                if whole:
+                    self._flush()  # the last look must not be too early for our own events
             self._report()
             if last:
                 return

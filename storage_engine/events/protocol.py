@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from storage_engine.commitlog.records import parse_timestamp
-from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure
+from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure, Policy
+
+if TYPE_CHECKING:
+    from storage_engine.config import OntologiaConfig
+    from storage_engine.repository.protocol import Repository
 
 T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
@@ -235,3 +239,17 @@ class EventStore(Protocol):
 
     def cleanup_events(self, namespace: str, before: datetime, *, apply: bool = True) -> int:
         """Delete events enqueued before then, with their claims; how many events."""
+
+
+def open_event_store(repository: Repository, config: OntologiaConfig) -> EventStore:
+    """The bus that shares the repository's store; it lives as long as the repository does."""
+    policy = Policy.of(config)
+    if (objects := repository.objects) is not None:
+        from storage_engine.events.object.store import ObjectEventStore
+
+        return ObjectEventStore(objects.store.bulk, objects.chain, policy)
+    from storage_engine.events.sqlite.store import SqliteEventStore
+
+    database = repository.database
+    assert database is not None, "a storage is one or the other"
+    return SqliteEventStore(database, policy)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
-from storage_engine.maintenance.metrics import CommitCounters
 from storage_engine.model.declarations import Event
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import (
     Ack,
+    CommitCounters,
     CommitRequest,
     CommitResult,
     Idempotency,
@@ -28,7 +28,7 @@ from storage_engine.repository.protocol import (
     TypeInput,
 )
 from storage_engine.runtime import arguments
-from storage_engine.runtime.bound_types import BoundTypes, StoredClass
+from storage_engine.runtime.arguments import BoundTypes, StoredClass
 from storage_engine.runtime.intents import Intents
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from storage_engine.runtime import arguments
 from storage_engine.runtime.core import internals
 
 if TYPE_CHECKING:
-    from storage_engine.runtime.bound_types import StoredClass
+    from storage_engine.runtime.arguments import StoredClass
     from storage_engine.runtime.session import Session
 
 E = TypeVar("E", bound=Event)

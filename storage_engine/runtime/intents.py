@@ -18,7 +18,7 @@ from storage_engine.model.arrow import objects_to_table
 from storage_engine.model.declarations import Event, Stored
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import TypeInput
-from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.arguments import BoundTypes
 from storage_engine.runtime.sources import MAX_BATCH_ROWS, BulkSource
 
 Objects = dict[tuple[str, ...], Any]  # by identity

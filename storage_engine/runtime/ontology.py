@@ -15,7 +15,7 @@ from storage_engine.model.declarations import Entity, Relation
 from storage_engine.query.builder import Query
 from storage_engine.repository.open import bind, open_repository
 from storage_engine.repository.protocol import Repository
-from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.arguments import BoundTypes
 from storage_engine.runtime.core import SessionSettings
 from storage_engine.runtime.reads import Reads
 from storage_engine.runtime.session import Session, session_on

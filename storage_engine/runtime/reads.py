@@ -14,7 +14,7 @@ from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import history
-from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.arguments import BoundTypes
 
 
 class OpenExecutor:

@@ -19,7 +19,7 @@ from storage_engine.query.reference import Reference
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import CommitResult, Repository
 from storage_engine.runtime import arguments
-from storage_engine.runtime.bound_types import BoundTypes, StoredClass
+from storage_engine.runtime.arguments import BoundTypes, StoredClass
 from storage_engine.runtime.core import SessionCore, SessionSettings, Terms
 from storage_engine.runtime.handlers import Handler, checked_handlers
 from storage_engine.runtime.history import Changes

@@ -20,7 +20,6 @@ from storage_engine.errors import (
     ConfigurationError,
     EventLoopLimitError,
 )
-from storage_engine.events import open_event_store
 from storage_engine.events.dispatcher import (
     Dispatcher,
     Drop,
@@ -30,7 +29,7 @@ from storage_engine.events.dispatcher import (
     Success,
     Totals,
 )
-from storage_engine.events.protocol import EventStore
+from storage_engine.events.protocol import EventStore, open_event_store
 from storage_engine.events.records import Claim
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event
@@ -121,6 +120,7 @@ class EventWorker:
                 "handlers": sorted(by_id),
                 **self._settings.instance_metadata,
             },
+            flush=self._repository.flush,
             progress=progress,
         )
 

@@ -13,7 +13,7 @@ from storage_engine.model.validation import unknown_name
 from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import Repository
-from storage_engine.runtime.bound_types import declared_types
+from storage_engine.runtime.arguments import declared_types
 from storage_engine.runtime.session import Session
 from storage_engine.spark.schema import type_spec
 

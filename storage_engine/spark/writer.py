@@ -22,7 +22,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import CommitResult
 from storage_engine.runtime import arguments
-from storage_engine.runtime.bound_types import StoredClass
+from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
 from storage_engine.spark.driver import Jobs, is_connect

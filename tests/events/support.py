@@ -10,8 +10,7 @@ from typing import Any
 
 from storage_engine import Event, Field
 from storage_engine.config import OntologiaConfig
-from storage_engine.events import open_event_store
-from storage_engine.events.protocol import Consumer, EventStore, Subscription
+from storage_engine.events.protocol import Consumer, EventStore, Subscription, open_event_store
 from storage_engine.events.records import Claim
 from storage_engine.repository import Repository, initialize_storage, open_repository
 

@@ -10,8 +10,7 @@ import pytest
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import to_json
 from storage_engine.errors import StorageBackendError
-from storage_engine.events import open_event_store
-from storage_engine.events.protocol import Consumer, EventStore
+from storage_engine.events.protocol import Consumer, EventStore, open_event_store
 from storage_engine.events.records import Claim
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.repository.protocol import CommitRequest

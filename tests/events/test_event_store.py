@@ -348,10 +348,20 @@ def test_suspects_get_their_turn_while_others_keep_coming(bus: Bus) -> None:
         pace=Pace(2, timedelta(milliseconds=1), lease, timedelta(minutes=1)),
         scheduler=Scheduler(store, NAMESPACE, ()),
         metadata={},
+        flush=lambda: None,
     ).run(until_idle=True)
     assert len(handled) == len(set(handled)) == 123
     suspects = [place for place, name in enumerate(handled) if "suspect" in name]
     assert max(suspects) < 80, suspects
+
+
+def test_events_that_nobody_here_handles_do_not_hide_others(bus: Bus) -> None:
+    """However many of them stand first, and however few are claimed at a time."""
+    store = bus.open()
+    store.enqueue([{**order(f"other-{n}"), "type": "Other"} for n in range(23)])
+    store.enqueue([order("ours")])
+
+    assert ids(bus.worker(store=store).claim(2)) == ["order-ours"]
 
 
 # -- commits --------------------------------------------------------------------------------------

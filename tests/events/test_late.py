@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import layout
-from storage_engine.events import open_event_store
 from storage_engine.events.object import pending_events
-from storage_engine.events.protocol import EventStore
+from storage_engine.events.protocol import EventStore, open_event_store
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository.protocol import CommitRequest
 from storage_engine.testing.faults import Fault, FaultKind, FaultPlan, FaultRule

@@ -28,6 +28,7 @@ from storage_engine import (
     on_event,
 )
 from storage_engine.events.dispatcher import Totals
+from storage_engine.repository.object import outbox
 from storage_engine.runtime.core import internals
 from tests.events.support import Bus, made_bus
 
@@ -77,6 +78,29 @@ def invoices(session: Session) -> dict[str, int]:
 
 
 # -- what a handler leaves ------------------------------------------------------------------------
+
+
+def test_a_drain_waits_for_events_of_its_own_commits(
+    bus: Bus, open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are brought out after the commit, which takes as long as the store does."""
+    create = outbox.create
+    monkeypatch.setattr(outbox, "create", lambda *given: (time.sleep(0.3), create(*given)))
+    billed: list[int] = []
+
+    @on_event(Ordered)
+    def bill(ctx: HandlerContext[Ordered]) -> None:
+        ctx.ensure(Invoice(id=str(ctx.event.n), n=ctx.event.n))
+        ctx.commit(event=Billed(n=ctx.event.n))
+
+    @on_event(Billed)
+    def collect(ctx: HandlerContext[Billed]) -> None:
+        billed.append(ctx.event.n)
+
+    session = open_session()
+    session.emit(Ordered(n=1))
+    session.drain([bill, collect])
+    assert billed == [1]
 
 
 def test_the_example_of_the_api(open_session: Callable[..., Session]) -> None:

@@ -11,8 +11,9 @@ import pytest
 from storage_engine import Session
 from storage_engine.errors import ClosedError, ExpectedVersionMismatchError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
-from storage_engine.maintenance.metrics import CommitCounters, Metrics, collect
+from storage_engine.maintenance.metrics import Metrics, collect
 from storage_engine.repository import CommitResult, TypeChange
+from storage_engine.repository.protocol import CommitCounters
 from tests.commitlog.support import World
 from tests.engines import Customer, Product, Storage, customer
 from tests.index.support import lag_behind, put_product

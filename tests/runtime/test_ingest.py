@@ -18,7 +18,7 @@ import pytest
 from storage_engine import Entity, Field, Session, ValidationError
 from storage_engine.errors import TypeDeclarationError
 from storage_engine.model import row_schema, spec_of
-from storage_engine.runtime.bound_types import BoundTypes
+from storage_engine.runtime.arguments import BoundTypes
 from storage_engine.runtime.intents import Intents
 from storage_engine.runtime.sources import MAX_BATCH_ROWS, open_source
 from tests.runtime.support import Address, Everything, head, names, read

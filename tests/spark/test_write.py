@@ -24,7 +24,7 @@ from storage_engine import (
     ValidationError,
     initialize_storage,
 )
-from storage_engine.events import open_event_store
+from storage_engine.events.protocol import open_event_store
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.model.expectations import parse_expectation
 from storage_engine.repository import open_repository

@@ -88,17 +88,18 @@ class ObjectConsumer:
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
-        tried, won = self._claim(limit, whole, ahead)
+        moved, won = self._claim(limit, whole, ahead)
         rounds = _ROUNDS + self._pending.unread // limit
         # All of these were others', or are known better now: go on, but not for ever.
-        while not won and tried and rounds and self._has_more():
+        while not won and moved and rounds and self._has_more():
             rounds -= 1
-            tried, won = self._claim(limit, False, ahead)
+            moved, won = self._claim(limit, False, ahead)
         self._save_if_due()
         return won
 
-    def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[int, list[Claim]]:
-        looks = self._refill(limit, whole)
+    def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[bool, list[Claim]]:
+        """Whether any event was read or tried, and the claims that were won."""
+        read, looks = self._refill(limit, whole)
         chosen = self._choose(limit, suspects=not ahead)
         try:
             outcomes = self._attempt(chosen, limit if ahead else 0, looks)
@@ -118,15 +119,16 @@ class ObjectConsumer:
                 raise outcome
         if failure is not None and not won:
             raise failure
-        return len(chosen), won
+        return bool(read or chosen), won
 
     def _has_more(self) -> bool:
         with self._mutex:
             due = bool(self._waiting) and self._waiting[0][0] <= self._store.now()
             return due or bool(self._ready) or self._pending.unread > 0
 
-    def _refill(self, limit: int, whole: bool) -> bool:
-        """Have enough to choose from; whether to look for more while those are claimed."""
+    def _refill(self, limit: int, whole: bool) -> tuple[int, bool]:
+        """Have enough to choose from: how many events were read for it (they may all be of types
+        that nobody here handles), and whether to look for more while those are claimed."""
         now = self._store.now()
         with self._mutex:
             while self._waiting and self._waiting[0][0] <= now:
@@ -139,10 +141,10 @@ class ObjectConsumer:
         if looks_now:
             self._must_look = False
             self._pending.look(whole=whole)
-        missing = limit - len(self._ready)
+        missing = min(limit - len(self._ready), self._pending.unread)
         if missing > 0:
             self._offer(self._pending.read(missing))
-        return due and not looks_now
+        return max(missing, 0), due and not looks_now
 
     def _offer(self, events: Sequence[PendingEvent]) -> None:
         with self._mutex:

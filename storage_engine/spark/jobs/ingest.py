@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from storage_engine.cli.output import printable
 from storage_engine.errors import ConfigurationError
-from storage_engine.runtime.bound_types import declared_types
+from storage_engine.runtime.arguments import declared_types
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec, Source
 from storage_engine.spark.jobs.arguments import IngestCall, parse_ingest
 from storage_engine.spark.jobs.program import (
