@@ -195,11 +195,11 @@ class ConcurrentWriteError(OntologiaError):
 class UnknownTagError(OntologiaError, ValueError):
     """There is no tag of this name."""
 
-    def __init__(self, name: str, *, nearest: Sequence[str] = (), known: int = 0) -> None:
+    def __init__(self, name: str, *, nearest: Sequence[str] = (), count: int = 0) -> None:
         self.name = name
         self.nearest = list(nearest)
         meant = f"; did you mean {', '.join(self.nearest)}?" if nearest else ""
-        there = f"{known} tags, `onto tag list` shows them" if known else "no tags yet"
+        there = f"{count} tags, `onto tag list` shows them" if count else "no tags yet"
         super().__init__(f"no tag {name!r}{meant} (the storage has {there})")
 
 

@@ -58,7 +58,7 @@ class Narrator:
         @dg.logger
         def narrating(_init: dg.InitLoggerContext) -> logging.Logger:
             logger = logging.Logger(LOGGER, logging.DEBUG)  # not shared: one for each run
-            logger.addHandler(_Handler(narrator))
+            logger.addHandler(_LogHandler(narrator))
             return logger
 
         return narrating
@@ -93,7 +93,7 @@ class Narrator:
                 self.say(name, what, good=False)
 
 
-class _Handler(logging.Handler):
+class _LogHandler(logging.Handler):
     def __init__(self, narrator: Narrator) -> None:
         super().__init__(logging.DEBUG)  # what Dagster logs events at
         self._narrator = narrator

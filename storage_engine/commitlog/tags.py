@@ -106,7 +106,7 @@ def check_name(name: str) -> str:
 
 def unknown(name: str, names: Sequence[str]) -> UnknownTagError:
     nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return UnknownTagError(name, nearest=nearest, known=len(names))
+    return UnknownTagError(name, nearest=nearest, count=len(names))
 
 
 def list_tags(chain: Chain, head: Head | None = None) -> list[Tag]:

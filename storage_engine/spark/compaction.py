@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from storage_engine.commitlog.records import CommitFile, Entry
     from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.object.read.plan import CommitFile, Entry
     from storage_engine.repository.protocol import Repository
     from storage_engine.runtime.session import Session
 

@@ -30,9 +30,8 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.spark.driver import is_connect
 from storage_engine.spark.rows import SourceRows, cannot_be_written
-from storage_engine.spark.schema import quoted
+from storage_engine.spark.schema import COMMIT_ID, quoted
 from storage_engine.spark.staged_parts import INSERT, REASONS
-from storage_engine.spark.stored_rows import COMMIT
 
 # Bytes of the driver's JVM for each row, through which the hashes pass as 24 each.
 _HEAP_PER_STORED_ROW = 200
@@ -212,11 +211,11 @@ def reconcile(
 
 def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged | None:
     """None where there is more of it than was expected."""
-    theirs = brought(hashed.drop(COMMIT) if unique else hashed)
+    theirs = brought(hashed.drop(COMMIT_ID) if unique else hashed)
     mine = brought(narrow) if theirs is not None else None
     if theirs is None or mine is None:
         return None
-    commit = None if unique else COMMIT
+    commit = None if unique else COMMIT_ID
     verdicts = compare_hashes(mine, theirs, _KEYS, _CONTENT, _STATUSES, commit=commit)
     totals = verdicts.group_by("status").aggregate([("n", "sum"), ("n", "count")])
     figures = {
@@ -298,14 +297,14 @@ def _hashed(stored: DataFrame, spec: TypeSpec, order_by: str | None) -> DataFram
     hashes = _hashes(spec, columns)
     if order_by is not None:
         hashes[_ORDER] = columns[order_by]
-    return stored.select(COMMIT, *(column.alias(name) for name, column in hashes.items()))
+    return stored.select(COMMIT_ID, *(column.alias(name) for name, column in hashes.items()))
 
 
 def _latest(hashed: DataFrame, *, unique: bool) -> DataFrame:
     if unique:
-        return hashed.drop(COMMIT)
-    values = F.struct(*(name for name in hashed.columns if name not in (COMMIT, *_KEYS)))
-    newest = F.max_by(values, COMMIT).alias("__latest")
+        return hashed.drop(COMMIT_ID)
+    values = F.struct(*(name for name in hashed.columns if name not in (COMMIT_ID, *_KEYS)))
+    newest = F.max_by(values, COMMIT_ID).alias("__latest")
     return hashed.groupBy(*_KEYS).agg(newest).select(*_KEYS, "__latest.*")
 
 

@@ -1,7 +1,8 @@
 """Files of a plan as DataFrames: Spark's own Parquet reader where it can open them, else Arrow.
 
 Both give the same columns, `commit_id` included where it is asked for: that of staged parts is in
-their manifest, not in the file.
+their manifest, not in the file. Writers compare with stored rows and with their own staged ones
+through the same scans; the files are those of one head, so that a DataFrame never mixes two.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from storage_engine.config import MIB, OntologiaConfig
+from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.read.files import (
@@ -26,15 +29,13 @@ from storage_engine.repository.object.read.files import (
     DataFile,
     MissingFileError,
     attempt_in_url,
+    files_of,
     versioned_schema,
 )
+from storage_engine.repository.object.read.plan import Entry
 from storage_engine.repository.object.read.splits import packed
+from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.spark.schema import COMMIT_ID
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from storage_engine.model.spec import TypeSpec
 
 _NAMED = 8  # the largest staged commits: one expression tells their parts; the others are joined
 _TASK_BYTES = 32 * MIB
@@ -166,13 +167,13 @@ class NativeScan:
         commit_columns = [scan[COMMIT_ID]] if own else []  # null where the file has no such column
         if named:
             path = scan.metadataColumn("_metadata")["file_path"]
-            told: Any = functions  # `when` begins a CASE here, and continues it there
+            told: Any = F  # `when` begins a CASE here, and continues it there
             for commit_id, staged in named.items():
                 attempts = {item.attempt for item in staged}
                 there = [path.contains(attempt_in_url(attempt)) for attempt in sorted(attempts)]
-                told = told.when(reduce(lambda a, b: a | b, there), functions.lit(commit_id))
+                told = told.when(reduce(lambda a, b: a | b, there), F.lit(commit_id))
             commit_columns.append(told)
-        commit_ids = functions.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
+        commit_ids = F.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
         return scan.select(commit_ids, *(scan[name] for name in columns))
 
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
@@ -194,7 +195,7 @@ class NativeScan:
         )
         scan = self._open([item for staged in given.values() for item in staged], schema)
         path = scan.metadataColumn("_metadata")["file_path"]
-        attempt = functions.regexp_extract(path, STAGED_PART_URL, 1)
+        attempt = F.regexp_extract(path, STAGED_PART_URL, 1)
         joined = scan.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )
@@ -282,3 +283,51 @@ def _read_file(
             yield pa.RecordBatch.from_arrays(
                 [c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
             )
+
+
+def stored_rows(
+    spark: SparkSession,
+    uri: str,
+    config: OntologiaConfig,
+    spec: TypeSpec,
+    entries: Sequence[Entry],
+    columns: Sequence[str],
+) -> DataFrame:
+    """`commit_id` and the given row-schema columns of all rows in the entries' files."""
+    files = files_of(entries)
+    store = open_store(uri, config)
+    try:
+        scan = scan_of(spark, store, config, spec, files)
+    finally:
+        store.close()
+    return scan.read(files, columns, with_commit_id=True)
+
+
+# Up to here the driver looks through the keys itself; beyond it Spark does, which costs a shuffle.
+DRIVER_ROWS = 20_000_000
+DRIVER_BYTES = 64 * 1024 * 1024  # of parts that are not local
+
+
+def for_spark(attempt: StagedWrite) -> bool:
+    """Whether the parts are too much for the driver."""
+    rows = sum(file.row_count for file in attempt.files)
+    size = sum(file.bytes for file in attempt.files)
+    return rows > DRIVER_ROWS or (not attempt.local and size > DRIVER_BYTES)
+
+
+def repeated(spark: SparkSession, attempt: StagedWrite) -> list[object]:
+    """Three identities at most."""
+    identity = list(attempt.spec.identity)
+    keys = stored_rows(
+        spark, attempt.uri, attempt.config, attempt.spec, [attempt.as_entry()], identity
+    )
+    # Hashes are shuffled, and only what they have in common is looked at itself.
+    hashed = keys.select(F.xxhash64(*identity).alias("__hash"))
+    again = hashed.groupBy("__hash").count().filter("count > 1").limit(1000)
+    hashes = [row[0] for row in again.collect()]
+    if not hashes:
+        return []
+    some = keys.filter(F.xxhash64(*identity).isin(hashes))
+    twice = some.groupBy(*identity).count().filter("count > 1").orderBy(*identity).limit(3)
+    rows = [tuple(row[name] for name in identity) for row in twice.collect()]
+    return [row[0] if len(row) == 1 else row for row in rows]

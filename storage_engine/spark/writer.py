@@ -40,6 +40,7 @@ from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.rows import SourceRows, check_columns, source_rows
+from storage_engine.spark.scans import for_spark, repeated, stored_rows
 from storage_engine.spark.staged_parts import (
     LOOSE_BYTES,
     REPORT_DDL,
@@ -47,7 +48,6 @@ from storage_engine.spark.staged_parts import (
     StageTask,
     TaskReport,
 )
-from storage_engine.spark.stored_rows import for_spark, repeated, stored_rows
 
 
 def write_entities(

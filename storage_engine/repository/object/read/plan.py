@@ -37,6 +37,17 @@ from storage_engine.query.conditions import after_prefix
 from storage_engine.query.executor import Diagnostic
 from storage_engine.repository.object.read.files import DataFile
 
+# With what plans are made of, for those above the repository.
+__all__ = [
+    "CommitFile",
+    "CommitWindow",
+    "Entry",
+    "TypePlan",
+    "may_match",
+    "may_supersede",
+    "plan_type",
+]
+
 _INVERSE: Mapping[CompareOp, CompareOp] = {
     "==": "!=",
     "!=": "==",
