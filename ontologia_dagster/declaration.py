@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import dagster as dg
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from storage_engine.config import duration
 from storage_engine.spark.ingest_spec import (
@@ -29,6 +29,7 @@ from storage_engine.spark.ingest_spec import (
     IngestSpec,
     Source,
     SourceFields,
+    checked_expectations,
 )
 
 INGEST_POOL = "ontologia_ingest"
@@ -101,6 +102,13 @@ class SourceSpec(SourceFields, dg.Model, dg.Resolvable):
     """Where the rows come from. `{partition_key}` in a path stands for the partition's key."""
 
     format: Format = Field(default="csv", description="csv, json (lines), parquet or jdbc")
+    # The name that YAML has here comes first: `dg check yaml` knows that one alone.
+    row_schema: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("row_schema", "schema"),
+        serialization_alias="schema",
+        description=SourceFields.model_fields["row_schema"].description,
+    )
     fingerprint: str | None = Field(
         default=None,
         description="module:function that names the source's present state, for sources without "
@@ -204,6 +212,13 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
     )
     version: str = Field(default="1", description="Raise it when `transform` does something else")
 
+    @field_validator("expectations", mode="before")
+    @classmethod
+    def _expected(cls, raw: Any) -> Any:
+        """Checked, and kept as they were declared: the code version has them."""
+        normal = checked_expectations(raw)
+        return tuple(raw) if isinstance(raw, list | tuple) else normal
+
     @property
     def asset_key(self) -> dg.AssetKey:
         return dg.AssetKey([*self.key_prefix, self.asset_name])
@@ -219,7 +234,7 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         shared = set(IngestFields.model_fields) - _BESIDE_ROWS
         unused = {name for name in shared - _HASHED if self._is_default(name)}
         parts = self.model_dump(mode="json", include={"version", *shared} - unused - {"drift"})
-        drift = self.drift.model_dump(mode="json", exclude_defaults=True)
+        drift = self.drift.model_dump(mode="json", exclude_unset=True)
         source = self.source.model_dump(mode="json", exclude={"fingerprint"})
         text = json.dumps({**parts, "drift": drift, "source": source}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]

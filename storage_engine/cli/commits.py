@@ -14,6 +14,7 @@ from storage_engine.cli.output import Output
 
 if TYPE_CHECKING:
     from storage_engine.maintenance.restore import Restore
+    from storage_engine.query.reference import Reference
     from storage_engine.repository import CommitRecord
 
 LIST_LIMIT = 10
@@ -213,12 +214,9 @@ def tag_create(
     ] = None,
 ) -> None:
     """Name a commit. A name that is taken by another commit is refused."""
-    from storage_engine.query.reference import parse_reference
-
+    reference = _reference(ref) if ref is not None else None
     with invocation.repository() as repository:
-        commit_id = (
-            repository.require_commit(parse_reference(ref, "REF")) if ref is not None else None
-        )
+        commit_id = repository.require_commit(reference) if reference is not None else None
         made = repository.create_tag(name, commit_id)
     if invocation.output.json:
         invocation.output.document(made.as_dict())
@@ -258,14 +256,23 @@ def restore(
 ) -> None:
     """Make the state of an older commit the latest, by a new commit; history stays."""
     from storage_engine.maintenance.restore import restore as run
-    from storage_engine.query.reference import parse_reference
 
+    reference = _reference(ref)
     with invocation.repository() as repository:
-        done = run(repository, parse_reference(ref, "REF"), apply=apply, examples=limit)
+        done = run(repository, reference, apply=apply, examples=limit)
     if invocation.output.json:
         invocation.output.document(done.as_dict())
     else:
         _show_restore(invocation.output, done, ref)
+
+
+def _reference(text: str) -> Reference:
+    from storage_engine.query.reference import parse_reference
+
+    try:
+        return parse_reference(text, "REF")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _show_restore(output: Output, done: Restore, ref: str) -> None:

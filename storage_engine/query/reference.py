@@ -20,7 +20,7 @@ Reference = int | datetime | str
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 _DIGITS = 32  # of a number that are looked at: there are no commits beyond 64 bits
-_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d([T ]\d.*)?")
 
 
 def parse_reference(text: str, use: str = "as_of") -> Reference:

@@ -16,7 +16,7 @@ from storage_engine.query.builder import Query
 from storage_engine.repository.open import bind, open_repository
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.arguments import BoundTypes
-from storage_engine.runtime.core import SessionSettings
+from storage_engine.runtime.core import SessionCore, SessionSettings, internals
 from storage_engine.runtime.reads import Reads
 from storage_engine.runtime.session import Session, session_on
 
@@ -45,7 +45,7 @@ class Ontology:
         self._types = BoundTypes(entity_types, relation_types)
         self._config = config or OntologiaConfig()
         self._repository: Repository = open_repository(bind(db_path, storage_uri), self._config)
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[SessionCore] = weakref.WeakSet()
         self._mutex = threading.Lock()
         self._closed = False
 
@@ -59,7 +59,7 @@ class Ontology:
                 self._config, self._types.fresh(), namespace, instance_metadata
             )
             session = session_on(self._repository, settings)
-            self._sessions.add(session)
+            self._sessions.add(internals(session))  # queries outlive a session that was dropped
             return session
 
     def query(self) -> Query:

@@ -28,6 +28,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.expectations import parse_expectation, parse_expectations
 from storage_engine.spark.spec_checks import (
@@ -39,6 +40,7 @@ from storage_engine.spark.spec_checks import (
     no_mapping,
     optional_text,
     problems_of,
+    texts_as_names,
     unit_of_work,
 )
 
@@ -182,9 +184,11 @@ class Source(_Checked, SourceFields):
     def _guess(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping) or "format" in raw:
             return raw
-        paths = raw.get("paths") or ()
+        paths = raw.get("paths", ())
         listed = [paths] if isinstance(paths, str) else paths
-        return {**raw, "format": guess_format([str(path) for path in listed])}
+        if not isinstance(listed, list | tuple) or not all(isinstance(p, str) for p in listed):
+            return {**raw, "format": FORMATS[0]}  # what is wrong is the paths, and they say so
+        return {**raw, "format": guess_format(listed)}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -230,7 +234,7 @@ class DriftPolicy(_Checked):
             return cls(added=word, missing=word, retyped=word)
         if not isinstance(raw, Mapping):
             raise InvalidSpec([(("drift",), no_mapping("drift", cls, raw))])
-        return cls(**raw)
+        return cls(**texts_as_names(raw))
 
     def as_dict(self) -> dict[str, str]:
         return {name: getattr(self, name) for name in DRIFTS}
@@ -322,6 +326,7 @@ class IngestFields(_Members):
     @field_validator("distinct", mode="before")
     @classmethod
     def _truth(cls, value: Any) -> Any:
+        value = {"true": True, "false": False}.get(value, value) if type(value) is str else value
         if value not in (True, False):
             raise ValueError(f"distinct is true or false, not {value!r}")
         return value
@@ -343,29 +348,35 @@ class IngestFields(_Members):
     @field_validator("expectations", mode="before")
     @classmethod
     def _expected(cls, raw: Any) -> tuple[Mapping[str, Any], ...]:
-        """All that are wrong, not the first alone; as they would be written down."""
-        if not isinstance(raw, list | tuple):
-            try:
-                return tuple(each.as_dict() for each in parse_expectations(raw))
-            except ConfigurationError as error:
-                raise ValueError(str(error)) from None
-        expectations: list[Mapping[str, Any]] = []
-        problems: list[Problem] = []
-        for number, item in enumerate(raw):
-            try:
-                expectations.append(parse_expectation(item).as_dict())
-            except ConfigurationError as error:
-                problems.append((("expectations", str(number)), str(error)))
-        if problems:
-            raise InvalidSpec(problems)
-        return tuple(expectations)
+        """As they would be written down."""
+        return checked_expectations(raw)
 
     @field_validator("target_part_bytes", mode="before")
     @classmethod
     def _size(cls, value: Any) -> Any:
-        if value is None or (type(value) is int and value >= 1):
-            return value
-        raise ValueError(f"target_part_bytes is a number of bytes, not {value!r}")
+        number = bytes_of(value) if isinstance(value, str) else value
+        if number is None or (type(number) is int and number >= 1):
+            return number
+        raise ValueError(f"target_part_bytes is a number of bytes, or such as 256MB, not {value!r}")
+
+
+def checked_expectations(raw: Any) -> tuple[Mapping[str, Any], ...]:
+    """In their normal form. All that are wrong are told, not the first alone."""
+    if not isinstance(raw, list | tuple):
+        try:
+            return tuple(each.as_dict() for each in parse_expectations(raw))
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from None
+    expectations: list[Mapping[str, Any]] = []
+    problems: list[Problem] = []
+    for number, item in enumerate(raw):
+        try:
+            expectations.append(parse_expectation(item).as_dict())
+        except ConfigurationError as error:
+            problems.append((("expectations", str(number)), str(error)))
+    if problems:
+        raise InvalidSpec(problems)
+    return tuple(expectations)
 
 
 class _StorageField(_Members):
@@ -404,6 +415,11 @@ class IngestSpec(_Checked, IngestFields, _StorageField):
             sink=True,
         ),
     ] = Field(default=None, description="a unit of work that is applied at most once")
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _by_text(cls, raw: Any) -> Any:
+        return texts_as_names(raw) if isinstance(raw, Mapping) else raw
 
     @field_validator("idempotency", mode="before")
     @classmethod
@@ -480,6 +496,14 @@ def writer_fields() -> list[str]:
 def sink_options() -> dict[str, SpecOption]:
     """What `df.write.format("ontologia")` takes, by the name of the option there."""
     return {each.path[-1]: each for each in spec_options() if each.flag.sink}
+
+
+def bytes_of(text: str) -> int | None:
+    """Of `1000` or `256MB`; None for anything else."""
+    try:
+        return int(text) if text.isdecimal() else size_in_bytes(text)
+    except (ValueError, KeyError, IndexError):
+        return None
 
 
 def guess_format(paths: Sequence[str]) -> str:

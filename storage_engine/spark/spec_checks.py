@@ -26,6 +26,9 @@ class InvalidSpec(ConfigurationError, ValueError):
         self._problems = tuple(problems)
         super().__init__("; ".join(text for _, text in problems))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._problems,)
+
     @property
     def problems(self) -> tuple[Problem, ...]:
         return self._problems
@@ -34,6 +37,7 @@ class InvalidSpec(ConfigurationError, ValueError):
 def problems_of(
     model: type[BaseModel], error: ValidationError
 ) -> list[tuple[tuple[str, ...], str]]:
+    within: str = getattr(model, "within", "")
     problems: list[Problem] = []
     missing: list[str] = []
     for each in error.errors():
@@ -45,7 +49,7 @@ def problems_of(
                 for inner, text in cause.problems
             ]
         elif each["type"] == "missing":
-            missing.append(".".join(path))
+            missing.append(".".join((within, *path) if within else path))
         elif isinstance(cause, Exception):
             problems.append((path, str(cause)))
         else:
@@ -128,6 +132,11 @@ def named_texts(name: str, raw: Any) -> dict[str, str]:
     if wrong:
         raise ValueError("; ".join(wrong))
     return texts
+
+
+def texts_as_names(raw: Mapping[Any, Any]) -> dict[str, Any]:
+    """Members by text: YAML reads names such as `on`, `no` and `5` as something else."""
+    return {str(name): value for name, value in raw.items()}
 
 
 def needed_text(name: str, value: Any) -> str:

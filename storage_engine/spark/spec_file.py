@@ -10,7 +10,7 @@ from typing import Any
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.spark.ingest_spec import IngestSpec
-from storage_engine.spark.spec_checks import InvalidSpec, no_mapping
+from storage_engine.spark.spec_checks import InvalidSpec, no_mapping, texts_as_names
 
 _LEADING_NAME = re.compile(r"[a-z_]+(\.\w+)*")  # a problem begins with the member that is wrong
 
@@ -41,7 +41,7 @@ def parse_spec(
     if not isinstance(raw, Mapping):
         raise ConfigurationError(no_mapping("order", IngestSpec, raw))
     try:
-        return IngestSpec(**{str(name): value for name, value in raw.items()})
+        return IngestSpec(**texts_as_names(raw))
     except InvalidSpec as error:
         problems = error.problems
     texts = [
@@ -58,15 +58,32 @@ def read_yaml(path: str) -> SpecFile:
     try:
         loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
         node = loader.get_single_node()
-        lines = dict(_lines(node, ()))
+        lines = _located(path, node)
         members = loader.construct_document(node) if node is not None else None
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigurationError(f"{path}:{line}: is not UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise ConfigurationError(f"{path}:{line}: is not YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(members, dict):
         raise ConfigurationError(f"{path}: an order is a mapping of names to values")
     return SpecFile(path, members, lines)
+
+
+def _located(path: str, node: Any) -> dict[tuple[str, ...], int]:
+    lines: dict[tuple[str, ...], int] = {}
+    for member, line in _lines(node, ()):
+        if member in lines:
+            raise ConfigurationError(
+                f"{path}:{line}: {'.'.join(member)} is given twice, first in line {lines[member]}"
+            )
+        lines[member] = line
+    return lines
 
 
 def _lines(node: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

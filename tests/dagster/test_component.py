@@ -166,3 +166,26 @@ def test_mistakes_are_named(wrong: dict[str, Any], said: str) -> None:
     right = {"type": "Order", "models": "m", "source": {"paths": ["x.csv"]}}
     with pytest.raises(ValueError, match=said):
         OntologyAsset.model_validate({**right, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("members", "version"),
+    [
+        ({}, "87913e879d94"),
+        ({"drift": {"added": "fail"}}, "de79354635cb"),
+        ({"drift": {"added": "ignore", "missing": "fail", "retyped": "fail"}}, "561a3934f6f2"),
+        ({"expectations": [{"unique": ["a"]}]}, "fed241f9e7b0"),
+        ({"expectations": [{"range": {"column": "a", "min": 1, "max": None}}]}, "eacb1b8a1f1e"),
+        ({"meta": {"team": "sales"}, "quarantine": "/bad"}, "87913e879d94"),
+    ],
+)
+def test_code_versions_stay_what_they_were_in_0_1_0(members: dict[str, Any], version: str) -> None:
+    """Another one makes an asset look changed, and its last unit of work not applied."""
+    source = SourceSpec(format="csv", paths=["a.csv"], row_schema="id STRING")
+    declared = OntologyAsset(type="Customer", models="shop.models", source=source, **members)
+    assert declared.code_version == version
+
+
+def test_dg_knows_the_members_of_a_source_by_their_yaml_names() -> None:
+    known = SourceSpec.model_json_schema()["properties"]
+    assert {"format", "paths", "options", "row_schema", "null_value", "fingerprint"} == set(known)

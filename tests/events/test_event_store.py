@@ -364,6 +364,17 @@ def test_events_that_nobody_here_handles_do_not_hide_others(bus: Bus) -> None:
     assert ids(bus.worker(store=store).claim(2)) == ["order-ours"]
 
 
+def test_a_whole_look_comes_to_the_end_whatever_is_in_between(bus: Bus) -> None:
+    """Of more events than are listed at once."""
+    if bus.kind not in ("memory", "sqlite"):
+        pytest.skip("6,000 files for one rule")
+    store = bus.open()
+    store.enqueue([{**order(f"other-{n}"), "type": "Other"} for n in range(6_000)])
+    store.enqueue([order("ours")])
+
+    assert ids(bus.worker(store=store).claim(50, whole=True)) == ["order-ours"]
+
+
 # -- commits --------------------------------------------------------------------------------------
 
 

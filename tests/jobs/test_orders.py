@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from storage_engine.spark.ingest_spec import OnBadRows, guess_format
 from storage_engine.spark.jobs import compact, ingest, stream
 from storage_engine.spark.jobs.arguments import parse_ingest
 from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source, parse
-from storage_engine.spark.spec_file import parse_spec
+from storage_engine.spark.spec_checks import InvalidSpec
+from storage_engine.spark.spec_file import parse_spec, read_yaml
 
 MINIMAL = IngestSpec(
     storage_uri="store",
@@ -153,6 +155,7 @@ def test_names_of_files_tell_the_format(paths: list[str], format: str | None) ->
 
 
 SOURCE: dict[str, Any] = {"format": "csv", "paths": ["a.csv"]}
+_UNTEXTED: dict[Any, Any] = {**SOURCE, 5: "x"}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +171,11 @@ SOURCE: dict[str, Any] = {"format": "csv", "paths": ["a.csv"]}
         ({"source": {**SOURCE, "format": "json", "null_value": "NA"}}, "null_value is for csv"),
         ({"source": {"format": "jdbc", "paths": ["a"]}}, "one URL that begins with jdbc:"),
         ({"source": {"format": "jdbc", "paths": ["jdbc:a"]}}, "needs dbtable (a table) or query"),
+        ({"source": {"format": "csv"}}, "the order does not say source.paths"),
+        ({"source": {"paths": 5}}, "source.paths takes at least one path"),
+        ({"source": {"paths": ["a.csv", 5]}}, "source.paths takes texts"),
+        ({"source": _UNTEXTED}, "source has no member '5'"),
+        ({"drift": {True: "fail"}}, "drift has no member 'True'"),
         ({"columns": ["id"]}, "columns is a mapping of names to texts"),
         ({"columns": {"id": ["a"]}}, "columns.id is a text"),
         ({"meta": {"a=b": "c"}}, "meta: 'a=b' is not a name"),
@@ -257,3 +265,40 @@ def test_help_is_complete_and_in_the_documentation(
         assert action.help, action.option_strings
         if action.option_strings != ["-h", "--help"]:
             assert f"`{action.option_strings[-1]}" in documented, action.option_strings
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"type: a\ntype: b\n", "order.yaml:2: type is given twice, first in line 1"),
+        (b"source:\n  paths: a\n  paths: b\n", ":3: source.paths is given twice"),
+        (b"type: [a\nmodels: b\n", "order.yaml:2: is not YAML: "),
+        (b"type: a\nmodels: \xff\n", "order.yaml:2: is not UTF-8"),
+        (b"type: 2013-13-45\n", "order.yaml: is not YAML: month must be in 1..12"),
+        (b"a: &a [*a]\n", "order.yaml: "),
+    ],
+)
+def test_a_file_that_cannot_be_taken_is_named_with_the_line(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "order.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        read_yaml(str(path))
+    assert said in str(caught.value)
+
+
+def test_sizes_and_truths_may_be_texts() -> None:
+    """As templates and variables of the environment give them."""
+    order = parse_spec({**MINIMAL.as_dict(), "distinct": "true", "target_part_bytes": "256MB"})
+    assert (order.distinct, order.target_part_bytes) == (True, 256_000_000)
+    assert order == parse_spec(
+        {**MINIMAL.as_dict(), "distinct": True, "target_part_bytes": "256000000"}
+    )
+
+
+def test_an_invalid_spec_survives_the_way_to_another_process() -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        Source(format="csv", paths=[])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.problems) == (str(caught.value), caught.value.problems)

@@ -53,7 +53,9 @@ def test_the_rest_is_the_program_s(
     assert program.main(["ingest", "--help"]) == 0
     assert "--target-part-bytes" in capsys.readouterr().out
     assert program.main(["ingest", "--colum=a=b"]) == 2
-    assert "did you mean --column?" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "did you mean --column?" in told
+    assert "see python -m storage_engine.spark.jobs ingest --help" in told
     assert program.main(["stream", "--type=A"]) == 2
     assert "--checkpoint" in capsys.readouterr().err
     seen: list[list[str]] = []

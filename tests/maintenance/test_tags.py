@@ -197,6 +197,13 @@ def test_the_commands(storage: Storage) -> None:
     assert "No tags yet" in onto("tag", "list", *place).out
     assert onto("tag", "create", "first", "1", *place).out == "Tag first names commit 1.\n"
     assert onto("tag", "create", "again", "first", "--json", *place).json["commit_id"] == 1
+    for command in (
+        ["tag", "create", "x", "2026-02-30"],
+        ["restore", "2026-13-45"],
+        ["restore", ""],
+    ):
+        mistyped = onto(*command, *place)
+        assert (mistyped.code, "REF" in mistyped.err) == (2, True), mistyped
     taken = onto("tag", "create", "first", *place)
     assert taken.code == 4
     assert "names commit 1, not 2" in taken.error()

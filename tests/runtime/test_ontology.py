@@ -131,3 +131,15 @@ def test_closing_the_ontology_closes_its_sessions(uri: str) -> None:
 def test_types_are_checked_before_anything_is_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="entity_types takes Entity classes"):
         Ontology(storage_uri=f"file://{tmp_path}/none", entity_types=[Subscription])  # type: ignore[list-item]
+
+
+def test_queries_of_a_session_that_nobody_holds_end_with_the_ontology(uri: str) -> None:
+    ontology = Ontology(storage_uri=uri)
+    with ontology.session() as session:
+        session.ensure(ANN)
+    query = ontology.session().query().entities(Customer)
+    view = ontology.session().at(1)
+    ontology.close()
+    for ask in (query.collect, view.query().entities(Customer).collect):
+        with pytest.raises(ClosedError):
+            ask()

@@ -90,9 +90,9 @@ class ObjectConsumer:
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         moved, won = self._claim(limit, whole, ahead)
         rounds = _ROUNDS + self._pending.unread // limit
-        # All of these were others', or are known better now: go on, but not for ever.
-        while not won and moved and rounds and self._has_more():
-            rounds -= 1
+        # All of these were others', or are known better now: go on, but not for ever unless asked.
+        while not won and moved and (whole or rounds) and self._has_more():
+            rounds -= bool(rounds)
             moved, won = self._claim(limit, False, ahead)
         self._save_if_due()
         return won
@@ -124,7 +124,7 @@ class ObjectConsumer:
     def _has_more(self) -> bool:
         with self._mutex:
             due = bool(self._waiting) and self._waiting[0][0] <= self._store.now()
-            return due or bool(self._ready) or self._pending.unread > 0
+            return due or bool(self._ready) or self._pending.unread > 0 or self._pending.unlisted
 
     def _refill(self, limit: int, whole: bool) -> tuple[int, bool]:
         """Have enough to choose from: how many events were read for it (they may all be of types

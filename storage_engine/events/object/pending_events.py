@@ -114,6 +114,12 @@ class PendingEvents:
         return len(self._unread)
 
     @property
+    def unlisted(self) -> bool:
+        """Whether a listing of all events has not come to its end."""
+        sweep = self._listing.sweep
+        return sweep is not None and sweep.at_once
+
+    @property
     def head_commit(self) -> int:
         """The latest commit that is known to stand."""
         version = self.chain.known_head()

@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+NAME = "python -m storage_engine.spark.jobs"
 PROGRAMS = ("ingest", "stream", "compact")
 
 
@@ -18,12 +19,10 @@ def main(argv: list[str]) -> int:
             near = difflib.get_close_matches(argv[0], PROGRAMS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             sys.stderr.write(f"no program {argv[0]!r}{hint}\n")
-        sys.stderr.write(
-            f"usage: python -m storage_engine.spark.jobs {{{','.join(PROGRAMS)}}} ...\n"
-        )
+        sys.stderr.write(f"usage: {NAME} {{{','.join(PROGRAMS)}}} ...\n")
         return 0 if asked_for_help else 2
     program = import_module(f"storage_engine.spark.jobs.{argv[0]}")
-    sys.argv[0] = f"jobs {argv[0]}"
+    sys.argv[0] = f"{NAME} {argv[0]}"
     code: int = program.main(argv[1:])
     return code
 

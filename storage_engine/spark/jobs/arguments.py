@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from storage_engine.spark.ingest_spec import (
     DriftPolicy,
     IngestSpec,
     SpecOption,
+    bytes_of,
     spec_options,
 )
 from storage_engine.spark.spec_checks import InvalidSpec
@@ -80,9 +82,14 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {', '.join(near)}?" if near else ""
 
 
+def program_name(job: str) -> str:
+    """As it was started: a checkout's program, or the library's `__main__`."""
+    return sys.argv[0] if sys.argv[0].startswith("python -m ") else f"jobs/{job}.py"
+
+
 def ingest_parser() -> Parser:
     parser = Parser(
-        "jobs/ingest.py",
+        program_name("ingest"),
         "Read a source with Spark, map it to a type, and publish what is new or changed.",
         "Exit codes: 0 done, 2 the order is wrong, 3 the data or its schema was refused, 5 the\n"
         "storage failed, 1 anything else. Nothing is published unless the code is 0.",
@@ -300,9 +307,7 @@ def _json(option: str, text: str) -> Any:
 
 
 def size(text: str) -> int:
-    from storage_engine.config import size_in_bytes
-
-    try:
-        return int(text) if text.isdecimal() else size_in_bytes(text)
-    except (ValueError, KeyError, IndexError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256MB") from None
+    number = bytes_of(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 256MB")
+    return number

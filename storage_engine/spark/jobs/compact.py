@@ -23,6 +23,7 @@ from storage_engine.spark.jobs.arguments import (
     Parser,
     RunOptions,
     add_run_options,
+    program_name,
     run_options,
     size,
 )
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 def compact_parser() -> Parser:
     parser = Parser(
-        "jobs/compact.py",
+        program_name("compact"),
         "Merge the small files of types into large ones; reads stay the same, history is kept.",
         "Exit codes: 0 done, 2 an option is wrong, 3 damaged files, 5 the storage failed,\n"
         "1 anything else.",

@@ -25,6 +25,7 @@ from storage_engine.spark.jobs.arguments import (
     Parser,
     add_run_options,
     add_spec_options,
+    program_name,
     run_options,
     spec_of,
 )
@@ -49,7 +50,7 @@ AVAILABLE = "available-now"
 
 def stream_parser() -> Parser:
     parser = Parser(
-        "jobs/stream.py",
+        program_name("stream"),
         "Follow a folder of files with Spark and publish each batch of what arrives once.",
         "The source is a folder or pattern of csv, json or parquet files, and needs --schema.\n"
         "Each batch is a unit of work of its own: --app-id is put before the query's id.\n"

@@ -279,7 +279,7 @@ class CommitRun:
             commit_id=commit_id,
             manifest_path="",
             schema_version_id=_version(before),
-            schema_sha256=spec.schema_sha256,
+            schema_sha256=(before.schema_sha256 if before else "") or spec.schema_sha256,
             activation_commit_id=before.activation_commit_id if before else commit_id,
             layout_sha256=(before.layout_sha256 if before else "") or layout_sha256(spec),
         )
