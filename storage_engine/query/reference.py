@@ -53,16 +53,20 @@ def checked_reference(reference: object, use: str = "as_of") -> Reference:
 
 
 def check_tag(name: str) -> None:
-    """Refuse a name that would be taken for an id or a time."""
+    """Refuse a name that would be taken for an id or a time. Whether a storage can keep others
+    is for the storage to say."""
+    if name.strip() and not _is_tag(name):
+        raise ConfigurationError(
+            f"{name!r} is no name for a tag: it reads as a commit id or a time; "
+            f"choose for example v{name}"
+        )
+
+
+def _is_tag(text: str) -> bool:
     try:
-        if not name.strip() or isinstance(parse_reference(name), str):
-            return  # whether a storage can keep the name is for the storage to say
+        return isinstance(parse_reference(text), str)
     except ValueError:
-        pass  # nearly a time
-    raise ConfigurationError(
-        f"{name!r} is no name for a tag: it reads as a commit id or a time; "
-        f"choose for example v{name}"
-    )
+        return False  # nearly a time
 
 
 def _instant(moment: datetime, use: str) -> datetime:

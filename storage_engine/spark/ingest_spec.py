@@ -184,10 +184,10 @@ class Source(_Checked, SourceFields):
     def _guess(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping) or "format" in raw:
             return raw
-        paths = raw.get("paths", ())
+        paths = raw.get("paths", () if not raw else None)
         listed = [paths] if isinstance(paths, str) else paths
         if not isinstance(listed, list | tuple) or not all(isinstance(p, str) for p in listed):
-            return {**raw, "format": FORMATS[0]}  # what is wrong is the paths, and they say so
+            return {**raw, "format": FORMATS[0]}  # what is wrong is the paths, and that is said
         return {**raw, "format": guess_format(listed)}
 
     @model_validator(mode="after")

@@ -172,6 +172,7 @@ _UNTEXTED: dict[Any, Any] = {**SOURCE, 5: "x"}
         ({"source": {"format": "jdbc", "paths": ["a"]}}, "one URL that begins with jdbc:"),
         ({"source": {"format": "jdbc", "paths": ["jdbc:a"]}}, "needs dbtable (a table) or query"),
         ({"source": {"format": "csv"}}, "the order does not say source.paths"),
+        ({"source": {"path": "a.csv"}}, "source has no member 'path'; did you mean paths?"),
         ({"source": {"paths": 5}}, "source.paths takes at least one path"),
         ({"source": {"paths": ["a.csv", 5]}}, "source.paths takes texts"),
         ({"source": _UNTEXTED}, "source has no member '5'"),
