@@ -88,17 +88,18 @@ class ObjectConsumer:
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
-        moved, won = self._claim(limit, whole, ahead)
+        read, tried, won = self._claim(limit, whole, ahead)
         rounds = _ROUNDS + self._pending.unread // limit
-        # All of these were others', or are known better now: go on, but not for ever unless asked.
-        while not won and moved and (whole or rounds) and self._has_more():
-            rounds -= bool(rounds)
-            moved, won = self._claim(limit, False, ahead)
+        # All of these were others', or are known better now: go on. A whole look goes to the end
+        # of what there is to read; claims that are lost again and again end it.
+        while not won and (read or tried) and rounds and self._has_more():
+            rounds -= not (whole and read)
+            read, tried, won = self._claim(limit, False, ahead)
         self._save_if_due()
         return won
 
-    def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[bool, list[Claim]]:
-        """Whether any event was read or tried, and the claims that were won."""
+    def _claim(self, limit: int, whole: bool, ahead: bool) -> tuple[int, int, list[Claim]]:
+        """How many events were read, how many claims tried, and those that were won."""
         read, looks = self._refill(limit, whole)
         chosen = self._choose(limit, suspects=not ahead)
         try:
@@ -119,7 +120,7 @@ class ObjectConsumer:
                 raise outcome
         if failure is not None and not won:
             raise failure
-        return bool(read or chosen), won
+        return read, len(chosen), won
 
     def _has_more(self) -> bool:
         with self._mutex:
