@@ -16,6 +16,7 @@ COMMITS = "commits/"
 SNAPSHOTS = "snapshots/"
 STAGED = "staged/"
 CHECKPOINTS = "meta/checkpoints/"
+PAGES = "meta/commit_pages/"
 ATTEMPTS = "meta/attempts/"
 LEASES = "meta/compaction/"
 INDICES = "meta/indices/"
@@ -53,6 +54,7 @@ PREFIXES = (
     Prefix(SNAPSHOTS, rows=True, collected="reach"),
     Prefix(STAGED, rows=True, collected="reach"),
     Prefix(CHECKPOINTS, collected="reach"),
+    Prefix(PAGES),  # as long as the chain whose commits they list
     Prefix(ATTEMPTS, collected="silence"),
     Prefix(LEASES, collected="silence"),
     Prefix(INDICES),
@@ -72,6 +74,7 @@ INDEX_FOLDERS = tuple(f"{INDICES}{folder}/" for folder in FOLDERS.values())
 _KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 
 _MANIFEST = "/manifest.json"
+_BUCKETS = "/type_heads/"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
 _SNAPSHOT = re.compile(
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
@@ -119,6 +122,15 @@ def is_manifest(key: str) -> bool:
 def manifest_prefix(key: str) -> str:
     """The `attempt_prefix` of a manifest."""
     return key.removesuffix(_MANIFEST)
+
+
+def type_head_bucket(commit_id: int, attempt: str, number: int) -> str:
+    """Heads of some types, as of a commit: part of its manifest."""
+    return f"{attempt_prefix(commit_id, attempt)}{_BUCKETS}{number:03d}.json"
+
+
+def is_type_head_bucket(key: str) -> bool:
+    return _BUCKETS in key and key.endswith(".json")
 
 
 def data_file(
@@ -172,6 +184,11 @@ def checkpoint_commit(key: str) -> int:
     """The commit of a checkpoint; -1 when the object is not ours."""
     number = key.removeprefix(CHECKPOINTS).partition("-")[0]
     return int(number) if number.isdecimal() else -1
+
+
+def commit_page(sha256: str) -> str:
+    """Points of a run of commits, named by its content."""
+    return f"{PAGES}{sha256}.json"
 
 
 def attempt_heartbeat(attempt: str) -> str:

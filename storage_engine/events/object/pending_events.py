@@ -303,7 +303,7 @@ class PendingEvents:
         projected = read_projected(self.store, self.namespace, head.log_id)
         floor = projected.value if self._walked is None else self._walked
         missing = []
-        for _, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
+        for _, manifest in reversed(self.chain.stretch(head.link, above=floor)):
             for key, envelope in outbox_events(manifest):
                 if envelope["namespace"] != self.namespace:
                     continue

@@ -48,6 +48,7 @@ from storage_engine.repository.object.write.commit import CommitRun, Parts
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
+    AppliedUnit,
     CommitRecord,
     CommitRequest,
     CommitResult,
@@ -229,8 +230,8 @@ class ObjectRepository(ABC):
                 request,
             ).run()
 
-    def applied(self, unit: Idempotency) -> int | None:
-        return commit_history.applied_by(self.chain, self.chain.read_head().head, unit)
+    def applied(self, unit: Idempotency) -> AppliedUnit | None:
+        return commit_history.applied(self.chain, self.chain.read_head().head, unit)
 
     def begin_staged(
         self,
@@ -254,7 +255,7 @@ class ObjectRepository(ABC):
             order_by=order_by,
             attempt=attempt,
         )
-        if announce and begun.applied_by is None:
+        if announce and begun.applied is None:
             begun.begin({**self._holder, **(holder or {})}, on_lost)
         return begun
 
@@ -288,7 +289,7 @@ class ObjectRepository(ABC):
         catalogs = catalog_writes(
             self._documents,
             registered,
-            types=published.manifest.type_heads or {},
+            types=self.chain.type_heads(published.manifest) or {},
             commit_id=published.manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
@@ -398,7 +399,7 @@ class S3RepositoryV1(ObjectRepository):
         except (SchemaMetadataError, StorageBackendError) as error:
             self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
             return []
-        return list(dict.fromkeys([*listed, *(published.manifest.type_heads or {})]))
+        return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
 
 
 class S3RepositoryV2(ObjectRepository):
