@@ -33,9 +33,9 @@ from storage_engine.commitlog.records import (
     sha256,
 )
 from storage_engine.commitlog.type_heads import (
-    Bucket,
     BucketedTypeHeads,
-    parse_bucket,
+    BucketObject,
+    parse_buckets,
 )
 from storage_engine.errors import IntegrityError, UninitializedStorageError
 from storage_engine.objectstore.parallel import Parallel
@@ -97,7 +97,7 @@ class Chain:
         self.head_key = head_key
         self._head: HeadVersion | None = None
         self._manifests: _Remembered[tuple[Manifest, str]] = _Remembered(_MANIFEST_BYTES)
-        self._buckets: _Remembered[Bucket] = _Remembered(_BUCKET_BYTES)
+        self._buckets: _Remembered[BucketObject] = _Remembered(_BUCKET_BYTES)
         self._pages: _Remembered[tuple[CommitPoint, ...]] = _Remembered(_PAGE_BYTES)
         self._checkpoints: OrderedDict[str, Checkpoint] = OrderedDict()
         self._mutex = threading.Lock()
@@ -253,20 +253,20 @@ class Chain:
             return BucketedTypeHeads(manifest.type_head_buckets, self._load_buckets)
         return manifest.type_heads
 
-    def _load_buckets(self, refs: Sequence[BucketRef]) -> list[Bucket]:
-        return self.parallel.map(self._bucket, refs)
+    def _load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
+        return self.parallel.map(self._bucket_object, refs)
 
-    def _bucket(self, ref: BucketRef) -> Bucket:
-        bucket = self._buckets.get(ref.path)
-        if bucket is None:
+    def _bucket_object(self, ref: BucketRef) -> BucketObject:
+        buckets = self._buckets.get(ref.path)
+        if buckets is None:
             data = self._content(ref.path, ref.sha256, "bucket of type heads")
-            bucket = parse_bucket(data, key=ref.path)
-            self._buckets.put(ref.path, bucket, len(data))
-        return bucket
+            buckets = parse_buckets(data, key=ref.path)
+            self._buckets.put(ref.path, buckets, len(data))
+        return buckets
 
-    def note_bucket(self, key: str, data: bytes) -> None:
-        """Remember a bucket that was published here."""
-        self._buckets.put(key, parse_bucket(data, key=key), len(data))
+    def note_buckets(self, key: str, data: bytes) -> None:
+        """Remember buckets that were published here."""
+        self._buckets.put(key, parse_buckets(data, key=key), len(data))
 
     def _content(self, key: str, digest: str, what: str) -> bytes:
         """Of an object that is named with its hash."""

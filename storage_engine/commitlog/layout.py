@@ -74,8 +74,8 @@ INDEX_FOLDERS = tuple(f"{INDICES}{folder}/" for folder in FOLDERS.values())
 _KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 
 _MANIFEST = "/manifest.json"
-_BUCKETS = "/type_heads/"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
+_BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
 )
@@ -119,18 +119,20 @@ def is_manifest(key: str) -> bool:
     return key.endswith(_MANIFEST)
 
 
+def is_history(key: str) -> bool:
+    """Whether an object under `commits/` stays as long as the chain: all but data files."""
+    return is_manifest(key) or _BUCKET.fullmatch(key) is not None
+
+
 def manifest_prefix(key: str) -> str:
     """The `attempt_prefix` of a manifest."""
     return key.removesuffix(_MANIFEST)
 
 
 def type_head_bucket(commit_id: int, attempt: str, number: int) -> str:
-    """Heads of some types, as of a commit: part of its manifest."""
-    return f"{attempt_prefix(commit_id, attempt)}{_BUCKETS}{number:03d}.json"
-
-
-def is_type_head_bucket(key: str) -> bool:
-    return _BUCKETS in key and key.endswith(".json")
+    """Heads of some types, as of a commit: part of its manifest. `number` is that of the first
+    bucket in it."""
+    return f"{attempt_prefix(commit_id, attempt)}/type_heads/{number:03d}.json"
 
 
 def data_file(

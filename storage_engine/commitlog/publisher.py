@@ -253,7 +253,7 @@ class Publisher:
             self._chain.note_head(HeadVersion(head, won.etag))
         self._chain.note_manifest(path, manifest, data)
         for key, content in buckets:
-            self._chain.note_bucket(key, content)
+            self._chain.note_buckets(key, content)
         return PublishedCommit(base, manifest, path, attempt, waited_ms)
 
     def _record(self, base: Base, mark: Mark) -> bool:

@@ -2,8 +2,9 @@
 types, in buckets when there are many.
 
 A bucket holds the heads of the types whose names hash to its number. A commit writes the buckets
-of the types that it touches and names those of its parent for the rest, so that its cost does not
-grow with the number of types. A bucket stays as long as the manifest that it was written with.
+of the types that it touches, a few of them together as one object, and names those of its parent
+for the rest, so that its cost does not grow with the number of types. Such an object stays as long
+as the manifest that it was written with.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from storage_engine.commitlog.parsing import parsing
+from storage_engine.commitlog.parsing import parsing, require_object
 from storage_engine.commitlog.records import (
     BucketRef,
     BucketTable,
@@ -30,14 +31,17 @@ INLINE_TYPES = 100
 _FEWEST_BUCKETS = 64
 _FULL_BUCKET = 64  # types in a bucket on average, above which there are four times as many
 
+_TOGETHER = 8  # buckets in one object
+
 Bucket = Mapping[TypeRef, TypeHead]
-LoadBuckets = Callable[[Sequence[BucketRef]], Sequence[Bucket]]
+BucketObject = Mapping[int, Bucket]  # by number
+Load = Callable[[Sequence[BucketRef]], Sequence[BucketObject]]
 
 
 class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
     """Type heads that are read bucket by bucket, as they are asked for."""
 
-    def __init__(self, table: BucketTable, load: LoadBuckets) -> None:
+    def __init__(self, table: BucketTable, load: Load) -> None:
         self.table = table
         self._load = load
 
@@ -45,15 +49,18 @@ class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
         return self.bucket(bucket_number(ref, len(self.table.buckets)))[ref]
 
     def __iter__(self) -> Iterator[TypeRef]:
-        refs = [ref for ref in self.table.buckets if ref is not None]
-        return (ref for bucket in self._load(refs) for ref in bucket)
+        refs = list(dict.fromkeys(ref for ref in self.table.buckets if ref is not None))
+        objects = dict(zip(refs, self._load(refs), strict=True))
+        for number, ref in enumerate(self.table.buckets):
+            if ref is not None:
+                yield from objects[ref][number]
 
     def __len__(self) -> int:
         return self.table.types
 
     def bucket(self, number: int) -> Bucket:
         ref = self.table.buckets[number]
-        return self._load([ref])[0] if ref is not None else {}
+        return self._load([ref])[0][number] if ref is not None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +100,7 @@ def next_type_heads(
     )
     if types > count * _FULL_BUCKET:
         return _all_buckets({**_proven(before, parent), **touched}, bucket_key)
-    buckets = list(table.buckets)
-    uploads = []
-    for number, bucket in changed.items():
-        key, data = bucket_key(number), _bucket_bytes(bucket)
-        buckets[number] = BucketRef(key, sha256(data))
-        uploads.append((key, data))
-    return NextTypeHeads(None, BucketTable(types, tuple(buckets)), uploads)
+    return _written(types, table.buckets, changed, bucket_key)
 
 
 def bucket_number(ref: TypeRef, count: int) -> int:
@@ -107,10 +108,10 @@ def bucket_number(ref: TypeRef, count: int) -> int:
     return int.from_bytes(digest[:4], "big") % count
 
 
-def parse_bucket(data: bytes, *, key: str) -> Bucket:
+def parse_buckets(data: bytes, *, key: str) -> BucketObject:
     raw = from_json(data, key=key)
     with parsing(key, "bucket of type heads"):
-        return parse_type_heads(raw)
+        return {int(number): parse_type_heads(require_object(raw, number)) for number in raw}
 
 
 def _all_buckets(
@@ -122,13 +123,26 @@ def _all_buckets(
     contents: dict[int, dict[TypeRef, TypeHead]] = {}
     for ref, head in heads.items():
         contents.setdefault(bucket_number(ref, count), {})[ref] = head
-    buckets: list[BucketRef | None] = [None] * count
-    uploads = []
-    for number, bucket in contents.items():
-        key, data = bucket_key(number), _bucket_bytes(bucket)
-        buckets[number] = BucketRef(key, sha256(data))
+    return _written(len(heads), [None] * count, contents, bucket_key)
+
+
+def _written(
+    types: int,
+    before: Sequence[BucketRef | None],
+    changed: BucketObject,
+    bucket_key: Callable[[int], str],
+) -> NextTypeHeads:
+    buckets, uploads = list(before), []
+    numbers = sorted(changed)
+    step = 1 if len(numbers) > _TOGETHER else _TOGETHER
+    for start in range(0, len(numbers), step):
+        together = numbers[start : start + step]
+        key = bucket_key(together[0])
+        data = to_json({str(number): type_heads_json(changed[number]) for number in together})
+        for number in together:
+            buckets[number] = BucketRef(key, sha256(data))
         uploads.append((key, data))
-    return NextTypeHeads(None, BucketTable(len(heads), tuple(buckets)), uploads)
+    return NextTypeHeads(None, BucketTable(types, tuple(buckets)), uploads)
 
 
 def _proven(
@@ -142,7 +156,3 @@ def _proven(
         else head
         for ref, head in heads.items()
     }
-
-
-def _bucket_bytes(bucket: Bucket) -> bytes:
-    return to_json(type_heads_json(bucket))
