@@ -58,10 +58,14 @@ _MARKS_IN_HEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An immutable object to write before the CAS: bytes, or a local file."""
+    """An immutable object to write before the CAS: bytes, or a local file.
+
+    `shared`: named by its content, so that others may have written it and rely on it.
+    """
 
     key: str
     content: bytes | Path
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +335,7 @@ class Publisher:
         key = layout.checkpoint(checkpoint.commit_id, attempt)
         ref = CheckpointRef(key, sha256(data), checkpoint.commit_id)
         self._chain.note_checkpoint(ref, checkpoint)
-        return ref, [*(Upload(*page) for page in pages), Upload(key, data)]
+        return ref, [*(Upload(*page, shared=True) for page in pages), Upload(key, data)]
 
     def _upload(self, uploads: Sequence[Upload]) -> None:
         def write(upload: Upload) -> None:
@@ -375,7 +379,7 @@ class Publisher:
     def _discard(self, uploads: Sequence[Upload]) -> None:
         """Delete what a certainly unpublished attempt wrote, as far as that goes."""
         try:
-            self._store.delete_many([upload.key for upload in uploads])
+            self._store.delete_many([upload.key for upload in uploads if not upload.shared])
         except (ObjectStoreError, StorageBackendError) as error:
             log.info("orphans of a lost attempt stay for garbage collection: %s", error)
 
