@@ -126,10 +126,14 @@ class Evaluator:
                 moved = resident_changed_since(resident, intents, snapshot)
                 raise_on_conflict(spec, moved, snapshot)
             return reconcile_resident(spec, resident, intents)
-        with self._versions.open(spec, head, intents, intents=intents) as stored:
-            if snapshot is not None:
-                raise_on_conflict(spec, changed_since(stored.cursor, spec, snapshot), snapshot)
-            return reconcile(stored.cursor, spec, unique=stored.unique)
+
+        def compare() -> Delta:
+            with self._versions.open(spec, head, intents, intents=intents) as stored:
+                if snapshot is not None:
+                    raise_on_conflict(spec, changed_since(stored.cursor, spec, snapshot), snapshot)
+                return reconcile(stored.cursor, spec, unique=stored.unique)
+
+        return self._versions.duck.within_memory(intents.nbytes, compare)
 
     def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         for (kind, name), expected in self._request.expect.items():

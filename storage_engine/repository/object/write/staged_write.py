@@ -39,6 +39,7 @@ from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
+    held_bytes,
     overtaken,
     repeated,
     without,
@@ -273,17 +274,22 @@ class StagedWrite:
         arrived, self._files = self._files, ()
         if not arrived:
             return
-        kept = differing(
-            self._versions,
-            self.spec,
-            self.base,
-            arrived,
-            since=since,
-            order_by=self.order_by,
-            part_bytes=part_bytes,
-        )
-        for rows, inserted in kept:
-            self.stage(rows, inserted=inserted)
+
+        def keep() -> None:
+            self._files = ()
+            kept = differing(
+                self._versions,
+                self.spec,
+                self.base,
+                arrived,
+                since=since,
+                order_by=self.order_by,
+                part_bytes=part_bytes,
+            )
+            for rows, inserted in kept:
+                self.stage(rows, inserted=inserted)
+
+        self._versions.duck.within_memory(held_bytes(self.spec, arrived), keep)
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
         """Make a part of rows at hand (in the row schema) and take it in."""
