@@ -43,7 +43,7 @@ from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
-from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
+from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp, stamp_for
 from storage_engine.repository.object.write.commit import CommitRun, Parts
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
@@ -70,7 +70,14 @@ class ObjectRepository(ABC):
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
-    def __init__(self, store: ObjectStore, config: OntologiaConfig, stamp: Stamp) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        config: OntologiaConfig,
+        stamp: Stamp,
+        log_id: str | None = None,
+    ) -> None:
+        """`log_id`: of the log that was there when the stamp was read."""
         self.uri = store.uri
         self.store = store
         self._config = config
@@ -122,7 +129,7 @@ class ObjectRepository(ABC):
         )
         self._last_index_warning: str | None = None
         self._commit_mutex = threading.Lock()
-        self._log_id: str | None = None
+        self._log_id = log_id
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -262,7 +269,7 @@ class ObjectRepository(ABC):
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""
         if self._log_id is not None and head.log_id != self._log_id:
-            stamp = read_stamp(self.store)
+            stamp = stamp_for(self.store, read_stamp(self.store), head)
             if stamp.engine_version != self.engine_version:
                 raise UnsupportedEngineError(
                     f"{self.uri} was initialised anew with engine {stamp.engine_version} since it "
