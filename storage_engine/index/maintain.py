@@ -48,7 +48,7 @@ def _advanced(
     ours = entry_of(manifest, ref)
     top = before
     if ours is not None:
-        top = (manifest.type_heads or {}).get(ref)
+        top = (chain.type_heads(manifest) or {}).get(ref)
     if index.max_indexed_commit >= manifest.commit_id:
         _, newest = index.upto(manifest.commit_id)
         built_on_ours = newest is not None and newest.manifest_path == published.manifest_path

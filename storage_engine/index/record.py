@@ -161,6 +161,11 @@ def _link(entry: Entry) -> Previous | None:
     return entry.files[0].previous
 
 
+def same_commit(a: Previous, b: Previous) -> bool:
+    """Whether both name one commit; an index does not keep the hashes of manifests."""
+    return (a.commit_id, a.manifest_path) == (b.commit_id, b.manifest_path)
+
+
 class EntryEncoder:
     """Encodes each entry once: an index is rewritten by every commit, its entries never change."""
 
@@ -187,7 +192,7 @@ def _entry_dict(entry: Entry, engine_version: str) -> dict[str, Any]:
     if engine_version == "v2":
         payload["schema_version_id"] = entry.schema_version_id
     if (link := _link(entry)) is not None:
-        payload["previous"] = link
+        payload["previous"] = {"commit_id": link.commit_id, "manifest_path": link.manifest_path}
     if len(entry.files) == 1:
         return payload | {"path": entry.files[0].path, **_file_facts(entry.files[0])}
     return payload | {"files": [{"path": f.path, **_file_facts(f)} for f in entry.files]}

@@ -16,7 +16,7 @@ from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import JsonVersion
 from storage_engine.commitlog.records import Entry, Head, Manifest, Previous, TypeHead, TypeRef
-from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex
+from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex, same_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def belongs(chain: Chain, index: TypeIndex, head: Head) -> bool:
         newest is not None
         and len(entries) == len(index.entries)
         and index.max_indexed_commit <= head.commit_id
-        and chain.locate(head, newest.commit_id) == newest.manifest_path
+        and _is_committed(chain, head, newest)
     )
 
 
@@ -137,10 +137,17 @@ def _joined(
 
 def _follows(chain: Chain, head: Head, named: Previous | None, before: Previous | None) -> bool:
     """Whether the commit before an entry is the one that the index ends with."""
-    if named is not None or before is None:
-        return named == before
+    if before is None:
+        return named is None
+    if named is not None:
+        return same_commit(named, before)
     # The entry does not say: a snapshot of ours before 0.2, or the first implementation's.
-    return chain.locate(head, before.commit_id) == before.manifest_path
+    return _is_committed(chain, head, before)
+
+
+def _is_committed(chain: Chain, head: Head, commit: Previous) -> bool:
+    link = chain.locate(head, commit.commit_id)
+    return link is not None and link.path == commit.manifest_path
 
 
 def _lag(

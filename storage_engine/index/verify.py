@@ -16,7 +16,13 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.ranges import CommitRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
 from storage_engine.index.maintain import described
-from storage_engine.index.record import UNREADABLE, IndexObjects, IndexVersion, TypeIndex
+from storage_engine.index.record import (
+    UNREADABLE,
+    IndexObjects,
+    IndexVersion,
+    TypeIndex,
+    same_commit,
+)
 from storage_engine.index.resolve import belongs
 
 CountRows = Callable[[CommitFile], int | None]
@@ -353,7 +359,8 @@ def _compare(entry: Entry, expected: Entry, note: Callable[..., None], *, versio
     for file in entry.files:
         if file.row_count < 0 and not file.content_sha256:
             continue  # an entry of the first implementation: a path and nothing else
-        if file.previous is not None and file.previous != facts[file.path].previous:
+        before = facts[file.path].previous
+        if file.previous is not None and (before is None or not same_commit(file.previous, before)):
             message = f"says that commit {file.previous.commit_id} was before it"
             note("wrong_facts", message, _at(entry), file.path)
         if _file_facts(file, versioned) != _file_facts(facts[file.path], versioned):
