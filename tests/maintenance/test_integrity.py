@@ -155,6 +155,7 @@ def rewritten(world: World, commit_id: int, change: Callable[[pa.Table], pa.Tabl
     edit(world, own, believe)
     edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None, checkpoint=None))
     edit(world, layout.tag("v1"), lambda d: d.update(checkpoint=None))
+    world.backend.remove(world.stored_keys(layout.INDICES))
 
 
 def head_manifest(world: World) -> str:
