@@ -373,9 +373,9 @@ def test_a_malformed_event_of_a_manifest_is_set_aside() -> None:
         writer = world.open("writer")
         with session_of(writer) as session:
             session.commit(event=[Ordered(id="first", n=1), Ordered(id="second", n=2)])
-        head = writer.repo.objects.chain.read_head().head  # type: ignore[union-attr]
-        assert head.manifest_path is not None
-        manifest = writer.repo.objects.chain.manifest(head.manifest_path)  # type: ignore[union-attr]
+        head = writer.repo.objects.chain.read_head().head
+        assert head.link is not None
+        manifest = writer.repo.objects.chain.manifest(head.link)
         events = [{**event, "namespace": NAMESPACE}, manifest.events[1]]
         object.__setattr__(manifest, "events", tuple(events))
         for key in world.stored_keys("events/default/2026"):

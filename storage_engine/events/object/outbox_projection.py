@@ -96,8 +96,8 @@ def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
     projected = read_projected(store, namespace, head)
     missing = [
         event
-        for path, manifest in chain.stretch(head.manifest_path, above=projected.value)
-        for event in sent_events(manifest, path, namespace)
+        for link, manifest in chain.stretch(head.link, above=projected.value)
+        for event in sent_events(manifest, link.path, namespace)
         if not isinstance(event, IntegrityError)
     ]
     project(store, missing)

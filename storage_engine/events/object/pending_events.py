@@ -320,8 +320,8 @@ class PendingEvents:
         if floor is None:
             floor = self._positions.commit_id(projected.value)
         missing = []
-        for path, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
-            for sent in sent_events(manifest, path, self.namespace):
+        for link, manifest in reversed(self.chain.stretch(head.link, above=floor)):
+            for sent in sent_events(manifest, link.path, self.namespace):
                 if isinstance(sent, IntegrityError):
                     self.set_aside(sent)
                     continue
