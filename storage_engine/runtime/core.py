@@ -95,7 +95,7 @@ class Terms:
     acks: Sequence[Ack] = ()
 
 
-class _Read(NamedTuple):
+class _HandedOut(NamedTuple):
     """Identities that one read handed out; they stay Arrow data until somebody asks."""
 
     unit: int
@@ -106,15 +106,15 @@ class _Read(NamedTuple):
         return zip(*(column.to_pylist() for column in self.columns), strict=True)
 
 
-class _Rows:
+class _TypeReads:
     """The rows of one type."""
 
     def __init__(self) -> None:
         self.count = 0  # of what is remembered, repetitions included
-        self._reads: list[_Read] = []
+        self._reads: list[_HandedOut] = []
         self._heads: dict[Identity, tuple[int, int]] = {}  # unit and head
 
-    def add(self, read: _Read) -> None:
+    def add(self, read: _HandedOut) -> None:
         self._reads.append(read)
         self.count += len(read.columns[0])
 
@@ -161,7 +161,7 @@ class ReadSet:
             self.first: int | None = None  # head of the first read
             self._everything: int | None = None  # head of the first SQL
             self._types: dict[TypeRef, int] = {}
-            self._rows: dict[TypeRef, _Rows] = {}
+            self._rows: dict[TypeRef, _TypeReads] = {}
             self._own: list[tuple[int, int]] = []  # ranges of commits, ascending
 
     def next_unit(self) -> None:
@@ -195,8 +195,8 @@ class ReadSet:
             return
         with self._mutex:
             columns = [rows.column(name) for name in spec.identity]
-            kept = self._rows.setdefault(spec.ref, _Rows())
-            kept.add(_Read(self._unit, head, columns))
+            kept = self._rows.setdefault(spec.ref, _TypeReads())
+            kept.add(_HandedOut(self._unit, head, columns))
             self._make_room()
 
     def _make_room(self) -> None:
