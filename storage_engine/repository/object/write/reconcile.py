@@ -24,10 +24,10 @@ from storage_engine.errors import ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import ResidentType, Versions
 from storage_engine.repository.object.schema_check import aligned, check_schema
-from storage_engine.repository.protocol import CommitRequest, Identity
+from storage_engine.repository.protocol import AppliedUnit, CommitRequest, Identity
 
 if TYPE_CHECKING:
     import duckdb
@@ -39,13 +39,13 @@ INSERT_FLAG = "__insert"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcome on one head. `applied_by` is set when the idempotency key had been applied."""
+    """The outcome on one head. `applied` is set when the unit of work had been done."""
 
     version: HeadVersion
     deltas: Mapping[TypeRef, tuple[TypeSpec, Delta]]
     bulk: Mapping[TypeRef, tuple[TypeSpec, BulkParts]]
     register: tuple[TypeSpec, ...] = ()
-    applied_by: int | None = None
+    applied: AppliedUnit | None = None
 
     @property
     def empty(self) -> bool:
@@ -76,9 +76,9 @@ class Evaluator:
         request = self._request
         self._check_log(head)
         if request.idempotency is not None:
-            applied = applied_by(self._chain, head, request.idempotency)
-            if applied is not None:
-                return Evaluation(version, {}, {}, applied_by=applied)
+            earlier = applied(self._chain, head, request.idempotency)
+            if earlier is not None:
+                return Evaluation(version, {}, {}, applied=earlier)
         heads = state.type_heads(self._chain, head)
         self._check_expected(heads)
         deltas: dict[TypeRef, tuple[TypeSpec, Delta]] = {}

@@ -35,7 +35,7 @@ from storage_engine.errors import (
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
-from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
@@ -47,7 +47,7 @@ from storage_engine.repository.object.write.staged_conflicts import (
     repeated,
     without,
 )
-from storage_engine.repository.protocol import Idempotency, Snapshot, TypeInput
+from storage_engine.repository.protocol import AppliedUnit, Idempotency, Snapshot, TypeInput
 
 log = logging.getLogger(__name__)
 
@@ -193,9 +193,9 @@ class StagedWrite:
         self.top = top
         self.order_by = order_by
         self.schema_version_id = top.schema_version_id if top is not None else FIRST_VERSION
-        self.applied_by: int | None = None
+        self.applied: AppliedUnit | None = None
         if idempotency is not None:
-            self.applied_by = applied_by(chain, head, idempotency)
+            self.applied = applied(chain, head, idempotency)
         check_schema(chain, head, spec, top)
         self.spec = aligned(chain, head, spec, top)
         self._staging = Staging(
@@ -438,7 +438,7 @@ def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
     """
     prefix = f"{layout.staged_prefix(attempt)}/"
     head = chain.read_head().head
-    for _, manifest in chain.stretch(head.manifest_path, above=since):
+    for _, manifest in chain.stretch(head.link, above=since):
         if any(file.path.startswith(prefix) for file in manifest.files):
             return
     if any(True for _ in chain.store.list(layout.attempt_heartbeat(attempt))):
