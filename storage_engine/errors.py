@@ -187,8 +187,8 @@ class ConcurrentWriteError(OntologiaError):
         shown = ", ".join(repr(i) for i in self.identities[:3])
         more = f" and {len(self.identities) - 3} more" if len(self.identities) > 3 else ""
         super().__init__(
-            f"{type} {shown}{more} changed after commit {snapshot}, on which this session is "
-            "based; read them again and retry in a new session"
+            f"{type} {shown}{more} changed after commit {snapshot}, on which this commit is "
+            "based; discard() what is pending, read them again and decide anew"
         )
 
 

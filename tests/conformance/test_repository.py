@@ -24,6 +24,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model import Entity, Field, TypeSpec, row_schema, spec_of
 from storage_engine.repository import Idempotency, ReadWindow, Repository, TypeChange, TypeInput
+from storage_engine.repository.protocol import Snapshot
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -581,14 +582,14 @@ def test_snapshot_isolation(storage: Storage, repository: Repository, bulk: bool
     other.close()
     # Identities that nobody changed since are free, new ones too.
     rows = [customer("a", "ours"), customer("d")]
-    assert commit(repository, make(CUSTOMER, *rows), snapshot=1) is not None
+    assert commit(repository, make(CUSTOMER, *rows), snapshot=Snapshot(1)) is not None
     rows = [customer("a", "more"), customer("b", "ours"), customer("c", "theirs")]
     with pytest.raises(ConcurrentWriteError) as caught:
-        commit(repository, make(CUSTOMER, *rows), snapshot=1)
+        commit(repository, make(CUSTOMER, *rows), snapshot=Snapshot(1))
     assert (caught.value.type, caught.value.snapshot) == ("Customer", 1)
     assert caught.value.identities == ["a", "b", "c"]
     assert repository.head_commit_id() == 3
-    assert commit(repository, make(CUSTOMER, *rows), snapshot=3) is not None
+    assert commit(repository, make(CUSTOMER, *rows), snapshot=Snapshot(3)) is not None
 
 
 def stream_rows(spec: Any, *rows: Any) -> TypeInput:
@@ -599,7 +600,7 @@ def test_snapshot_isolation_names_relations_by_their_identity(repository: Reposi
     rows = rows_of(SUBSCRIPTION, edge("a", "p", seats=1))
     commit(repository, rows)
     with pytest.raises(ConcurrentWriteError) as caught:
-        commit(repository, rows_of(SUBSCRIPTION, edge("a", "p", seats=2)), snapshot=0)
+        commit(repository, rows_of(SUBSCRIPTION, edge("a", "p", seats=2)), snapshot=Snapshot(0))
     assert [tuple(identity) for identity in caught.value.identities] == [("a", "p", "")]
 
 

@@ -167,8 +167,10 @@ class ObjectRepository(ABC):
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)
 
-    def executor(self, pinned: int | None = None) -> ObjectExecutor:
-        return ObjectExecutor(self._query_engine, pinned)
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> ObjectExecutor:
+        return ObjectExecutor(self._query_engine, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         return self._commit_at(self.chain.read_head().head, reference)

@@ -12,7 +12,7 @@ import os
 import socket
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ import pyarrow as pa
 from storage_engine.commitlog.records import timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
+from storage_engine.errors import ExpectedVersionMismatchError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
@@ -37,6 +37,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     ReadWindow,
+    Snapshot,
     TypeChange,
     checked_commit,
     labels,
@@ -202,22 +203,18 @@ class SqliteRepository(ABC):
         return CommitResult(commit_id, changes, lock_wait_ms=waited_ms)
 
     def _reconcile(
-        self, connection: sqlite3.Connection, part: StagedType, since: int | None
+        self, connection: sqlite3.Connection, part: StagedType, snapshot: Snapshot | None
     ) -> tuple[TypeChange, int | None]:
         """How the intents of one type differ from its latest state, and its schema version."""
         spec, staged = part.spec, part.staged
         stored = control_tables.check_schema(connection, spec)
         table = self._current_table(connection, *spec.ref) if stored else None
-        if table is not None and since is not None:
-            moved = connection.execute(
-                data_table.changed_since(table, staged), {**table.parameters, "snapshot": since}
-            ).fetchall()
-            if moved:
-                raise ConcurrentWriteError(
-                    type=spec.name,
-                    identities=[row[0] if len(row) == 1 else row for row in moved],
-                    snapshot=since,
-                )
+        if table is not None and snapshot is not None:
+            later = connection.execute(
+                data_table.changed_since(table, staged),
+                {**table.parameters, "snapshot": snapshot.since(spec.ref)},
+            )
+            snapshot.check(spec.ref, ((row[:-1], row[-1]) for row in later))
         connection.execute(
             data_table.reconcile(table, staged), table.parameters if table is not None else {}
         )
@@ -345,11 +342,13 @@ class SqliteRepository(ABC):
         """A new one: in memory, all temporary tables are in one connection."""
         return f"{use}_{next(self._temporary)}"
 
-    def executor(self, pinned: int | None = None) -> SqlExecutor:
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> SqlExecutor:
         head = self.head_commit_id() if pinned is not None else 0
         if pinned is not None and not 0 <= pinned <= head:
             raise ValueError(f"commit {pinned} cannot be pinned: the storage is at commit {head}")
-        return SqliteExecutor(self, pinned)
+        return SqliteExecutor(self, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         with self.reading("resolve a reference") as connection:

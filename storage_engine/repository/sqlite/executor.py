@@ -130,9 +130,15 @@ class _Type:
 class SqliteExecutor:
     """Part of `SqliteRepository`, which knows where its types are and how their rows read."""
 
-    def __init__(self, repository: SqliteRepository, pinned: int | None = None) -> None:
+    def __init__(
+        self,
+        repository: SqliteRepository,
+        pinned: int | None = None,
+        on_head: Callable[[int], None] | None = None,
+    ) -> None:
         self._repository = repository
         self._pinned = pinned
+        self._on_head = on_head
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -172,6 +178,7 @@ class SqliteExecutor:
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         repository = self._repository
         upto = repository.head_commit_id() if self._pinned is None else self._pinned
+        self._note(upto)
         stored_types = repository.known_types
         return sql(self, repository.duck, stored_types, upto, statement, parameters)
 
@@ -309,8 +316,13 @@ class SqliteExecutor:
 
     # --- what is looked at ----------------------------------------------------------------------
 
+    def _note(self, head: int) -> None:
+        if self._on_head is not None:
+            self._on_head(head)
+
     def _seen(self, connection: sqlite3.Connection | None, when: When) -> Seen:
         head = control_tables.head(connection)[0] if connection else 0
+        self._note(head)
         return resolve(
             when, head, self._pinned, lambda ref: self._repository.commit_on(connection, ref)
         )

@@ -135,9 +135,15 @@ class _PreparedQuery:
 class ObjectExecutor:
     """`Executor` of the object engines, on the head or pinned to a commit."""
 
-    def __init__(self, engine: Engine, pinned: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        pinned: int | None = None,
+        on_head: Callable[[int], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._pinned = pinned
+        self._on_head = on_head
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -169,7 +175,7 @@ class ObjectExecutor:
         )
 
     def traverse(self, spec: QuerySpec) -> Traversal:
-        head = self._engine.chain.read_head().head
+        head = self._head()
         window = self._window(spec.when, head)
         # The steps must see the state that the sources are read from.
         sources = self.rows(replace(spec, via=(), when=When(as_of=window.upto)))
@@ -186,7 +192,7 @@ class ObjectExecutor:
         return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
 
     def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
-        head = self._engine.chain.read_head().head
+        head = self._head()
         entity = endpoint_spec(spec.type, side, self._engine.known_types)
         window = self._window(When(as_of=spec.when.as_of), head)
         return self._fetch(head, entity, window, pa.table({"entity_key": keys}))[1]
@@ -210,7 +216,7 @@ class ObjectExecutor:
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         engine = self._engine
-        head = engine.chain.read_head().head
+        head = self._head()
 
         def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
             window = self._window(When(), head)
@@ -298,6 +304,12 @@ class ObjectExecutor:
             table = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
             return plan, table.cast(schema)
 
+    def _head(self) -> Head:
+        head = self._engine.chain.read_head().head
+        if self._on_head is not None:
+            self._on_head(head.commit_id)
+        return head
+
     # --- parts ----------------------------------------------------------------------------------
 
     def _prepare(
@@ -309,7 +321,7 @@ class ObjectExecutor:
     ) -> _PreparedQuery:
         """`also` are types whose files are planned, for `explain`, but not read."""
         engine = self._engine
-        head = engine.chain.read_head().head
+        head = self._head()
         window = self._window(spec.when, head)
         sides: list[Side] = [s for s, asks in (("left", spec.left), ("right", spec.right)) if asks]  # type: ignore[misc]
         ends = {side: endpoint_spec(spec.type, side, engine.known_types) for side in sides}
