@@ -122,6 +122,11 @@ class Scanner:
         self._decoded = DecodedFiles()
         self._names = itertools.count()
 
+    @property
+    def duck(self) -> Duck:
+        """What the cursors of `versions` are cursors of."""
+        return self._duck
+
     @contextmanager
     def versions(
         self, spec: TypeSpec, entries: Sequence[Entry], **tables: pa.Table
