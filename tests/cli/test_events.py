@@ -107,7 +107,7 @@ def test_show(uri: str) -> None:
         "bad": "dead_lettered",
         "new": "pending",
     }
-    out = onto("events", "show", "--status", "acked", "--type", "Ordered", "--db", _path(uri)).out
+    out = onto("events", "show", "--status", "acked", "--type", "Ordered", "--storage-uri", uri).out
     assert "good" in out
     assert "new" not in out
     wrong = onto("events", "show", "--status", "lost", "--storage-uri", uri)

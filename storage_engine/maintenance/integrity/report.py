@@ -16,7 +16,7 @@ _KEPT = 1000  # findings; beyond, they are counted only
 class Finding:
     """One contradiction."""
 
-    area: str  # chain, checkpoint, tag, index, file, rows, endpoints, database
+    area: str  # chain, checkpoint, tag, index, file, rows, endpoints, database, models
     reason: str
     message: str
     key: str | None = None
