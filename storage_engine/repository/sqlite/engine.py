@@ -138,15 +138,16 @@ class SqliteRepository(ABC):
         events = control_tables.to_json([dict(event) for event in request.events])
         with self._connections.use("commit", create=True) as connection:
             if request.idempotency is not None and self._has_tables(connection):
-                applied = control_tables.applied_by(connection, request.idempotency)
+                applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
-                    return AppliedUnit(applied).result()
+                    return applied.result()
             with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
-                    result = self._publish(connection, request, staged, metadata, events, waited)
-                    publishes = result is not None and not result.already_applied
-                    connection.execute("COMMIT" if publishes else "ROLLBACK")
+                    result, wrote = self._publish(
+                        connection, request, staged, metadata, events, waited
+                    )
+                    connection.execute("COMMIT" if wrote else "ROLLBACK")
                 except BaseException:
                     rollback(connection)
                     raise
@@ -154,8 +155,7 @@ class SqliteRepository(ABC):
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         with self.reading("look up a unit of work") as connection:
-            commit_id = control_tables.applied_by(connection, unit) if connection else None
-        return AppliedUnit(commit_id) if commit_id is not None else None
+            return control_tables.applied(connection, unit) if connection else None
 
     def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
         raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
@@ -168,13 +168,14 @@ class SqliteRepository(ABC):
         metadata: str,
         events: str,
         waited_ms: float,
-    ) -> CommitResult | None:
-        """All that happens under the write lock. The caller commits or rolls back."""
+    ) -> tuple[CommitResult | None, bool]:
+        """All that happens under the write lock; and whether something was written, so that the
+        caller commits, or else rolls back."""
         self._prepare(connection)
         if request.idempotency is not None:
-            applied = control_tables.applied_by(connection, request.idempotency)
+            applied = control_tables.applied(connection, request.idempotency)
             if applied is not None:
-                return AppliedUnit(applied).result(lock_wait_ms=waited_ms)
+                return applied.result(lock_wait_ms=waited_ms), False
         head, head_created_at = control_tables.head(connection)
         self._check_expected(connection, request.expect)
         deltas = []
@@ -183,7 +184,9 @@ class SqliteRepository(ABC):
             if delta[0].inserted or delta[0].updated:
                 deltas.append((part, *delta))
         if not deltas and not request.events:
-            return None
+            if request.idempotency is not None:
+                control_tables.record_unit(connection, request.idempotency, head)
+            return None, request.idempotency is not None
         commit_id = head + 1
         now = control_tables.utc_text(datetime.now(UTC))
         for part, _, version in deltas:
@@ -202,7 +205,7 @@ class SqliteRepository(ABC):
         event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         control_tables.record_lock(connection, self._config.runtime_id, holder, now)
-        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms)
+        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms), True
 
     def _reconcile(
         self, connection: sqlite3.Connection, part: StagedType, snapshot: Snapshot | None
@@ -276,6 +279,7 @@ class SqliteRepository(ABC):
         return not (
             request.events
             or request.expect
+            or request.idempotency
             or any(i.stream is not None for i in request.inputs)
             or any(i.table is not None and i.table.num_rows for i in request.inputs)
         )
