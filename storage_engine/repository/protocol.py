@@ -21,6 +21,7 @@ from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference
 
 if TYPE_CHECKING:
+    from storage_engine.commitlog.records import TypeRef
     from storage_engine.commitlog.tags import Tag
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
@@ -317,6 +318,12 @@ class Repository(Protocol):
     def known_types(self) -> list[TypeSpec]:
         """The types that the storage has, from their stored schemas: no classes are needed. By
         kind and name."""
+
+    def type_refs(self) -> list[TypeRef]:
+        """Kind and name of the types that the storage has, sorted; no schema is looked up."""
+
+    def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        """Of these types those that the storage has, from their stored schemas."""
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None

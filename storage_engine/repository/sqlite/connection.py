@@ -28,6 +28,7 @@ from storage_engine.errors import (
     OntologiaError,
     StorageBackendError,
 )
+from storage_engine.objectstore.local import advice, shortened
 from storage_engine.query.compiler import Statement
 from storage_engine.query.sqlite import install
 
@@ -269,7 +270,7 @@ class Connections:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise self._failure("open", error.strerror or str(error)) from error
+            raise self._failure("open", advice(error)) from error
 
     @contextmanager
     def use(self, operation: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
@@ -351,7 +352,7 @@ class Connections:
 
     def _failure(self, operation: str, detail: str) -> StorageBackendError:
         return StorageBackendError(
-            f"{operation} {self.path}: {detail}", operation=operation, key=self.path
+            f"{operation} {shortened(self.path)}: {detail}", operation=operation, key=self.path
         )
 
 
