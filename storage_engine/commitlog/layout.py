@@ -16,6 +16,7 @@ COMMITS = "commits/"
 SNAPSHOTS = "snapshots/"
 STAGED = "staged/"
 CHECKPOINTS = "meta/checkpoints/"
+PAGES = "meta/commit_pages/"
 ATTEMPTS = "meta/attempts/"
 LEASES = "meta/compaction/"
 INDICES = "meta/indices/"
@@ -53,6 +54,7 @@ PREFIXES = (
     Prefix(SNAPSHOTS, rows=True, collected="reach"),
     Prefix(STAGED, rows=True, collected="reach"),
     Prefix(CHECKPOINTS, collected="reach"),
+    Prefix(PAGES),  # as long as the chain whose commits they list
     Prefix(ATTEMPTS, collected="silence"),
     Prefix(LEASES, collected="silence"),
     Prefix(INDICES),
@@ -73,6 +75,7 @@ _KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 
 _MANIFEST = "/manifest.json"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
+_BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
 )
@@ -116,9 +119,20 @@ def is_manifest(key: str) -> bool:
     return key.endswith(_MANIFEST)
 
 
+def is_history(key: str) -> bool:
+    """Whether an object under `commits/` stays as long as the chain: all but data files."""
+    return is_manifest(key) or _BUCKET.fullmatch(key) is not None
+
+
 def manifest_prefix(key: str) -> str:
     """The `attempt_prefix` of a manifest."""
     return key.removesuffix(_MANIFEST)
+
+
+def type_head_bucket(commit_id: int, attempt: str, number: int) -> str:
+    """Heads of some types, as of a commit: part of its manifest. `number` is that of the first
+    bucket in it."""
+    return f"{attempt_prefix(commit_id, attempt)}/type_heads/{number:03d}.json"
 
 
 def data_file(
@@ -172,6 +186,11 @@ def checkpoint_commit(key: str) -> int:
     """The commit of a checkpoint; -1 when the object is not ours."""
     number = key.removeprefix(CHECKPOINTS).partition("-")[0]
     return int(number) if number.isdecimal() else -1
+
+
+def commit_page(sha256: str) -> str:
+    """Points of a run of commits, named by its content."""
+    return f"{PAGES}{sha256}.json"
 
 
 def attempt_heartbeat(attempt: str) -> str:

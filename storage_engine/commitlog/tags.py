@@ -184,8 +184,8 @@ def delete_tag(chain: Chain, name: str) -> Tag:
 
 def _drafted(chain: Chain, head: Head, name: str, commit_id: int | None, runtime_id: str) -> Tag:
     wanted = head.commit_id if commit_id is None else commit_id
-    path = chain.locate(head, wanted)
-    if path is None:
+    link = chain.locate(head, wanted)
+    if link is None:
         there = f"1 to {head.commit_id} are there" if head.commit_id else "there are none yet"
         raise ConfigurationError(f"no commit {wanted} to tag: {there}")
     return Tag(
@@ -193,7 +193,7 @@ def _drafted(chain: Chain, head: Head, name: str, commit_id: int | None, runtime
         commit_id=wanted,
         created_at=timestamp(chain.store.now()),
         runtime_id=runtime_id,
-        manifest_path=path,
+        manifest_path=link.path,
         log_id=head.log_id,
         checkpoint=head.checkpoint,
     )

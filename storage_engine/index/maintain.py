@@ -55,7 +55,7 @@ def _advanced(
     ours = entry_of(manifest, ref)
     if ours is not None:
         index = index.with_entry(ours)
-    current = (manifest.type_heads or {}).get(ref)
+    current = (chain.type_heads(manifest) or {}).get(ref)
     return replace(
         index,
         max_indexed_commit=manifest.commit_id,

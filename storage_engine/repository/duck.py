@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
 
@@ -39,6 +40,10 @@ _KINDS = {
 T = TypeVar("T")
 
 
+class DoesNotFit(StorageBackendError):
+    """A statement needs more memory than the limit, as many threads as it had."""
+
+
 class Duck:
     """Opened on first use. Spills to a directory of its own, removed on close."""
 
@@ -56,6 +61,8 @@ class Duck:
         self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._spills: list[Path] = []
+        self._held_back: list[int] = []  # how many threads each of those who want few allows
+        self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
@@ -70,8 +77,8 @@ class Duck:
             if self._current_secret is None:
                 load_httpfs(connection)
                 connection.execute("SET GLOBAL enable_http_metadata_cache = true")
-                threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
-                connection.execute(f"SET GLOBAL threads = {threads}")
+                self._threads_otherwise = max(_REMOTE_THREADS, os.cpu_count() or 1)
+                self._set_threads(connection)
             if secret != self._current_secret:
                 create_secret(connection, secret)
                 self._current_secret = secret
@@ -100,7 +107,8 @@ class Duck:
             fewer = self._fewer_threads(self._connection)
             if fewer is None:
                 return False
-            self._connection.execute(f"SET GLOBAL threads = {fewer}")
+            self._threads_otherwise = fewer
+            self._set_threads(self._connection)
             return True
 
     @staticmethod
@@ -113,6 +121,51 @@ class Duck:
         fewer = max(1, int(limit) // _THREAD_BYTES)
         return fewer if fewer < now else None
 
+    def within_memory(self, held_bytes: int, work: Callable[[], T]) -> T:
+        """Do what joins or groups about so many bytes, in the limit however many these are.
+
+        A join spills, but each of its threads needs a share of memory before: what is larger than
+        memory gets few of them at once, and whatever does not fit is done again with fewer.
+        """
+        limit = size_in_bytes(self._memory_limit)
+        few = max(1, limit // _THREAD_BYTES)
+        steps = [few, 1] if few > 1 else [1]
+        if held_bytes <= limit // 2:
+            steps = [0, *steps]
+        for threads in steps[:-1]:
+            try:
+                with self._at_most(threads):
+                    return work()
+            except DoesNotFit:
+                continue
+        with self._at_most(steps[-1]):
+            return work()
+
+    @contextmanager
+    def _at_most(self, threads: int) -> Iterator[None]:
+        """Hold all work on this connection back to so many threads; 0: not at all."""
+        if not threads:
+            yield
+            return
+        with self._mutex:
+            connection = self._connected()
+            if not self._threads_otherwise:
+                (now,) = connection.execute("SELECT current_setting('threads')").fetchall()[0]
+                self._threads_otherwise = int(now)
+            self._held_back.append(threads)
+            self._set_threads(connection)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._held_back.remove(threads)
+                if self._connection is not None:
+                    self._set_threads(self._connection)
+
+    def _set_threads(self, connection: duckdb.DuckDBPyConnection) -> None:
+        threads = min([self._threads_otherwise, *self._held_back])
+        connection.execute(f"SET GLOBAL threads = {threads}")
+
     @contextmanager
     def errors(self) -> Iterator[None]:
         """What DuckDB reports about files and memory, as one of our errors."""
@@ -121,7 +174,7 @@ class Duck:
         try:
             yield
         except duckdb.OutOfMemoryException as error:
-            raise StorageBackendError(
+            raise DoesNotFit(
                 f"query {self._uri}: does not fit into {self._memory_limit}; raise "
                 f"s3_duckdb_memory_limit ({_first_line(error)})",
                 operation="query",

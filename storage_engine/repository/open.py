@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConfigurationError, UninitializedStorageError
+from storage_engine.errors import ConfigurationError, IntegrityError, UninitializedStorageError
 from storage_engine.objectstore.local import path_errors
 from storage_engine.objectstore.open import expanded, open_store
 from storage_engine.repository.protocol import Repository
@@ -109,24 +109,31 @@ def open_repository(
 
 
 def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repository:
-    """Dispatch on `meta/engine.json`; a storage without it, but with a head, is v1."""
+    """Dispatch on what head and `meta/engine.json` say; a head without a stamp that no program of
+    ours has made is v1."""
     from storage_engine.commitlog import layout
+    from storage_engine.commitlog.records import Head
     from storage_engine.objectstore.protocol import ObjectNotFound
     from storage_engine.repository.object.engine import S3RepositoryV1, S3RepositoryV2
-    from storage_engine.repository.object.stamp import read_stamp
+    from storage_engine.repository.object.stamp import Stamp, read_stamp, stamp_for
 
-    def is_initialised() -> bool:
+    def read_head() -> bytes | None:
         try:
-            store.get(layout.HEAD)
+            return store.get(layout.HEAD).data
         except ObjectNotFound:
-            return False
-        return True
+            return None
 
-    stamp, initialised = store.parallel.both(lambda: read_stamp(store), is_initialised)
-    if not initialised:
+    stamp, data = store.parallel.both(lambda: read_stamp(store), read_head)
+    if data is None:
         raise UninitializedStorageError(store.uri)
+    try:
+        head = Head.parse(data, key=layout.HEAD)
+    except IntegrityError:  # said by whoever reads it; verification wants to open all the same
+        stamp, log_id = stamp or Stamp("v1", 0), None
+    else:
+        stamp, log_id = stamp_for(store, stamp, head), head.log_id
     engine = S3RepositoryV1 if stamp.engine_version == "v1" else S3RepositoryV2
-    return engine(store, config, stamp)
+    return engine(store, config, stamp, log_id)
 
 
 def _open_sqlite(uri: str, path: str, config: OntologiaConfig) -> Repository:

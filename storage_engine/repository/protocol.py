@@ -117,6 +117,19 @@ class CommitResult:
     already_applied: bool = False  # the idempotency key had been applied by `commit_id`
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedUnit:
+    """A unit of work that is done: by a commit, or without one because it changed nothing."""
+
+    commit_id: int | None
+
+    def result(self, *, lock_wait_ms: float = 0.0) -> CommitResult | None:
+        """The answer to whoever asks for it again."""
+        if self.commit_id is None:
+            return None
+        return CommitResult(self.commit_id, lock_wait_ms=lock_wait_ms, already_applied=True)
+
+
 @dataclass(slots=True)
 class CommitCounters:
     """What one session's commits came to. Safe to use from several threads."""
@@ -259,8 +272,8 @@ class Repository(Protocol):
     def commit(self, request: CommitRequest) -> CommitResult | None:
         """Reconcile and publish; None when nothing would change and there is no event."""
 
-    def applied(self, unit: Idempotency) -> int | None:
-        """The commit that did this unit of work, None when it is still to be done."""
+    def applied(self, unit: Idempotency) -> AppliedUnit | None:
+        """What became of this unit of work, None when it is still to be done."""
 
     def begin_staged(
         self,

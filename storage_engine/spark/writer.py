@@ -139,8 +139,8 @@ class _Write:
             holder=arguments.texts("holder", self._options.holder),
             on_lost=lost,
         )
-        if attempt.applied_by is not None:
-            return self._applied(attempt.applied_by, attempt)
+        if attempt.applied is not None:
+            return self._applied(attempt.applied.commit_id, attempt)
         with attempt:
             jobs = Jobs(self._df.sparkSession, attempt.attempt, self._options.progress)
             target = target_of(attempt, self._options)
@@ -305,7 +305,7 @@ class _Write:
             return 0
         return max(0, counts.written - sum(report.rows for report in reports))
 
-    def _applied(self, commit_id: int, attempt: StagedWrite) -> WriteResult:
+    def _applied(self, commit_id: int | None, attempt: StagedWrite) -> WriteResult:
         return WriteResult(
             type_name=attempt.spec.name,
             commit_id=commit_id,

@@ -63,7 +63,7 @@ def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
     projected = read_projected(store, namespace, head.log_id)
     missing = [
         (key, envelope)
-        for _, manifest in chain.stretch(head.manifest_path, above=projected.value)
+        for _, manifest in chain.stretch(head.link, above=projected.value)
         for key, envelope in outbox_events(manifest)
         if envelope["namespace"] == namespace
     ]

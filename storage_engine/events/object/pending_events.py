@@ -26,12 +26,10 @@ from storage_engine.events.object.positions import Position, Positions
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
-from storage_engine.repository.object.outbox import outbox_events
+from storage_engine.repository.object.outbox import HOLD_BACK, outbox_events
 
 log = logging.getLogger(__name__)
 
-# Two minutes for the producer's clock, two for ours, one for a write on its way.
-HOLD_BACK = timedelta(minutes=5)
 OUTBOX_INTERVAL = timedelta(seconds=30)
 # With more than one page of events to look through, late arrivals are looked for this often.
 SWEEP_INTERVAL = timedelta(seconds=10)
@@ -179,8 +177,7 @@ class PendingEvents:
 
     def _open(self) -> None:
         head = self._positions.open()
-        self._walked = self._positions.commit_id
-        if head.commit_id in (0, self._walked):
+        if self._positions.commit_id(projected=0) == head.commit_id:
             self._walked, self._outbox_at = head.commit_id, self.store.now()
         else:
             self._head = head
@@ -301,9 +298,11 @@ class PendingEvents:
         if head.commit_id == self._walked:
             return
         projected = read_projected(self.store, self.namespace, head.log_id)
-        floor = projected.value if self._walked is None else self._walked
+        floor = self._walked
+        if floor is None:
+            floor = self._positions.commit_id(projected.value)
         missing = []
-        for _, manifest in reversed(self.chain.stretch(head.manifest_path, above=floor)):
+        for _, manifest in reversed(self.chain.stretch(head.link, above=floor)):
             for key, envelope in outbox_events(manifest):
                 if envelope["namespace"] != self.namespace:
                     continue

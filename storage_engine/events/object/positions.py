@@ -72,13 +72,11 @@ class Positions:
         """The key up to which all of the handlers are through."""
         return min(position.watermark for position in self.by_handler.values())
 
-    @property
-    def commit_id(self) -> int | None:
-        """The commit up to which all of them are through; None if one of them never looked."""
+    def commit_id(self, projected: int) -> int:
+        """The commit up to which all of them are through. One that never looked lists everything,
+        and so finds what is `projected`."""
         commit_ids = [position.commit_id for position in self.by_handler.values()]
-        if None in commit_ids:
-            return None
-        return min(commit_id for commit_id in commit_ids if commit_id is not None)
+        return min(projected if commit_id is None else commit_id for commit_id in commit_ids)
 
     def open(self) -> Head:
         """Positions and head together: a cold start's first hop."""

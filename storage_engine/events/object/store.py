@@ -40,7 +40,7 @@ from storage_engine.objectstore.protocol import (
     PreconditionFailed,
     StoredObject,
 )
-from storage_engine.repository.object.outbox import create, event_key
+from storage_engine.repository.object.outbox import create_event, put_events
 
 T = TypeVar("T")
 _PAGE = 100  # events that are read together
@@ -70,15 +70,10 @@ class ObjectEventStore:
     # -- events -------------------------------------------------------------------------------
 
     def enqueue(self, envelopes: Sequence[Envelope]) -> None:
-        now = self._store.now()
-        self._store.parallel.gather(
-            [partial(self._store.put, event_key(e, now), to_json(e)) for e in envelopes]
-        )
+        put_events(self._store, envelopes)
 
     def enqueue_once(self, envelope: Envelope) -> bool:
-        moment = parse_timestamp(envelope["created_at"])
-        key = layout.event(envelope["namespace"], moment, envelope["id"])
-        return create(self._store, key, envelope)
+        return create_event(self._store, parse_timestamp(envelope["created_at"]), envelope)
 
     def consumer(
         self, namespace: str, subscriptions: Sequence[Subscription], session_id: str
@@ -182,7 +177,9 @@ class ObjectEventStore:
     def list_events(
         self, namespace: str, limit: int, *, status: str | None = None, type: str | None = None
     ) -> list[EventInfo]:
-        keys = list(reversed(self._event_keys(namespace)))
+        # One that was sent again may have several objects.
+        newest = {layout.event_name(key): key for key in self._event_keys(namespace)}
+        keys = sorted(newest.values(), reverse=True)
         infos: list[EventInfo] = []
         for start in range(0, len(keys), _PAGE):
             read = self._documents(keys[start : start + _PAGE])

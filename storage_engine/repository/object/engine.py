@@ -43,11 +43,12 @@ from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
-from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
+from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp, stamp_for
 from storage_engine.repository.object.write.commit import CommitRun, Parts
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
+    AppliedUnit,
     CommitRecord,
     CommitRequest,
     CommitResult,
@@ -69,7 +70,14 @@ class ObjectRepository(ABC):
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
-    def __init__(self, store: ObjectStore, config: OntologiaConfig, stamp: Stamp) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        config: OntologiaConfig,
+        stamp: Stamp,
+        log_id: str | None = None,
+    ) -> None:
+        """`log_id`: of the log that was there when the stamp was read."""
         self.uri = store.uri
         self.store = store
         self._config = config
@@ -129,7 +137,7 @@ class ObjectRepository(ABC):
         )
         self._last_index_warning: str | None = None
         self._commit_mutex = threading.Lock()
-        self._log_id: str | None = None
+        self._log_id = log_id
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -254,8 +262,8 @@ class ObjectRepository(ABC):
                 request,
             ).run()
 
-    def applied(self, unit: Idempotency) -> int | None:
-        return commit_history.applied_by(self.chain, self.chain.read_head().head, unit)
+    def applied(self, unit: Idempotency) -> AppliedUnit | None:
+        return commit_history.applied(self.chain, self.chain.read_head().head, unit)
 
     def begin_staged(
         self,
@@ -279,14 +287,14 @@ class ObjectRepository(ABC):
             order_by=order_by,
             attempt=attempt,
         )
-        if announce and begun.applied_by is None:
+        if announce and begun.applied is None:
             begun.begin({**self._holder, **(holder or {})}, on_lost)
         return begun
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""
         if self._log_id is not None and head.log_id != self._log_id:
-            stamp = read_stamp(self.store)
+            stamp = stamp_for(self.store, read_stamp(self.store), head)
             if stamp.engine_version != self.engine_version:
                 raise UnsupportedEngineError(
                     f"{self.uri} was initialised anew with engine {stamp.engine_version} since it "
@@ -314,7 +322,7 @@ class ObjectRepository(ABC):
         catalogs = catalog_writes(
             self._documents,
             registered,
-            types=published.manifest.type_heads or {},
+            types=self.chain.type_heads(published.manifest) or {},
             commit_id=published.manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
@@ -424,7 +432,7 @@ class S3RepositoryV1(ObjectRepository):
         except (SchemaMetadataError, StorageBackendError) as error:
             self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
             return []
-        return list(dict.fromkeys([*listed, *(published.manifest.type_heads or {})]))
+        return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
 
 
 class S3RepositoryV2(ObjectRepository):

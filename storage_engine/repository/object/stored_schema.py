@@ -93,7 +93,7 @@ def _catalogued(documents: Documents, ref: TypeRef, version: int) -> Iterator[An
 
 
 def _newest_file(chain: Chain, ref: TypeRef, top: TypeHead) -> tuple[str, bytes]:
-    path = chain.manifest(top.manifest_path).files_of(ref)[0].path
+    path = chain.manifest(top.link).files_of(ref)[0].path
     try:
         return path, chain.store.get(path).data
     except ObjectNotFound:

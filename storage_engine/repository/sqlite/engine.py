@@ -31,6 +31,7 @@ from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
+    AppliedUnit,
     CommitRecord,
     CommitRequest,
     CommitResult,
@@ -137,7 +138,7 @@ class SqliteRepository(ABC):
             if request.idempotency is not None and self._has_tables(connection):
                 applied = control_tables.applied_by(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
-                    return CommitResult(applied, already_applied=True)
+                    return AppliedUnit(applied).result()
             with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
@@ -149,9 +150,10 @@ class SqliteRepository(ABC):
                     raise
         return result
 
-    def applied(self, unit: Idempotency) -> int | None:
+    def applied(self, unit: Idempotency) -> AppliedUnit | None:
         with self.reading("look up a unit of work") as connection:
-            return control_tables.applied_by(connection, unit) if connection else None
+            commit_id = control_tables.applied_by(connection, unit) if connection else None
+        return AppliedUnit(commit_id) if commit_id is not None else None
 
     def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
         raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
@@ -170,7 +172,7 @@ class SqliteRepository(ABC):
         if request.idempotency is not None:
             applied = control_tables.applied_by(connection, request.idempotency)
             if applied is not None:
-                return CommitResult(applied, lock_wait_ms=waited_ms, already_applied=True)
+                return AppliedUnit(applied).result(lock_wait_ms=waited_ms)
         head, head_created_at = control_tables.head(connection)
         self._check_expected(connection, request.expect)
         deltas = []

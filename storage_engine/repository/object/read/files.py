@@ -128,6 +128,11 @@ class Scanner:
         self._names = itertools.count()
         self._secret = secrets.token_hex(16)  # no statement of a user can name such a table
 
+    @property
+    def duck(self) -> Duck:
+        """What the cursors of `versions` are cursors of."""
+        return self._duck
+
     @contextmanager
     def versions(
         self, spec: TypeSpec, entries: Sequence[Entry], **tables: pa.Table

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,7 +23,7 @@ from storage_engine.commitlog.records import CommitFile, Head, TypeHead
 from storage_engine.errors import ConcurrentWriteError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Duck, quoted
+from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.write.parquet import EncodedPart, encode_file, stored_table
@@ -32,7 +32,10 @@ from storage_engine.repository.object.write.reconcile import INSERT_FLAG, change
 if TYPE_CHECKING:
     import duckdb
 
-_BATCH_ROWS = 64 * 1024
+_VALUE_BYTES = 24  # of one value in a join: short texts, with their share of hash and pointer
+_UNPACKED = 4  # times the size in a file
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class BulkInput:
             if known_as_of == as_of or not self._touched(head, known_as_of):
                 return earlier
         if snapshot is not None and as_of > snapshot:
-            conflicts = self._conflicts(head, snapshot)
+            conflicts = self._within_memory(lambda: self._conflicts(head, snapshot))
             if conflicts:
                 raise ConcurrentWriteError(
                     type=self._spec.name, identities=conflicts, snapshot=snapshot
@@ -122,7 +125,7 @@ class BulkInput:
                 staged = tuple(self._stage(self._spec, part) for part in parts.parts)
                 parts = BulkParts(parts.parts, staged)
         else:
-            parts = self._reconcile(head)
+            parts = self._within_memory(lambda: self._reconcile(head))
         self._found = (as_of, parts)
         return parts
 
@@ -131,13 +134,17 @@ class BulkInput:
 
     # -- reconcile ----------------------------------------------------------------------------
 
+    def _within_memory(self, work: Callable[[], T]) -> T:
+        """What compares all rows of the stream: they are what a join or grouping holds."""
+        size = sum(part.encoded.size for part in self._spool.parts)
+        return self._duck.within_memory(in_memory(self._spec, self._spool.rows, size), work)
+
     def _reconcile(self, head: Head) -> BulkParts:
         keys = self._key_bounds()
         with self._versions.open(self._spec, head, keys) as stored:
             self._create_intents(stored.cursor)
-            query = stored.cursor.execute(delta_sql(self._spec, unique=stored.unique))
-            reader = query.to_arrow_reader(_BATCH_ROWS)
-            return self._encode(self._flagged(reader), self._stage)
+            rows = Stream(self._duck, stored.cursor, delta_sql(self._spec, unique=stored.unique))
+            return self._encode(self._flagged(rows.batches()), self._stage)
 
     def _flagged(self, reader: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, int]]:
         for chunk in chunks(reader, self._part_bytes):
@@ -146,7 +153,7 @@ class BulkInput:
 
     def _touched(self, head: Head, since: int) -> bool:
         """Whether another commit since then changed one of our identities."""
-        return bool(self._conflicts(head, since))
+        return bool(self._within_memory(lambda: self._conflicts(head, since)))
 
     def _conflicts(self, head: Head, since: int) -> list[object]:
         with self._versions.open(self._spec, head, self._key_bounds()) as stored:
@@ -171,8 +178,8 @@ class BulkInput:
             keys = ", ".join(quoted(name) for name in self._spec.identity)
             self._unique = (
                 self._is_ascending()
-                or self._count_distinct(f"hash({keys})") == self._spool.rows
-                or self._count_distinct(keys) == self._spool.rows  # hashes may collide
+                or self._distinct(f"hash({keys})") == self._spool.rows
+                or self._distinct(keys) == self._spool.rows  # hashes may collide
             )
         return self._unique
 
@@ -183,15 +190,15 @@ class BulkInput:
             KeyRange.parse(part.encoded.key_range.get(name)) for part in self._spool.parts
         )
 
-    def _count_distinct(self, expression: str) -> int:
-        cursor = self._duck.cursor()
-        try:
-            row = cursor.execute(
-                f"SELECT count(*) FROM (SELECT DISTINCT {expression} FROM {self._spooled()})"
-            ).fetchone()
+    def _distinct(self, expression: str) -> int:
+        def count() -> int:
+            with self._duck.cursor() as cursor, self._duck.errors():
+                row = cursor.execute(
+                    f"SELECT count(*) FROM (SELECT DISTINCT {expression} FROM {self._spooled()})"
+                ).fetchone()
             return int(row[0]) if row else 0
-        finally:
-            cursor.close()
+
+        return self._within_memory(count)
 
     def _spooled(self) -> str:
         files = [str(part.encoded.content) for part in self._spool.parts]
@@ -228,6 +235,11 @@ class BulkInput:
             self._spec, rows, path, schema_version_id=self._schema_version_id, inserted=inserted
         )
         return part, stage(self._spec, part) if stage is not None else None
+
+
+def in_memory(spec: TypeSpec, rows: int, file_bytes: int) -> int:
+    """About how many bytes a join holds of rows that are so many in Parquet files."""
+    return max(rows * len(row_schema(spec).names) * _VALUE_BYTES, file_bytes * _UNPACKED)
 
 
 def encode_part(

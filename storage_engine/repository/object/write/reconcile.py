@@ -24,10 +24,10 @@ from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchE
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import ResidentType, Versions
 from storage_engine.repository.object.schema_check import aligned, check_schema
-from storage_engine.repository.protocol import CommitRequest
+from storage_engine.repository.protocol import AppliedUnit, CommitRequest
 
 if TYPE_CHECKING:
     import duckdb
@@ -40,13 +40,13 @@ CONFLICTS_SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcome on one head. `applied_by` is set when the idempotency key had been applied."""
+    """The outcome on one head. `applied` is set when the unit of work had been done."""
 
     version: HeadVersion
     deltas: Mapping[TypeRef, tuple[TypeSpec, Delta]]
     bulk: Mapping[TypeRef, tuple[TypeSpec, BulkParts]]
     register: tuple[TypeSpec, ...] = ()
-    applied_by: int | None = None
+    applied: AppliedUnit | None = None
 
     @property
     def empty(self) -> bool:
@@ -77,9 +77,9 @@ class Evaluator:
         request = self._request
         self._check_log(head)
         if request.idempotency is not None:
-            applied = applied_by(self._chain, head, request.idempotency)
-            if applied is not None:
-                return Evaluation(version, {}, {}, applied_by=applied)
+            earlier = applied(self._chain, head, request.idempotency)
+            if earlier is not None:
+                return Evaluation(version, {}, {}, applied=earlier)
         heads = state.type_heads(self._chain, head)
         self._check_expected(heads)
         deltas: dict[TypeRef, tuple[TypeSpec, Delta]] = {}
@@ -126,10 +126,14 @@ class Evaluator:
                 moved = resident_changed_since(resident, intents, snapshot)
                 raise_on_conflict(spec, moved, snapshot)
             return reconcile_resident(spec, resident, intents)
-        with self._versions.open(spec, head, intents, intents=intents) as stored:
-            if snapshot is not None:
-                raise_on_conflict(spec, changed_since(stored.cursor, spec, snapshot), snapshot)
-            return reconcile(stored.cursor, spec, unique=stored.unique)
+
+        def compare() -> Delta:
+            with self._versions.open(spec, head, intents, intents=intents) as stored:
+                if snapshot is not None:
+                    raise_on_conflict(spec, changed_since(stored.cursor, spec, snapshot), snapshot)
+                return reconcile(stored.cursor, spec, unique=stored.unique)
+
+        return self._versions.duck.within_memory(intents.nbytes, compare)
 
     def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         for (kind, name), expected in self._request.expect.items():

@@ -31,7 +31,7 @@ from storage_engine.errors import SchemaOutdatedError, StorageBackendError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
-from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
@@ -39,11 +39,12 @@ from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
+    held_bytes,
     overtaken,
     repeated,
     without,
 )
-from storage_engine.repository.protocol import Idempotency, TypeInput
+from storage_engine.repository.protocol import AppliedUnit, Idempotency, TypeInput
 
 log = logging.getLogger(__name__)
 
@@ -189,9 +190,9 @@ class StagedWrite:
         self.top = top
         self.order_by = order_by
         self.schema_version_id = top.schema_version_id if top is not None else FIRST_VERSION
-        self.applied_by: int | None = None
+        self.applied: AppliedUnit | None = None
         if idempotency is not None:
-            self.applied_by = applied_by(chain, head, idempotency)
+            self.applied = applied(chain, head, idempotency)
         check_schema(chain, head, spec, top)
         self.spec = aligned(chain, head, spec, top)
         self._staging = Staging(
@@ -273,17 +274,22 @@ class StagedWrite:
         arrived, self._files = self._files, ()
         if not arrived:
             return
-        kept = differing(
-            self._versions,
-            self.spec,
-            self.base,
-            arrived,
-            since=since,
-            order_by=self.order_by,
-            part_bytes=part_bytes,
-        )
-        for rows, inserted in kept:
-            self.stage(rows, inserted=inserted)
+
+        def keep() -> None:
+            self._files = ()
+            kept = differing(
+                self._versions,
+                self.spec,
+                self.base,
+                arrived,
+                since=since,
+                order_by=self.order_by,
+                part_bytes=part_bytes,
+            )
+            for rows, inserted in kept:
+                self.stage(rows, inserted=inserted)
+
+        self._versions.duck.within_memory(held_bytes(self.spec, arrived), keep)
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
         """Make a part of rows at hand (in the row schema) and take it in."""
@@ -422,7 +428,7 @@ def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
     """
     prefix = f"{layout.staged_prefix(attempt)}/"
     head = chain.read_head().head
-    for _, manifest in chain.stretch(head.manifest_path, above=since):
+    for _, manifest in chain.stretch(head.link, above=since):
         if any(file.path.startswith(prefix) for file in manifest.files):
             return
     if any(True for _ in chain.store.list(layout.attempt_heartbeat(attempt))):
