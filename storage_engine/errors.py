@@ -241,6 +241,19 @@ class SchemaMetadataError(OntologiaError):
         super().__init__(message)
 
 
+class SqlNotAllowedError(OntologiaError, ValueError):
+    """A statement asks for what is not a row of a stored type: files, settings, catalogs."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"sql: {what} is not allowed. A statement is one SELECT over the stored types (`show "
+            "tables` lists them, `describe TYPE` shows columns), common table expressions, "
+            "VALUES, range, generate_series, unnest, json_each and json_tree, with functions that "
+            "compute from their arguments"
+        )
+
+
 class MigrationTokenError(OntologiaError):
     """The confirmation token is missing, or no longer fits what it was issued for."""
 
