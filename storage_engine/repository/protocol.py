@@ -251,7 +251,7 @@ class CommitRecord:
         return {
             "id": self.id,
             "parent_id": self.parent_id,
-            "created_at": self.created_at.isoformat(),
+            "created_at": self.created_at.isoformat(timespec="microseconds"),
             "runtime_id": self.runtime_id,
             "kind": self.kind,
             "metadata": dict(self.metadata),

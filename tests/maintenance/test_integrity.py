@@ -155,6 +155,7 @@ def rewritten(world: World, commit_id: int, change: Callable[[pa.Table], pa.Tabl
     edit(world, own, believe)
     edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None, checkpoint=None))
     edit(world, layout.tag("v1"), lambda d: d.update(checkpoint=None))
+    world.backend.remove(world.stored_keys(layout.INDICES))
 
 
 def head_manifest(world: World) -> str:
@@ -450,3 +451,42 @@ def test_the_command(storage: Storage) -> None:
     assert "missing_endpoint" in shown.out
     reported = onto("verify", "--deep", "--json", *place)
     assert (reported.code, reported.json["findings_total"]) == (3, 1)
+
+
+# -- declared classes ---------------------------------------------------------------------------
+
+
+MODELS = """
+from storage_engine import Entity, Field
+
+class Customer(Entity):
+    id: Field[str] = Field(primary_key=True)
+    name: Field[str]
+    age: Field[{age}] = Field(default=None)
+
+class NeverWritten(Entity):
+    id: Field[str] = Field(primary_key=True)
+"""
+
+
+def test_verify_compares_the_declared_classes(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = storage.open()
+    commit(repository, rows_of(CUSTOMER, customer("a", age=1)))
+    repository.close()
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, age in (("same_models", "int | None"), ("other_models", "str | None")):
+        (tmp_path / f"{module}.py").write_text(MODELS.format(age=age))
+    where = ("verify", "--storage-uri", storage.uri)
+
+    same = onto(*where, "--models", "same_models", "--json")
+    assert (same.code, same.json["checked"]["models"]) == (0, 2)
+
+    other = onto(*where, "--models", "other_models", "--json")
+    assert other.code == 3
+    (finding,) = other.json["findings"]
+    assert (finding["area"], finding["reason"]) == ("models", "schema_differs")
+    assert finding["type_name"] == "Customer"
+    assert "'age' was int | None, is str | None" in finding["message"]
+    assert onto(*where, "--models", "no_such_models").code == 2

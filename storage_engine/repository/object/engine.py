@@ -21,7 +21,7 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
-from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
@@ -318,6 +318,14 @@ class ObjectRepository(ABC):
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Whose index objects this commit writes."""
 
+    def _listed_types(self, published: PublishedCommit) -> list[TypeRef] | None:
+        """What types.json lists; None, and a warning, when it cannot be read (RFC 0004 3.3)."""
+        try:
+            return known_types(self._documents)
+        except (SchemaMetadataError, StorageBackendError) as error:
+            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+            return None
+
     def _warn_of_lag(self, message: str) -> None:
         """An index that waits for our own write after a commit is not worth a word."""
         if not self.publisher.pending:
@@ -387,7 +395,7 @@ class ObjectRepository(ABC):
         return {
             "owner_id": held.owner_id,
             "acquired_at": held.acquired_at,
-            "expires_at": held.expires_at.isoformat(),
+            "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
             "expired": held.expires_at <= self.store.now(),
         }
@@ -403,10 +411,8 @@ class S3RepositoryV1(ObjectRepository):
 
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
         """
-        try:
-            listed = known_types(self._documents)
-        except (SchemaMetadataError, StorageBackendError) as error:
-            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+        listed = self._listed_types(published)
+        if listed is None:
             return []
         return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
 
@@ -415,7 +421,15 @@ class S3RepositoryV2(ObjectRepository):
     """Engine v2 on an object store."""
 
     engine_version = "v2"
+    _catalog_read = False  # types.json, by this session, and it was good
 
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
-        """The touched types: `type_heads` in the manifest tell readers that others are complete."""
+        """The touched types: `type_heads` in the manifest tell readers that others are complete.
+
+        Nothing here needs types.json, so only a session's first commit looks at it, and those
+        after it until it is good.
+        """
+        if not self._catalog_read and self._listed_types(published) is None:
+            return []
+        self._catalog_read = True
         return published.manifest.touched()

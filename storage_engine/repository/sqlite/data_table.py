@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -51,7 +52,13 @@ def from_values(values: Sequence[Any], storage: str, arrow_type: pa.DataType) ->
     if storage in ("datetime", "date"):
         return pa.array(values, pa.string()).cast(arrow_type)
     if storage == "bool":
+        if not {0, 1, None}.issuperset(values):
+            raise ValueError("a truth value is neither 0 nor 1")
         return pa.array(values, pa.int8()).cast(pa.bool_())
+    if storage == "json":
+        for value in values:
+            if value is not None:
+                orjson.loads(value)
     return pa.array(values, arrow_type)
 
 

@@ -13,7 +13,7 @@ import socket
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
@@ -23,7 +23,7 @@ import pyarrow as pa
 from storage_engine.commitlog.records import timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ExpectedVersionMismatchError
+from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
@@ -52,6 +52,7 @@ from storage_engine.repository.sqlite.connection import (
     rollback,
     snapshot,
 )
+from storage_engine.repository.sqlite.control_tables import FileStamp
 from storage_engine.repository.sqlite.data_table import (
     DataTable,
     KeySet,
@@ -64,6 +65,7 @@ from storage_engine.repository.sqlite.data_table import (
     staged_inputs,
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
 from storage_engine.repository.sqlite.visible import LAST_ID, named
 
 
@@ -257,11 +259,10 @@ class SqliteRepository(ABC):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the storage writable, inside the transaction that writes."""
-        stamp = control_tables.inspect(connection, self.path)
+        stamp = self._stamp(connection)
         if stamp is None:
             self.create_tables(connection)
             return
-        control_tables.check_engine(stamp, self.engine_version, self.path)
         if stamp.format < control_tables.FORMAT:
             control_tables.migrate_format(connection, stamp)
             self._create_data_tables(connection)
@@ -326,11 +327,32 @@ class SqliteRepository(ABC):
         return [column.name for column in self._payload(spec)]
 
     def to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
+        """Rows as SQLite gave them, in columns. IntegrityError names a row that is not ours."""
+        try:
+            return self._to_arrow(spec, columns)
+        except (IntegrityError, *UNREADABLE, pa.ArrowException):
+            for number in range(len(columns[0])):
+                row = [column[number] for column in columns]
+                self._check_row(spec, row)
+            raise
+
+    def _check_row(self, spec: TypeSpec, row: Sequence[Any]) -> None:
+        try:
+            self._to_arrow(spec, [(value,) for value in row])
+        except (IntegrityError, *UNREADABLE, pa.ArrowException) as error:
+            commit_id, *identity = row[: 1 + len(spec.identity)]
+            table = f"of {spec.kind} {spec.name}"
+            raise StoredRow(table, (*identity, commit_id)).damaged(str(error)) from error
+
+    def _to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
         width = 1 + len(spec.identity)
         identity = pa.table(
             [pa.array(column, pa.string()) for column in columns[1:width]], names=spec.identity
         )
         rows = self._decode(spec, identity, columns[width:])
+        for field in spec.fields:
+            if rows.column(field.name).null_count and not field.nullable:
+                raise ValueError(f"{field.name} is null and may not be")
         return pa.Table.from_arrays(
             [pa.array(columns[0], pa.int64()), *rows.columns], schema=read_schema(spec)
         )
@@ -425,7 +447,11 @@ class SqliteRepository(ABC):
                 return changes
             for kind, name in control_tables.touched_types(connection, commit_id):
                 columns = ("key",) if kind == "entity" else data_table.identity_columns(kind)
-                sql = data_table.changes(self._all_tables(connection, kind, name))
+                tables = self._all_tables(connection, kind, name)
+                if not tables:
+                    problem = f"types names the {kind} {name}, which has no table"
+                    raise StoredRow("commits", commit_id).damaged(problem)
+                sql = data_table.changes(tables)
                 parameters = {"type": name, "commit_id": commit_id}
                 for *identity, earlier in connection.execute(sql, parameters):
                     changes.append(
@@ -485,10 +511,33 @@ class SqliteRepository(ABC):
             yield connection if self._has_tables(connection) else None
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        return self._stamp(connection) is not None
+
+    def _stamp(self, connection: sqlite3.Connection) -> FileStamp | None:
+        """None for an empty database; refuses what this engine cannot work with."""
         stamp = control_tables.inspect(connection, self.path)
         if stamp is not None:
             control_tables.check_engine(stamp, self.engine_version, self.path)
-        return stamp is not None
+            self.check_shape(connection, stamp, self.path)
+        return stamp
+
+    @classmethod
+    def check_shape(cls, connection: sqlite3.Connection, stamp: FileStamp, path: str) -> None:
+        """Refuse tables that another implementation has made otherwise."""
+        if stamp.format == 0:
+            ours, data_tables = cls._own_shape()
+            control_tables.check_shape(connection, ours, data_tables, stamp, path)
+
+    @classmethod
+    def _own_shape(cls) -> tuple[control_tables.Shape, list[str]]:
+        """Every table that this engine makes, and which of them are for rows."""
+        with closing(sqlite3.connect(":memory:")) as connection:
+            cls._create_data_tables(connection)
+            data_tables = list(control_tables.shape_of(connection))
+            cls.create_tables(connection)
+            event_tables.ensure_tables(connection, "")
+            tags.ensure_table(connection)
+            return control_tables.shape_of(connection), data_tables
 
     # --- for the event store --------------------------------------------------------------------
 
