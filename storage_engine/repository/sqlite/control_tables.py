@@ -139,10 +139,10 @@ def applied(connection: sqlite3.Connection, unit: Idempotency) -> AppliedUnit | 
         by_itself = connection.execute(
             "SELECT after_commit_id, version FROM applied_units WHERE app_id = ?", (unit.app_id,)
         ).fetchone()
-    if by_itself is not None and (by_commit is None or by_commit[0] <= by_itself[0]):
-        record = IdempotencyRecord(
-            _version(StoredRow("applied_units", unit.app_id), "version", by_itself[1]), None
-        )
+    place = StoredRow("applied_units", unit.app_id)
+    after = place.integer("after_commit_id", by_itself[0]) if by_itself is not None else -1
+    if by_itself is not None and (by_commit is None or by_commit[0] <= after):
+        record = IdempotencyRecord(_version(place, "version", by_itself[1]), None)
     elif by_commit is not None:
         place = StoredRow("commits", by_commit[0])
         record = IdempotencyRecord(_version(place, "idempotency", by_commit[1]), by_commit[0])
