@@ -188,7 +188,7 @@ class ConcurrentWriteError(OntologiaError):
         more = f" and {len(self.identities) - 3} more" if len(self.identities) > 3 else ""
         super().__init__(
             f"{type} {shown}{more} changed after commit {snapshot}, on which this commit is "
-            "based; discard() what is pending, read them again and decide anew"
+            "based; read them again and decide anew"
         )
 
 
@@ -288,6 +288,20 @@ class BatchSizeExceededError(OntologiaError):
         super().__init__(
             f"{size} objects in one commit, limit {limit}; nothing was written. Commit in "
             "batches, use session.ingest() for bulk data, or raise max_batch_size"
+        )
+
+
+class CommitMetadataTooLargeError(OntologiaError):
+    """More metadata was given with a commit than one may carry."""
+
+    def __init__(self, *, size: int, limit: int, largest: str) -> None:
+        self.size = size
+        self.limit = limit
+        self.largest = largest
+        super().__init__(
+            f"commit metadata of {size:,} bytes, limit {limit:,} (the largest is {largest!r}); "
+            "nothing was written. Keep large texts as rows of a type or as files and put their "
+            "names into the metadata, or raise max_commit_metadata_bytes"
         )
 
 

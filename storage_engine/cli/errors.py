@@ -105,6 +105,7 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.TypeDeclarationError: FAILED,
     errors.ValidationError: FAILED,
     errors.BatchSizeExceededError: FAILED,
+    errors.CommitMetadataTooLargeError: FAILED,
     errors.MetadataUnavailableError: FAILED,
     errors.HandlerError: FAILED,
     errors.EventLoopLimitError: FAILED,

@@ -14,9 +14,11 @@ from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import orjson
 import pyarrow as pa
 
 from storage_engine.errors import (
+    CommitMetadataTooLargeError,
     ConcurrentWriteError,
     ConfigurationError,
     LeaseExpiredError,
@@ -257,6 +259,14 @@ class CommitRecord:
             "metadata": dict(self.metadata),
             "types": list(self.types),
         }
+
+
+def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
+    """Refuse more than a commit may carry: everybody who reads the log reads it."""
+    size = len(orjson.dumps(dict(metadata)))
+    if size > limit:
+        largest = max(metadata, key=lambda key: len(key) + len(metadata[key]), default="")
+        raise CommitMetadataTooLargeError(size=size, limit=limit, largest=largest)
 
 
 def checked_commit(reference: Reference, commit_id: int, head: int) -> int:

@@ -221,6 +221,13 @@ class ReadSet:
             return Snapshot(base, types, rows, tuple(self._own))
 
 
+def _pending(type_names: Sequence[str]) -> str:
+    return (
+        f"what was stated of {', '.join(type_names)} is still pending: commit() again, or "
+        "discard() it"
+    )
+
+
 class SessionCore:
     """The state of one session. Who reads or changes it says so with `use`."""
 
@@ -297,21 +304,27 @@ class SessionCore:
 
     # --- committing -----------------------------------------------------------------------------
 
-    def commit(self, terms: Terms) -> int | None:
-        """Publish the intents; they stay, and the terms with them, when that fails."""
+    def commit(self, terms: Terms, *, again: bool = True) -> int | None:
+        """Publish the intents; they stay, and the terms with them, when that fails: the error
+        says so if it can be tried `again`."""
         self._unfinished = terms
-        result = self._publish(
-            CommitRequest(
-                inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
-                metadata={**self.metadata, **terms.metadata},
-                expect=terms.expect,
-                idempotency=terms.idempotency,
-                snapshot=self.read_set.snapshot(self.base()) if terms.isolated else None,
-                events=terms.events,
-                acks=terms.acks,
-                holder=self.settings.instance_metadata,
+        try:
+            result = self._publish(
+                CommitRequest(
+                    inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
+                    metadata={**self.metadata, **terms.metadata},
+                    expect=terms.expect,
+                    idempotency=terms.idempotency,
+                    snapshot=self.read_set.snapshot(self.base()) if terms.isolated else None,
+                    events=terms.events,
+                    acks=terms.acks,
+                    holder=self.settings.instance_metadata,
+                )
             )
-        )
+        except OntologiaError as error:
+            if again and self.intents:
+                error.args = (f"{error}; {_pending(self.intents.type_names)}", *error.args[1:])
+            raise
         self.forget()
         self.read_set.next_unit()
         if result is None:
@@ -366,7 +379,7 @@ class SessionCore:
                 events=events,
                 acks=(ack,),
             )
-            return self.commit(terms) is not None
+            return self.commit(terms, again=False) is not None
 
     def _publish(self, request: CommitRequest) -> CommitResult | None:
         stated = request.inputs or request.events or request.expect or request.idempotency
@@ -429,7 +442,7 @@ class SessionCore:
         try:
             if not self._closed and (self.intents or self._unfinished):
                 with self.use("commit"):
-                    self.commit(self._unfinished or Terms())
+                    self.commit(self._unfinished or Terms(), again=False)
         except BaseException:
             self._abandon()
             raise

@@ -54,6 +54,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     ReadWindow,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -247,6 +248,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}

@@ -39,6 +39,7 @@ from storage_engine.repository.protocol import (
     ReadWindow,
     Snapshot,
     TypeChange,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -133,6 +134,7 @@ class SqliteRepository(ABC):
     # --- writing --------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         if self._is_void(request) and not self._connections.exists():
             return None
         metadata = control_tables.to_json(dict(request.metadata))
