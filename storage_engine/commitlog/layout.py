@@ -77,14 +77,19 @@ _MANIFEST = "/manifest.json"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
 _BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
-    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
+    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
 
 _EVENT = re.compile(rf"{EVENTS}[^/]+/\d{{4}}-\d\d-\d\dT[^_/]+_([^/]+)\.json")  # {time}_{id}.json
 
 
 def new_id() -> str:
-    """A short random identifier of a write attempt."""
+    """Of what is staged before there is a commit: it must be unique in the storage for ever."""
+    return secrets.token_hex(16)
+
+
+def new_commit_attempt() -> str:
+    """Of an attempt at one commit, whose id is in the key as well."""
     return secrets.token_hex(4)
 
 
