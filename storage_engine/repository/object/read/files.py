@@ -39,7 +39,7 @@ from storage_engine.model.arrow import row_schema, table_from_fields_json
 from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.spec import FieldSpec, TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache, damaged
-from storage_engine.objectstore.local import path_errors
+from storage_engine.objectstore.local import is_there, path_errors
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import Duck, literal, quoted
 
