@@ -20,6 +20,14 @@ from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.parsing import (
+    FieldError,
+    optional_object,
+    optional_text,
+    require_int,
+    require_text,
+    require_time,
+)
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.errors import (
     IntegrityError,
@@ -227,17 +235,17 @@ class WriteLock:
         raw = from_json(stored.data, key=self.key)
         try:
             return LockState(
-                owner_id=raw["owner_id"],
-                acquired_at=raw["acquired_at"],
-                expires_at=parse_timestamp(raw["expires_at"]),
-                lease_ttl_ms=int(raw["lease_ttl_ms"]),
-                token=raw.get("token", ""),
-                holder=raw.get("holder", {}),
+                owner_id=require_text(raw, "owner_id"),
+                acquired_at=require_time(raw, "acquired_at"),
+                expires_at=parse_timestamp(require_time(raw, "expires_at")),
+                lease_ttl_ms=require_int(raw, "lease_ttl_ms"),
+                token=optional_text(raw, "token", ""),
+                holder=optional_object(raw, "holder") or {},
                 etag=stored.etag,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except FieldError as error:
             raise IntegrityError(
-                f"{self.key} is not a lock object ({error!r}); if no writer is active, delete it",
+                f"{self.key} is not a lock object ({error}); if no writer is active, delete it",
                 key=self.key,
             ) from error
 
