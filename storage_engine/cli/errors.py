@@ -98,6 +98,8 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.SchemaMetadataError: MISMATCH,
     errors.AlreadyInitializedError: FAILED,
     errors.ClosedError: FAILED,
+    errors.ForkedSessionError: FAILED,
+    errors.LockBreakError: FAILED,
     errors.UnknownTagError: FAILED,
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,

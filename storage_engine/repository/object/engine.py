@@ -36,6 +36,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import Owner
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object import commit_history
@@ -81,6 +82,7 @@ class ObjectRepository(ABC):
         self.store = store
         self._config = config
         self._stamp = stamp
+        self._owner = Owner(store.uri)
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
@@ -219,6 +221,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        self._owner.check()
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
@@ -283,6 +286,8 @@ class ObjectRepository(ABC):
         self.publisher.flush()
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # all of it is the parent's
         self.flush()
         self._duck.close()
         self.store.close()
