@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError, IntegrityError, UninitializedStorageError
-from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.local import path_errors
+from storage_engine.objectstore.open import expanded, open_store
 from storage_engine.repository.protocol import Repository
 
 if TYPE_CHECKING:
@@ -41,26 +42,42 @@ def target_of(uri_or_path: str | Path | None) -> Location:
         return _sqlite(text)
     if "://" in text:
         return Location(text)
-    path = Path(text).expanduser()
-    if path.is_file() or (not path.is_dir() and path.suffix.lower() in _SQLITE_SUFFIXES):
+    path = expanded(text)
+    with path_errors(path, "open"):
+        is_file, is_folder = path.is_file(), path.is_dir()
+    if is_file or (not is_folder and path.suffix.lower() in _SQLITE_SUFFIXES):
         return Location(f"sqlite:///{path}", str(path))
     return Location(text)
 
 
 def bind(db_path: str | Path | None, storage_uri: str | None) -> Location:
     """RFC 0004 1.1: `db_path` means SQLite; both are allowed only if they mean the same file."""
-    if storage_uri is None:
-        return target_of(db_path)
-    target = target_of(storage_uri)
     if db_path is None:
-        return target
-    path = str(db_path)
-    stated = Location(f"sqlite:///{path}", path) if "://" not in path else target_of(path)
+        return target_of(storage_uri)
+    stated = _sqlite_file(db_path)
+    if storage_uri is None:
+        return stated
+    target = target_of(storage_uri)
     if target.sqlite_path is None or not _same_file(stated.sqlite_path, target.sqlite_path):
         raise ConfigurationError(
-            f"db path {path!r} and storage URI {storage_uri!r} name different storages; give one"
+            f"db path {str(db_path)!r} and storage URI {storage_uri!r} name different storages; "
+            "give one"
         )
     return target
+
+
+def _sqlite_file(db_path: str | Path) -> Location:
+    """A SQLite file, whatever it is called (RFC 0004 7)."""
+    text = str(db_path)
+    if text.lower().startswith("sqlite:") or text == MEMORY:
+        return target_of(text)
+    if "://" in text:
+        raise ConfigurationError(
+            f"db path {text!r} is no SQLite file: give other storages as storage URI "
+            "(`--storage-uri`, `Ontology(storage_uri=...)`)"
+        )
+    path = Path(text).expanduser()
+    return Location(f"sqlite:///{path}", str(path))
 
 
 def _sqlite(uri: str) -> Location:
@@ -71,6 +88,8 @@ def _sqlite(uri: str) -> Location:
             "or four for an absolute path: sqlite:////data/onto.db"
         )
     path = unquote(rest[len("///") :])
+    if "\x00" in path:
+        raise ConfigurationError(f"storage URI {uri!r} has a NUL character in its path")
     if not path:
         raise ConfigurationError(f"storage URI {uri!r} names no file")
     return Location(uri, path)
@@ -81,7 +100,7 @@ def _same_file(a: str | None, b: str) -> bool:
         return False
     if MEMORY in (a, b):
         return a == b
-    return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
+    return expanded(a).resolve() == expanded(b).resolve()
 
 
 def open_repository(

@@ -109,23 +109,28 @@ def migrate(store: ObjectStore, stamp: Stamp) -> Stamp:
     return stamp
 
 
-def _stamp_unstamped(store: ObjectStore, stamp: Stamp) -> None:
-    """0 -> 1: a v1 storage from before engine versions gets its stamp."""
+def _raise_format(store: ObjectStore, stamp: Stamp) -> None:
+    """0 -> 1: a v1 storage from before engine versions gets its stamp.
+    1 -> 2: nothing that is there changes; what is written from now on (hashes along the chain,
+    marks in head, buckets, pages) must not be written over by a program that does not know it.
+    """
+    write_id = layout.new_write_id()
+    data = stamp_bytes(store, stamp.engine_version, write_id)
     try:
         stored = store.get(layout.ENGINE)
     except ObjectNotFound:
         etag = None
     else:
-        if from_json(stored.data, key=layout.ENGINE).get("format", 0) > stamp.format:
+        raw = from_json(stored.data, key=layout.ENGINE)
+        if raw.get("format", 0) > stamp.format:
             return  # another writer has taken this step, and perhaps more
         etag = stored.etag
-    write_id = layout.new_write_id()
-    data = stamp_bytes(store, stamp.engine_version, write_id)
+        data = to_json({**raw, "format": FORMAT, "write_id": write_id})
     # Lost means that another writer has just taken the same step.
     write_conditionally(store, layout.ENGINE, data, write_id=write_id, etag=etag)
 
 
-_STEPS: dict[int, Callable[[ObjectStore, Stamp], None]] = {0: _stamp_unstamped}
+_STEPS: dict[int, Callable[[ObjectStore, Stamp], None]] = {0: _raise_format, 1: _raise_format}
 
 
 def _check(uri: str, stamp: Stamp) -> None:
