@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from storage_engine.config import size_in_bytes
+from storage_engine.config import KIB, size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 _BATCH_ROWS = 64 * 1024
 _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
+_MANY_COLUMNS = 128
+_COLUMN_BYTES = 512 * KIB  # of a batch of it in each step of a statement, for two threads
 
 _KINDS = {
     "Out of Memory": "OutOfMemoryException",
@@ -59,6 +61,7 @@ class Duck:
         self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._spill: Path | None = None
+        self._room_for = 0  # columns
         self._held_back: list[int] = []  # how many threads each of those who want few allows
         self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
@@ -86,34 +89,46 @@ class Duck:
             self._connection = self._open()
         return self._connection
 
-    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    def run(
+        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
+    ) -> T:
         """Do something with a cursor, so that Ctrl-C ends it; where memory does not suffice,
-        again with fewer threads, for each of them needs a share."""
+        again with fewer threads, for each of them needs a share, and with more memory for as many
+        `columns` as that is the cause: batches of all of them are held, and do not spill."""
         import duckdb
 
-        try:
-            return interruptible(cursor, work)
-        except duckdb.OutOfMemoryException:
-            if not self._use_fewer_threads():
-                raise
-            return interruptible(cursor, work)
+        ways = (self._use_fewer_threads, lambda: self._make_room(columns))
+        for way in ways:
+            try:
+                return interruptible(cursor, work)
+            except duckdb.OutOfMemoryException:
+                if not way() and way is ways[-1]:
+                    raise
+        return interruptible(cursor, work)
 
     def _use_fewer_threads(self) -> bool:
         with self._mutex:
             if self._connection is None:
                 return False
             (now,) = self._connection.execute("SELECT current_setting('threads')").fetchall()[0]
-            (limit,) = self._connection.execute(
-                "SELECT parse_formatted_bytes(current_setting('memory_limit'))"
-            ).fetchall()[0]
-            fewer = max(1, int(limit) // _THREAD_BYTES)
+            fewer = max(1, size_in_bytes(self._memory_limit) // _THREAD_BYTES)
             if fewer >= now:
                 return False
             self._threads_otherwise = fewer
             self._set_threads(self._connection)
             return True
 
-    def within_memory(self, held_bytes: int, work: Callable[[], T]) -> T:
+    def _make_room(self, columns: int) -> bool:
+        """Raise the limit for types of many columns; it stays, as more of them will be read."""
+        with self._mutex:
+            if self._connection is None or columns <= max(_MANY_COLUMNS, self._room_for):
+                return False
+            self._room_for = columns
+            limit = size_in_bytes(self._memory_limit) + columns * _COLUMN_BYTES
+            self._connection.execute(f"SET GLOBAL memory_limit = '{limit // KIB} KiB'")
+            return True
+
+    def within_memory(self, held_bytes: int, work: Callable[[], T], *, columns: int = 0) -> T:
         """Do what joins or groups about so many bytes, in the limit however many these are.
 
         A join spills, but each of its threads needs a share of memory before: what is larger than
@@ -131,6 +146,11 @@ class Duck:
             except DoesNotFit:
                 continue
         with self._at_most(steps[-1]):
+            try:
+                return work()
+            except DoesNotFit:
+                if not self._make_room(columns):
+                    raise
             return work()
 
     @contextmanager
@@ -194,6 +214,7 @@ class Duck:
                 self._connection.close()
                 self._connection = None
                 self._current_secret = None
+                self._room_for = 0
             if self._spill is not None:
                 shutil.rmtree(self._spill, ignore_errors=True)
                 self._spill = None
@@ -230,7 +251,10 @@ class Stream:
         cursor: duckdb.DuckDBPyConnection,
         statement: str,
         parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        columns: int = 0,
     ) -> None:
+        """`columns`: how many the statement reads, where these may be many."""
         self._cursor = cursor
 
         def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
@@ -238,7 +262,7 @@ class Stream:
             return reader, _next(reader)
 
         try:
-            self._reader, self._first = duck.run(cursor, begin)
+            self._reader, self._first = duck.run(cursor, begin, columns=columns)
         except BaseException:
             cursor.close()
             raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.executor import Parameters, Rows
@@ -48,7 +49,8 @@ def run_sql(
             named = {name: spec for name, spec in tables.items() if _may_name(statement, name)}
             provide(cursor, named)
         with duck.errors(), _mistakes(tables):
-            stream = Stream(duck, cursor, statement, parameters)
+            columns = sum(len(row_schema(spec)) for spec in named.values())
+            stream = Stream(duck, cursor, statement, parameters, columns=columns)
     except BaseException:
         cursor.close()
         raise
