@@ -164,7 +164,7 @@ class Publisher:
                     self._back_off(attempt)
                 lease, version, wait = self._begin()
                 waited_ms += wait
-                base = Base(version, None, layout.new_id(), lease)
+                base = Base(version, None, layout.new_commit_attempt(), lease)
                 try:
                     base = replace(base, manifest=self._chain.head_manifest(version.head))
                     draft = prepare(base)

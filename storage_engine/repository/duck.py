@@ -1,4 +1,5 @@
-"""The DuckDB connection of an opened storage: one per repository, a cursor per use."""
+"""The DuckDB connections of an opened storage: one for its own queries, one for SQL of users; a
+cursor per use."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
+from storage_engine.objectstore.local import advice, is_retryable
 
 if TYPE_CHECKING:
     import duckdb
@@ -58,7 +60,7 @@ class Duck:
         self._secret = secret
         self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._spill: Path | None = None
+        self._spills: list[Path] = []
         self._held_back: list[int] = []  # how many threads each of those who want few allows
         self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
@@ -102,16 +104,22 @@ class Duck:
         with self._mutex:
             if self._connection is None:
                 return False
-            (now,) = self._connection.execute("SELECT current_setting('threads')").fetchall()[0]
-            (limit,) = self._connection.execute(
-                "SELECT parse_formatted_bytes(current_setting('memory_limit'))"
-            ).fetchall()[0]
-            fewer = max(1, int(limit) // _THREAD_BYTES)
-            if fewer >= now:
+            fewer = self._fewer_threads(self._connection)
+            if fewer is None:
                 return False
             self._threads_otherwise = fewer
             self._set_threads(self._connection)
             return True
+
+    @staticmethod
+    def _fewer_threads(connection: duckdb.DuckDBPyConnection) -> int | None:
+        """As many as each has room for; None when there are no more than that."""
+        now, limit = connection.execute(
+            "SELECT current_setting('threads'), "
+            "parse_formatted_bytes(current_setting('memory_limit'))"
+        ).fetchall()[0]
+        fewer = max(1, int(limit) // _THREAD_BYTES)
+        return fewer if fewer < now else None
 
     def within_memory(self, held_bytes: int, work: Callable[[], T]) -> T:
         """Do what joins or groups about so many bytes, in the limit however many these are.
@@ -194,19 +202,18 @@ class Duck:
                 self._connection.close()
                 self._connection = None
                 self._current_secret = None
-            if self._spill is not None:
-                shutil.rmtree(self._spill, ignore_errors=True)
-                self._spill = None
+            while self._spills:
+                shutil.rmtree(self._spills.pop(), ignore_errors=True)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         import duckdb  # here: importing storage_engine stays light
 
-        self._spill = Path(tempfile.mkdtemp(prefix="ontologia-duckdb-"))
+        spill = self._new_spill()
         connection = duckdb.connect(
             ":memory:",
             config={
                 "memory_limit": self._memory_limit,
-                "temp_directory": str(self._spill),
+                "temp_directory": str(spill),
                 "preserve_insertion_order": "false",
                 "autoinstall_known_extensions": "false",
                 "python_enable_replacements": "false",  # SQL names tables, not Python variables
@@ -217,6 +224,95 @@ class Duck:
         # Data files never change: what is known of one stays true.
         connection.execute("SET GLOBAL parquet_metadata_cache = true")
         connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
+        return connection
+
+    def _new_spill(self) -> Path:
+        """A folder for what does not fit into memory, of one instance alone."""
+        try:
+            self._spills.append(Path(tempfile.mkdtemp(prefix="ontologia-duckdb-")))
+        except OSError as error:
+            raise StorageBackendError(
+                f"no temporary folder can be made for queries: {advice(error)}; TMPDIR says where "
+                "it goes",
+                operation="query",
+                retryable=is_retryable(error),
+            ) from error
+        return self._spills[-1]
+
+
+class ConfinedDuck(Duck):
+    """For SQL of users: an instance of its own, which can open files below `folders` and nothing
+    else, load nothing, and be set to nothing else.
+
+    That is decided when it is opened and holds for its life. So where S3 must be reached, or
+    memory asks for fewer threads, another one takes its place; who uses the old one may go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        memory_limit: str,
+        secret: Callable[[], Mapping[str, Any]] | None = None,
+        folders: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        super().__init__(uri=uri, memory_limit=memory_limit, secret=secret)
+        self._folders = folders
+        self._remote = False
+        self._threads: int | None = None
+
+    def reach_s3(self) -> None:
+        secret = self._secret() if self._secret is not None else {}
+        with self._mutex:
+            if not self._remote:
+                self._remote = True
+                self._replace()
+            connection = self._connected()
+            if secret != self._current_secret:
+                create_secret(connection, secret)
+                self._current_secret = secret
+
+    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+        """Whoever runs out of memory begins anew, as `reopen_with_fewer_threads` asks for."""
+        return interruptible(cursor, work)
+
+    def reopen_with_fewer_threads(self) -> bool:
+        """Where memory did not suffice: whether it is worth trying again, with a new cursor."""
+        with self._mutex:
+            fewer = self._fewer_threads(self._connected())
+            if fewer is None:
+                return False
+            self._threads = fewer
+            self._replace()
+            return True
+
+    def reopen(self) -> None:
+        """After a failure of DuckDB itself, which does not work from then on."""
+        with self._mutex:
+            self._replace()
+
+    def _replace(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._current_secret = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        connection = super()._open()
+        connection.execute("SET GLOBAL allow_persistent_secrets = false")
+        connection.execute("SET GLOBAL autoload_known_extensions = false")
+        if self._remote:
+            load_httpfs(connection)
+            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
+            self._threads = self._threads or max(_REMOTE_THREADS, os.cpu_count() or 1)
+            self._current_secret = self._secret() if self._secret is not None else {}
+            create_secret(connection, self._current_secret)
+        if self._threads is not None:
+            connection.execute(f"SET GLOBAL threads = {self._threads}")
+        folders = ", ".join(literal(folder) for folder in self._folders())
+        connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
+        connection.execute("SET GLOBAL enable_external_access = false")
+        connection.execute("SET GLOBAL lock_configuration = true")
         return connection
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain
 from storage_engine.errors import OntologiaError
+from storage_engine.maintenance.indices import index_verifier
 from storage_engine.maintenance.integrity.data import RowCheck, check_files
-from storage_engine.maintenance.integrity.log import LogCheck
+from storage_engine.maintenance.integrity.log import Log, LogCheck
 from storage_engine.maintenance.integrity.report import Finding, IntegrityReport, Progress
 from storage_engine.maintenance.integrity.sqlite import check_sqlite
 from storage_engine.model.spec import TypeSpec, schema_differences
@@ -17,6 +20,20 @@ if TYPE_CHECKING:
     from storage_engine.repository.object.engine import ObjectRepository
 
 __all__ = ["Finding", "IntegrityReport", "verify_storage"]
+
+# Of indices, what no writer leaves behind. That one lags is no contradiction.
+_CONTRADICTIONS = frozenset(
+    {
+        "altered",
+        "missing_entry",
+        "orphan_file",
+        "other_history",
+        "overlap",
+        "path_mismatch",
+        "unreadable",
+        "wrong_facts",
+    }
+)
 
 
 def verify_storage(
@@ -65,6 +82,25 @@ def _check_models(
 def _check_objects(repository: ObjectRepository, report: IntegrityReport, tell: Progress) -> None:
     log = LogCheck(repository.store, report, tell).run()
     if log is not None:
+        if report.ok:  # where the log contradicts itself, it proves nothing of an index
+            _check_indices(repository, log, report)
         check_files(repository.store, log, repository.engine_version, report, tell)
         if report.deep:
             RowCheck(repository, log, report, tell).run()
+
+
+def _check_indices(repository: ObjectRepository, log: Log, report: IntegrityReport) -> None:
+    """Whether an index says what the log does not; `index verify` tells what it lacks, too."""
+    anew = Chain(repository.store, repository.store.parallel)
+    examined = index_verifier(repository, anew).examine(log.head, known_types=())
+    for finding in examined.findings:
+        if finding.reason in _CONTRADICTIONS:
+            report.note(
+                "index",
+                finding.reason,
+                f"index of {finding.type_name} {finding.message}",
+                key=finding.path or layout.index(finding.kind, finding.type_name),
+                commit_id=finding.commit_id,
+                type_name=finding.type_name,
+            )
+    report.checked["indices"] += len(examined.types)

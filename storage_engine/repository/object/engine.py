@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state, tags
+from storage_engine.commitlog import layout, state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
@@ -37,8 +37,8 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.query.reference import Reference, check_tag
-from storage_engine.repository.duck import Duck
-from storage_engine.repository.object import commit_history
+from storage_engine.repository.duck import ConfinedDuck, Duck
+from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
@@ -54,6 +54,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     ReadWindow,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -91,6 +92,12 @@ class ObjectRepository(ABC):
             secret=store.duckdb_secret,
         )
         self.cache = cache_for(store, config)
+        self._sql_duck = ConfinedDuck(
+            uri=store.uri,
+            memory_limit=config.s3_duckdb_memory_limit,
+            secret=store.duckdb_secret,
+            folders=self._data_folders,
+        )
         scanner = Scanner(store, self._duck, self.cache)
         self._resident = Resident()
         self._versions = Versions(
@@ -106,7 +113,9 @@ class ObjectRepository(ABC):
             self._versions,
             scanner,
             self._duck,
-            self.known_types,
+            self._sql_duck,
+            self._type_refs,
+            self._stored_types,
             self._commit_at,
             v1=self.engine_version == "v1",
         )
@@ -167,8 +176,10 @@ class ObjectRepository(ABC):
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)
 
-    def executor(self, pinned: int | None = None) -> ObjectExecutor:
-        return ObjectExecutor(self._query_engine, pinned)
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> ObjectExecutor:
+        return ObjectExecutor(self._query_engine, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         return self._commit_at(self.chain.read_head().head, reference)
@@ -200,11 +211,28 @@ class ObjectRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        heads = sorted(state.type_heads(self.chain, head).items())
-        records = self.store.parallel.map(
-            lambda item: state.schema_record(self.chain, head, *item), heads
-        )
-        return [TypeSpec.from_schema_dict(record["schema"]) for record in records if record]
+        return self._stored_types(head, self._type_refs(head))
+
+    def type_refs(self) -> list[TypeRef]:
+        return self._type_refs(self.chain.read_head().head)
+
+    def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return self._stored_types(self.chain.read_head().head, refs)
+
+    def _type_refs(self, head: Head) -> list[TypeRef]:
+        return stored_schema.type_refs(self.chain, head)
+
+    def _stored_types(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return stored_schema.stored_types(self.chain, self._documents, head, refs)
+
+    def _data_folders(self) -> list[str]:
+        """Where the files lie that DuckDB opens by itself, as it names them."""
+        folders = [str(self.cache.directory)] if self.cache is not None else []
+        for prefix in layout.DATA_PREFIXES:
+            folder = prefix.rstrip("/")
+            place = self.store.local_path(folder) or self.store.duckdb_url(folder)
+            folders += [f"{place}/"] if place is not None else []
+        return folders
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -220,6 +248,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
@@ -286,6 +315,7 @@ class ObjectRepository(ABC):
     def close(self) -> None:
         self.flush()
         self._duck.close()
+        self._sql_duck.close()
         self.store.close()
 
     # -- after a commit -----------------------------------------------------------------------

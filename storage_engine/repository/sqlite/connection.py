@@ -29,6 +29,7 @@ from storage_engine.errors import (
     OntologiaError,
     StorageBackendError,
 )
+from storage_engine.objectstore.local import advice, shortened
 from storage_engine.query.compiler import Statement
 from storage_engine.query.sqlite import install
 
@@ -280,7 +281,7 @@ class Connections:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise self._failure("open", error.strerror or str(error)) from error
+            raise self._failure("open", advice(error)) from error
         # SQLite takes some files that are shorter than a header for empty, and writes over them.
         if stat.S_ISREG(status.st_mode) and 0 < status.st_size < _HEADER_BYTES:
             raise self._failure("open", _ADVICE[sqlite3.SQLITE_NOTADB])
@@ -366,7 +367,7 @@ class Connections:
 
     def _failure(self, operation: str, detail: str) -> StorageBackendError:
         return StorageBackendError(
-            f"{operation} {self.path}: {detail}", operation=operation, key=self.path
+            f"{operation} {shortened(self.path)}: {detail}", operation=operation, key=self.path
         )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from storage_engine.commitlog.state import IdempotencyRecord
 from storage_engine.errors import (
     IntegrityError,
     SchemaOutdatedError,
@@ -21,7 +22,12 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.model.spec import TypeSpec, schema_differences
-from storage_engine.repository.protocol import CommitRecord, Idempotency, TypeChange
+from storage_engine.repository.protocol import (
+    AppliedUnit,
+    CommitRecord,
+    Idempotency,
+    TypeChange,
+)
 from storage_engine.repository.sqlite.stored import StoredRow
 
 LOCK_NAME = "ontology_write"
@@ -111,32 +117,50 @@ def record_lock(
     )
 
 
-def applied_by(connection: sqlite3.Connection, unit: Idempotency) -> int | None:
-    """The commit that already did this unit of work, None when it is still to be done."""
-    earlier = connection.execute(
-        "SELECT id, idempotency FROM commits WHERE idempotency_app = ? ORDER BY id DESC",
-        (unit.app_id,),
+def record_unit(connection: sqlite3.Connection, unit: Idempotency, head: int) -> None:
+    """Of a unit of work that changed nothing: applied, after commit `head`, without a commit."""
+    connection.execute(
+        "INSERT INTO applied_units (app_id, version, after_commit_id) VALUES (?, ?, ?) "
+        "ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, "
+        "after_commit_id = excluded.after_commit_id",
+        (unit.app_id, to_json(unit.version), head),
     )
-    if isinstance(unit.version, str):
-        row = earlier.fetchone()
-        return row[0] if row and _version(*row) == unit.version else None
-    applied: int | None = None
-    for commit_id, text in earlier:  # newest first, and integers only grow
-        version = _version(commit_id, text)
-        if isinstance(version, str):
-            continue
-        if version < unit.version:
-            break
-        applied = commit_id
-    return applied
 
 
-def _version(commit_id: int, text: Any) -> int | str:
-    """Of a unit of work that a commit did."""
-    place = StoredRow("commits", commit_id)
-    version = place.json("idempotency", text)
+def applied(connection: sqlite3.Connection, unit: Idempotency) -> AppliedUnit | None:
+    """How this unit of work was done, None when it is still to be done. The newest record of its
+    application decides, be it a commit or a unit that changed nothing."""
+    by_commit = connection.execute(
+        "SELECT id, idempotency FROM commits WHERE idempotency_app = ? ORDER BY id DESC LIMIT 1",
+        (unit.app_id,),
+    ).fetchone()
+    by_itself = None
+    if _has_table(connection, "applied_units"):  # a file of format 1 gets it with its next commit
+        by_itself = connection.execute(
+            "SELECT after_commit_id, version FROM applied_units WHERE app_id = ?", (unit.app_id,)
+        ).fetchone()
+    place = StoredRow("applied_units", unit.app_id)
+    after = place.integer("after_commit_id", by_itself[0]) if by_itself is not None else -1
+    if by_itself is not None and (by_commit is None or by_commit[0] <= after):
+        record = IdempotencyRecord(_version(place, "version", by_itself[1]), None)
+    elif by_commit is not None:
+        place = StoredRow("commits", by_commit[0])
+        record = IdempotencyRecord(_version(place, "idempotency", by_commit[1]), by_commit[0])
+    else:
+        return None
+    return AppliedUnit(record.commit_id) if record.covers(unit.version) else None
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(sql, (name,)).fetchone() is not None
+
+
+def _version(place: StoredRow, column: str, text: Any) -> int | str:
+    """Of a unit of work."""
+    version = place.json(column, text)
     if isinstance(version, bool) or not isinstance(version, int | str):
-        raise place.damaged(f"idempotency should be an integer or a text, not {text!r}")
+        raise place.damaged(f"{column} should be an integer or a text, not {text!r}")
     return version
 
 
@@ -251,15 +275,26 @@ def register(
     )
 
 
-def known_types(connection: sqlite3.Connection) -> list[tuple[int, TypeSpec]]:
-    """Every registered type's current version and schema, by kind and name."""
+def type_refs(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Kind and name of every registered type."""
+    return connection.execute(
+        "SELECT type_kind, type_name FROM schema_registry ORDER BY type_kind, type_name"
+    ).fetchall()
+
+
+def known_types(
+    connection: sqlite3.Connection, ref: tuple[str, str] | None = None
+) -> list[tuple[int, TypeSpec]]:
+    """Every registered type's current version and schema, by kind and name; of one, if told."""
+    only = "WHERE r.type_kind = ? AND r.type_name = ? " if ref is not None else ""
     rows = connection.execute(
         "SELECT r.type_kind, r.type_name, r.current_schema_version_id, v.schema_sha256, "
         "v.schema_json "
         "FROM schema_registry AS r LEFT JOIN schema_versions AS v "
         "ON v.type_kind = r.type_kind AND v.type_name = r.type_name "
         "AND v.schema_version_id = r.current_schema_version_id "
-        "ORDER BY r.type_kind, r.type_name"
+        f"{only}ORDER BY r.type_kind, r.type_name",
+        ref or (),
     ).fetchall()
     types = []
     for kind, name, *rest in rows:
@@ -274,8 +309,16 @@ def known_types(connection: sqlite3.Connection) -> list[tuple[int, TypeSpec]]:
 
 
 BACKEND = "sqlite"
-FORMAT = 1
+FORMAT = 2
 ENGINE_VERSIONS = ("v1", "v2")
+
+APPLIED_UNITS = """
+    CREATE TABLE IF NOT EXISTS applied_units (  -- that changed nothing, the latest of each app
+        app_id           TEXT NOT NULL PRIMARY KEY,
+        version          TEXT NOT NULL,    -- JSON: an integer or a string
+        after_commit_id  INTEGER NOT NULL  -- head at that time
+    )
+    """
 
 CONTROL_TABLES = (
     """
@@ -296,6 +339,7 @@ CONTROL_TABLES = (
     CREATE INDEX IF NOT EXISTS commits_by_idempotency_app ON commits (idempotency_app, id)
         WHERE idempotency_app IS NOT NULL
     """,
+    APPLIED_UNITS,
     """
     CREATE TABLE IF NOT EXISTS schema_registry (
         type_kind                  TEXT NOT NULL,
@@ -496,7 +540,15 @@ def _stamp_file(connection: sqlite3.Connection, engine_version: str) -> None:
     create_tables(connection, engine_version)
 
 
-MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection, str], None]] = {0: _stamp_file}
+def _add_applied_units(connection: sqlite3.Connection, _engine_version: str) -> None:
+    """1 -> 2: units of work that changed nothing are recorded, too."""
+    connection.execute(APPLIED_UNITS)
+
+
+MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection, str], None]] = {
+    0: _stamp_file,
+    1: _add_applied_units,
+}
 
 
 def migrate_format(connection: sqlite3.Connection, stamp: FileStamp) -> None:

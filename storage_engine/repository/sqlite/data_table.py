@@ -253,13 +253,13 @@ def count_delta(staged: IntentTable) -> str:
 
 
 def changed_since(table: DataTable, staged: IntentTable) -> str:
-    """Targeted identities that have a version after commit :snapshot."""
+    """Targeted identities that have a version after commit :snapshot, and the last such."""
     keys = ", ".join(f"i.{key}" for key in staged.keys)
     return (
-        f"SELECT DISTINCT {keys} FROM temp.{staged.name} AS i "
+        f"SELECT {keys}, max(h.commit_id) FROM temp.{staged.name} AS i "
         f"CROSS JOIN main.{quoted(table.name)} AS h "
         f"WHERE {table.of_type('h')} AND {_same(table, 'h', 'i')} AND h.commit_id > :snapshot "
-        f"ORDER BY {keys}"
+        f"GROUP BY {keys} ORDER BY {keys}"
     )
 
 

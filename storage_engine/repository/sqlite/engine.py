@@ -12,7 +12,7 @@ import os
 import socket
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,17 +23,13 @@ import pyarrow as pa
 from storage_engine.commitlog.records import timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import (
-    ConcurrentWriteError,
-    ExpectedVersionMismatchError,
-    IntegrityError,
-)
+from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference, check_tag
-from storage_engine.repository.duck import Duck
+from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,
     CommitRecord,
@@ -41,7 +37,9 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     ReadWindow,
+    Snapshot,
     TypeChange,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -86,7 +84,8 @@ class SqliteRepository(ABC):
         self.path = str(path)
         self._config = config
         self._connections = Connections(path, config.s3_lock_timeout_ms)
-        self.duck = Duck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)  # for SQL of users
+        # For SQL of users, on tables in memory: it can open no file at all.
+        self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
@@ -135,21 +134,23 @@ class SqliteRepository(ABC):
     # --- writing --------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         if self._is_void(request) and not self._connections.exists():
             return None
         metadata = control_tables.to_json(dict(request.metadata))
         events = control_tables.to_json([dict(event) for event in request.events])
         with self._connections.use("commit", create=True) as connection:
             if request.idempotency is not None and self._has_tables(connection):
-                applied = control_tables.applied_by(connection, request.idempotency)
+                applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
-                    return AppliedUnit(applied).result()
+                    return applied.result()
             with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
-                    result = self._publish(connection, request, staged, metadata, events, waited)
-                    publishes = result is not None and not result.already_applied
-                    connection.execute("COMMIT" if publishes else "ROLLBACK")
+                    result, wrote = self._publish(
+                        connection, request, staged, metadata, events, waited
+                    )
+                    connection.execute("COMMIT" if wrote else "ROLLBACK")
                 except BaseException:
                     rollback(connection)
                     raise
@@ -157,8 +158,7 @@ class SqliteRepository(ABC):
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         with self.reading("look up a unit of work") as connection:
-            commit_id = control_tables.applied_by(connection, unit) if connection else None
-        return AppliedUnit(commit_id) if commit_id is not None else None
+            return control_tables.applied(connection, unit) if connection else None
 
     def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
         raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
@@ -171,13 +171,14 @@ class SqliteRepository(ABC):
         metadata: str,
         events: str,
         waited_ms: float,
-    ) -> CommitResult | None:
-        """All that happens under the write lock. The caller commits or rolls back."""
+    ) -> tuple[CommitResult | None, bool]:
+        """All that happens under the write lock; and whether something was written, so that the
+        caller commits, or else rolls back."""
         self._prepare(connection)
         if request.idempotency is not None:
-            applied = control_tables.applied_by(connection, request.idempotency)
+            applied = control_tables.applied(connection, request.idempotency)
             if applied is not None:
-                return AppliedUnit(applied).result(lock_wait_ms=waited_ms)
+                return applied.result(lock_wait_ms=waited_ms), False
         head, head_created_at = control_tables.head(connection)
         self._check_expected(connection, request.expect)
         deltas = []
@@ -186,7 +187,9 @@ class SqliteRepository(ABC):
             if delta[0].inserted or delta[0].updated:
                 deltas.append((part, *delta))
         if not deltas and not request.events:
-            return None
+            if request.idempotency is not None:
+                control_tables.record_unit(connection, request.idempotency, head)
+            return None, request.idempotency is not None
         commit_id = head + 1
         now = control_tables.utc_text(datetime.now(UTC))
         for part, _, version in deltas:
@@ -205,25 +208,21 @@ class SqliteRepository(ABC):
         event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         control_tables.record_lock(connection, self._config.runtime_id, holder, now)
-        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms)
+        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms), True
 
     def _reconcile(
-        self, connection: sqlite3.Connection, part: StagedType, since: int | None
+        self, connection: sqlite3.Connection, part: StagedType, snapshot: Snapshot | None
     ) -> tuple[TypeChange, int | None]:
         """How the intents of one type differ from its latest state, and its schema version."""
         spec, staged = part.spec, part.staged
         stored = control_tables.check_schema(connection, spec)
         table = self._current_table(connection, *spec.ref) if stored else None
-        if table is not None and since is not None:
-            moved = connection.execute(
-                data_table.changed_since(table, staged), {**table.parameters, "snapshot": since}
-            ).fetchall()
-            if moved:
-                raise ConcurrentWriteError(
-                    type=spec.name,
-                    identities=[row[0] if len(row) == 1 else row for row in moved],
-                    snapshot=since,
-                )
+        if table is not None and snapshot is not None:
+            later = connection.execute(
+                data_table.changed_since(table, staged),
+                {**table.parameters, "snapshot": snapshot.since(spec.ref)},
+            )
+            snapshot.check(spec.ref, ((row[:-1], row[-1]) for row in later))
         connection.execute(
             data_table.reconcile(table, staged), table.parameters if table is not None else {}
         )
@@ -283,6 +282,7 @@ class SqliteRepository(ABC):
         return not (
             request.events
             or request.expect
+            or request.idempotency
             or any(i.stream is not None for i in request.inputs)
             or any(i.table is not None and i.table.num_rows for i in request.inputs)
         )
@@ -371,11 +371,13 @@ class SqliteRepository(ABC):
         """A new one: in memory, all temporary tables are in one connection."""
         return f"{use}_{next(self._temporary)}"
 
-    def executor(self, pinned: int | None = None) -> SqlExecutor:
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> SqlExecutor:
         head = self.head_commit_id() if pinned is not None else 0
         if pinned is not None and not 0 <= pinned <= head:
             raise ValueError(f"commit {pinned} cannot be pinned: the storage is at commit {head}")
-        return SqliteExecutor(self, pinned)
+        return SqliteExecutor(self, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         with self.reading("resolve a reference") as connection:
@@ -468,6 +470,16 @@ class SqliteRepository(ABC):
             return (
                 [spec for _, spec in control_tables.known_types(connection)] if connection else []
             )
+
+    def type_refs(self) -> list[tuple[str, str]]:
+        with self.reading("read schema") as connection:
+            return control_tables.type_refs(connection) if connection else []
+
+    def stored_types(self, refs: Sequence[tuple[str, str]]) -> list[TypeSpec]:
+        with self.reading("read schema") as connection:
+            if connection is None:
+                return []
+            return [spec for ref in refs for _, spec in control_tables.known_types(connection, ref)]
 
     def storage_info(self) -> dict[str, Any]:
         with self.reading("read storage info") as connection:
