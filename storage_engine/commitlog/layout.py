@@ -74,13 +74,19 @@ _KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 _MANIFEST = "/manifest.json"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
 _SNAPSHOT = re.compile(
-    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
+    # Attempts of earlier versions have eight characters.
+    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
 
 
 def new_id() -> str:
-    """A short random identifier of a write attempt."""
+    """A short random identifier of an attempt at one commit: it is unique beside a commit id."""
     return secrets.token_hex(4)
+
+
+def new_attempt() -> str:
+    """An identifier of an attempt that stands by itself."""
+    return secrets.token_hex(16)
 
 
 def new_write_id() -> str:

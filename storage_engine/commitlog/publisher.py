@@ -11,9 +11,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
@@ -26,6 +28,7 @@ from storage_engine.commitlog.conditional import (
 from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
 from storage_engine.commitlog.lock import Lease, WriteLock
 from storage_engine.commitlog.records import (
+    Checkpoint,
     CheckpointRef,
     CommitFile,
     Head,
@@ -101,6 +104,28 @@ class PublishedCommit:
     manifest_path: str
     attempts: int
     lock_wait_ms: float
+    carried: TypeRef | None = None  # the type whose snapshot it published too
+
+
+class WaitingSnapshot(Protocol):
+    """A snapshot whose files are in the store. A commit carries it: its checkpoint has the
+    snapshot in the place of what was merged, and its CAS publishes both."""
+
+    ref: TypeRef
+    refused: bool  # one of `checks` found so: it must not be published
+    published: bool
+
+    @property
+    def checks(self) -> Sequence[Callable[[], None]]:
+        """Sent beside the uploads, as they hold only from when head was read; they never raise."""
+
+    def place(self, checkpoint: Checkpoint) -> Checkpoint:
+        """With the snapshot, or as it is when that no longer fits."""
+
+
+class WaitingSnapshots(Protocol):
+    def carry(self) -> AbstractContextManager[WaitingSnapshot | None]:
+        """One for an attempt to publish; it waits on afterwards unless `published` was set."""
 
 
 Prepare = Callable[[Base], Draft | None]
@@ -130,6 +155,7 @@ class Publisher:
         self._checkpoint_interval = checkpoint_interval
         self._project = project
         self._warn = warn
+        self.waiting: WaitingSnapshots | None = None
         self._leases = LeaseKeeper(LINGER_S if chain.store.timers else 0.0)
         self._finishing: Background[None] | None = None
         self._mutex = threading.Lock()
@@ -154,7 +180,8 @@ class Publisher:
                     if draft is None:
                         self._finish(None, lease)
                         return None
-                    published = self._attempt(base, draft, attempt, waited_ms)
+                    with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
+                        published = self._attempt(base, draft, attempt, waited_ms, snapshot)
                 except BaseException:
                     self._leases.release_now(lease)
                     raise
@@ -201,24 +228,32 @@ class Publisher:
         return lease, version, waited
 
     def _attempt(
-        self, base: Base, draft: Draft, attempt: int, waited_ms: float
+        self,
+        base: Base,
+        draft: Draft,
+        attempt: int,
+        waited_ms: float,
+        snapshot: WaitingSnapshot | None,
     ) -> PublishedCommit | None:
         path = layout.manifest(base.commit_id, base.attempt)
         manifest = self._manifest(base, draft, path)
         uploads = list(draft.uploads)
         checkpoint_ref = base.head.checkpoint
-        if base.commit_id % self._checkpoint_interval == 0:
-            checkpoint_ref, upload = self._checkpoint(base, manifest, path)
+        if snapshot is not None or base.commit_id % self._checkpoint_interval == 0:
+            checkpoint_ref, upload = self._checkpoint(base, manifest, path, snapshot)
             uploads.append(upload)
             manifest = replace(manifest, checkpoint=checkpoint_ref)
         data = manifest.to_bytes()
         uploads.append(Upload(path, data))
         try:
-            self._upload(uploads)
+            self._upload(uploads, snapshot)
             base.lease.guard()
         except (LeaseExpiredError, StorageBackendError):
             self._discard(uploads)  # no CAS was sent: certainly not published
             raise
+        if snapshot is not None and snapshot.refused:
+            self._discard(uploads)  # the next attempt goes without it
+            return None
         head = Head(
             commit_id=base.commit_id,
             manifest_path=path,
@@ -236,7 +271,11 @@ class Publisher:
         if won.etag:
             self._chain.note_head(HeadVersion(head, won.etag))
         self._chain.note_manifest(path, manifest)
-        return PublishedCommit(base, manifest, path, attempt, waited_ms)
+        carried = None
+        if snapshot is not None:
+            snapshot.published = True
+            carried = snapshot.ref
+        return PublishedCommit(base, manifest, path, attempt, waited_ms, carried)
 
     def _manifest(self, base: Base, draft: Draft, path: str) -> Manifest:
         parent = base.manifest
@@ -268,23 +307,27 @@ class Publisher:
         )
 
     def _checkpoint(
-        self, base: Base, manifest: Manifest, path: str
+        self, base: Base, manifest: Manifest, path: str, snapshot: WaitingSnapshot | None
     ) -> tuple[CheckpointRef, Upload]:
         checkpoint = state.next_checkpoint(self._chain, base.head, manifest, path)
+        if snapshot is not None:
+            checkpoint = snapshot.place(checkpoint)
         data = checkpoint.to_bytes()
         key = layout.checkpoint(base.commit_id, base.attempt)
         ref = CheckpointRef(key, sha256(data), base.commit_id)
         self._chain.note_checkpoint(ref, checkpoint)
         return ref, Upload(key, data)
 
-    def _upload(self, uploads: Sequence[Upload]) -> None:
+    def _upload(self, uploads: Sequence[Upload], snapshot: WaitingSnapshot | None) -> None:
         def write(upload: Upload) -> None:
             if isinstance(upload.content, bytes):
                 self._store.put(upload.key, upload.content)
             else:
                 self._store.put_file(upload.key, upload.content)
 
-        self._parallel.map(write, uploads)
+        requests: list[Callable[[], None]] = [partial(write, upload) for upload in uploads]
+        requests += snapshot.checks if snapshot is not None else ()
+        self._parallel.gather(requests)
 
     def _swap_head(self, base: Base, head: Head) -> Won | None:
         try:

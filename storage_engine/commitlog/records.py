@@ -221,6 +221,7 @@ class Entry(CommitRange):
     snapshot (made by compaction) of several."""
 
     files: tuple[CommitFile, ...]
+    rewrites: int = 0  # how often compaction has written its rows anew, at most
 
     @property
     def is_snapshot(self) -> bool:
@@ -318,6 +319,7 @@ def parse_entry(raw: Mapping[str, Any]) -> Entry:
         raw["min_commit_id"],
         raw["max_commit_id"],
         tuple(CommitFile.parse(f) for f in raw["files"]),
+        raw.get("rewrites", 0),
     )
 
 

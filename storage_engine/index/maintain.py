@@ -56,6 +56,10 @@ def _advanced(
     if ours is not None:
         index = index.with_entry(ours)
     current = (manifest.type_heads or {}).get(ref)
+    if manifest.checkpoint is not None and manifest.checkpoint.commit_id == manifest.commit_id:
+        # At hand, as this commit wrote it: the snapshot that it carries, and whatever an earlier
+        # compaction could not bring here.
+        index = _replaced(index, chain.checkpoint(manifest.checkpoint).entries.get(ref, ()))
     return replace(
         index,
         max_indexed_commit=manifest.commit_id,
@@ -72,12 +76,8 @@ def with_snapshots(
     when it has them and lacks nothing. Entries that reach further than a snapshot are a later
     compaction's: they stay.
     """
-    snapshots = [entry for entry in truth if entry.is_snapshot]
-    kept = [e for e in index.entries if not any(snapshot.covers(e) for snapshot in snapshots)]
-    added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
-    entries = sorted([*kept, *added], key=lambda entry: entry.min_commit_id)
     beyond = [entry for entry in truth if entry.max_commit_id > index.max_indexed_commit]
-    changed = replace(index, entries=tuple(entries)).with_missing(beyond)
+    changed = _replaced(index, truth).with_missing(beyond)
     same_paths = _paths(changed.entries) == _paths(index.entries)
     if same_paths and index.max_indexed_commit >= head.commit_id:
         return None
@@ -90,6 +90,15 @@ def with_snapshots(
         current_schema_version_id=top.schema_version_id if top else None,
         activation_commit_id=top.activation_commit_id if top else None,
     )
+
+
+def _replaced(index: TypeIndex, truth: Sequence[Entry]) -> TypeIndex:
+    """With the log's snapshots in the place of what they replaced."""
+    snapshots = [entry for entry in truth if entry.is_snapshot]
+    kept = [e for e in index.entries if not any(snapshot.covers(e) for snapshot in snapshots)]
+    added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
+    entries = sorted([*kept, *added], key=lambda entry: entry.min_commit_id)
+    return replace(index, entries=tuple(entries))
 
 
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:

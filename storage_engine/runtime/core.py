@@ -104,6 +104,10 @@ class SessionCore:
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
+        if repository.objects is not None:
+            from storage_engine.maintenance.compaction.background import keep_compact
+
+            keep_compact(repository.objects)
 
     # --- who may use it -------------------------------------------------------------------------
 
