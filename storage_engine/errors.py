@@ -187,8 +187,8 @@ class ConcurrentWriteError(OntologiaError):
         shown = ", ".join(repr(i) for i in self.identities[:3])
         more = f" and {len(self.identities) - 3} more" if len(self.identities) > 3 else ""
         super().__init__(
-            f"{type} {shown}{more} changed after commit {snapshot}, on which this session is "
-            "based; read them again and retry in a new session"
+            f"{type} {shown}{more} changed after commit {snapshot}, on which this commit is "
+            "based; read them again and decide anew"
         )
 
 
@@ -241,6 +241,19 @@ class SchemaMetadataError(OntologiaError):
         super().__init__(message)
 
 
+class SqlNotAllowedError(OntologiaError, ValueError):
+    """A statement asks for what is not a row of a stored type: files, settings, catalogs."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(
+            f"sql: {what} is not allowed. A statement is one SELECT over the stored types (`show "
+            "tables` lists them, `describe TYPE` shows columns), common table expressions, "
+            "VALUES, range, generate_series, unnest, json_each and json_tree, with functions that "
+            "compute from their arguments"
+        )
+
+
 class MigrationTokenError(OntologiaError):
     """The confirmation token is missing, or no longer fits what it was issued for."""
 
@@ -275,6 +288,20 @@ class BatchSizeExceededError(OntologiaError):
         super().__init__(
             f"{size} objects in one commit, limit {limit}; nothing was written. Commit in "
             "batches, use session.ingest() for bulk data, or raise max_batch_size"
+        )
+
+
+class CommitMetadataTooLargeError(OntologiaError):
+    """More metadata was given with a commit than one may carry."""
+
+    def __init__(self, *, size: int, limit: int, largest: str) -> None:
+        self.size = size
+        self.limit = limit
+        self.largest = largest
+        super().__init__(
+            f"commit metadata of {size:,} bytes, limit {limit:,} (the largest is {largest!r}); "
+            "nothing was written. Keep large texts as rows of a type or as files and put their "
+            "names into the metadata, or raise max_commit_metadata_bytes"
         )
 
 

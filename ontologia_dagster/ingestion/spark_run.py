@@ -64,7 +64,7 @@ def find_earlier(
             return None
         return WriteResult(
             type_name=spec.name,
-            commit_id=applied,
+            commit_id=applied.commit_id,
             type_commit_id=repository.type_head(spec),
             already_applied=True,
         )

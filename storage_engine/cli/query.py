@@ -91,7 +91,7 @@ def _line_options(
     history_since: Annotated[
         int | None,
         typer.Option(
-            "--history-since", metavar="N", min=0, help="Every version that came after commit N."
+            "--history-since", metavar="N", help="Every version that came after commit N."
         ),
     ] = None,
     limit: Annotated[
@@ -191,7 +191,10 @@ def traverse(
     via: Annotated[
         list[str],
         typer.Option(
-            "--via", metavar="RELATION", help="Follow relations of this type; several in turn."
+            "--via",
+            metavar="RELATION[:backwards]",
+            help="Follow relations of this type, from whichever side paths have reached; several "
+            "in turn. Of a type with itself: left to right, or :backwards.",
         ),
     ],
 ) -> None:

@@ -10,24 +10,41 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.parsing import parsing, require_list
 from storage_engine.commitlog.records import (
+    BucketRef,
     Checkpoint,
     CheckpointRef,
+    CommitPoint,
     Head,
     Manifest,
-    SkipPointer,
+    ManifestLink,
+    PageRef,
+    TypeHead,
+    TypeRef,
+    from_json,
+    parse_points,
     sha256,
+)
+from storage_engine.commitlog.type_heads import (
+    BucketedTypeHeads,
+    BucketObject,
+    parse_buckets,
 )
 from storage_engine.errors import IntegrityError, UninitializedStorageError
 from storage_engine.objectstore.parallel import Parallel
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
-_MANIFESTS_KEPT = 4096
+# As stored; parsed they take several times as much.
+_MANIFEST_BYTES = 16 << 20
+_BUCKET_BYTES = 4 << 20
+_PAGE_BYTES = 4 << 20
 _CHECKPOINTS_KEPT = 2
 _SKIP_LEVELS = 20
 
@@ -40,14 +57,48 @@ class HeadVersion:
     etag: str
 
 
-class Chain:
-    """The committed history of one storage, as far as it has been looked at."""
+_Value = TypeVar("_Value")
 
-    def __init__(self, store: ObjectStore, parallel: Parallel) -> None:
+
+class _Remembered(Generic[_Value]):
+    """The immutable objects that were used last, as many as fit; at least one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._values: OrderedDict[str, tuple[_Value, int]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def get(self, name: str) -> _Value | None:
+        with self._mutex:
+            if name not in self._values:
+                return None
+            self._values.move_to_end(name)
+            return self._values[name][0]
+
+    def put(self, name: str, value: _Value, size: int) -> None:
+        with self._mutex:
+            if name in self._values:
+                self._bytes -= self._values.pop(name)[1]
+            self._values[name] = value, size
+            self._bytes += size
+            while self._bytes > self._limit and len(self._values) > 1:
+                self._bytes -= self._values.popitem(last=False)[1][1]
+
+
+class Chain:
+    """The committed history behind one head, as far as it has been looked at."""
+
+    def __init__(
+        self, store: ObjectStore, parallel: Parallel, *, head_key: str = layout.HEAD
+    ) -> None:
         self.store = store
         self.parallel = parallel
+        self.head_key = head_key
         self._head: HeadVersion | None = None
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._manifests: _Remembered[tuple[Manifest, str]] = _Remembered(_MANIFEST_BYTES)
+        self._buckets: _Remembered[BucketObject] = _Remembered(_BUCKET_BYTES)
+        self._pages: _Remembered[tuple[CommitPoint, ...]] = _Remembered(_PAGE_BYTES)
         self._checkpoints: OrderedDict[str, Checkpoint] = OrderedDict()
         self._mutex = threading.Lock()
 
@@ -62,15 +113,15 @@ class Chain:
         seen = self._head
         try:
             if seen is None:
-                stored = self.store.get(layout.HEAD)
+                stored = self.store.get(self.head_key)
             else:
-                changed = self.store.get_if_changed(layout.HEAD, seen.etag)
+                changed = self.store.get_if_changed(self.head_key, seen.etag)
                 if changed is None:
                     return seen
                 stored = changed
         except ObjectNotFound:
             raise UninitializedStorageError(self.store.uri) from None
-        version = HeadVersion(Head.parse(stored.data, key=layout.HEAD), stored.etag)
+        version = HeadVersion(Head.parse(stored.data, key=self.head_key), stored.etag)
         self.note_head(version)
         return version
 
@@ -80,77 +131,94 @@ class Chain:
 
     # -- manifests ----------------------------------------------------------------------------
 
-    def manifest(self, path: str) -> Manifest:
-        with self._mutex:
-            if path in self._manifests:
-                self._manifests.move_to_end(path)
-                return self._manifests[path]
-        try:
-            stored = self.store.get(path)
-        except ObjectNotFound:
-            raise IntegrityError(
-                f"manifest {path} is named by the log but missing from {self.store.uri}", key=path
-            ) from None
-        manifest = Manifest.parse(stored.data, key=path)
-        self.note_manifest(path, manifest)
-        return manifest
+    def manifest(self, link: ManifestLink) -> Manifest:
+        return self._verified(link)[0]
 
-    def note_manifest(self, path: str, manifest: Manifest) -> None:
-        with self._mutex:
-            self._manifests[path] = manifest
-            self._manifests.move_to_end(path)
-            while len(self._manifests) > _MANIFESTS_KEPT:
-                self._manifests.popitem(last=False)
+    def _verified(self, link: ManifestLink) -> tuple[Manifest, str]:
+        """A manifest and the hash of its content, which is the one that was named."""
+        remembered = self._manifests.get(link.path)
+        if remembered is None:
+            try:
+                data = self.store.get(link.path).data
+            except ObjectNotFound:
+                raise IntegrityError(
+                    f"manifest {link.path} is named by the log but missing from {self.store.uri}",
+                    key=link.path,
+                ) from None
+            digest = sha256(data)
+            _check_content(link, digest)
+            remembered = Manifest.parse(data, key=link.path), digest
+            self._manifests.put(link.path, remembered, len(data))
+        manifest, digest = remembered
+        _check_content(link, digest)
+        if manifest.commit_id != link.commit_id:
+            raise IntegrityError(
+                f"manifest {link.path} is of commit {manifest.commit_id}, the log names it as "
+                f"commit {link.commit_id}",
+                key=link.path,
+            )
+        return remembered
+
+    def note_manifest(self, path: str, manifest: Manifest, data: bytes) -> None:
+        """Remember a manifest that was published here."""
+        self._manifests.put(path, (manifest, sha256(data)), len(data))
 
     def head_manifest(self, head: Head) -> Manifest | None:
-        return self.manifest(head.manifest_path) if head.manifest_path else None
+        return self.manifest(head.link) if head.link is not None else None
 
-    def stretch(self, top_path: str | None, *, above: int) -> list[tuple[str, Manifest]]:
-        """Manifests from `top_path` back to the commit after `above`, newest first.
+    def stretch(
+        self, top: ManifestLink | None, *, above: int
+    ) -> list[tuple[ManifestLink, Manifest]]:
+        """Manifests from `top` back to the commit after `above`, newest first.
 
         Fetched in parallel along skip pointers.
         """
-        if top_path is None:
+        if top is None:
             return []
-        manifests: dict[str, Manifest] = {}
-        wanted = [top_path]
+        manifests: dict[str, tuple[ManifestLink, Manifest]] = {}
+        wanted = [top]
         while wanted:
-            manifests.update(self._load(wanted))
-            wanted = [
-                path
-                for path in dict.fromkeys(
-                    p.path for m in manifests.values() for p in _links(m) if p.commit_id > above
-                )
-                if path not in manifests
-            ]
-        kept = [(path, m) for path, m in manifests.items() if m.commit_id > above]
-        return sorted(kept, key=lambda item: -item[1].commit_id)
+            loaded = self._load(wanted)
+            manifests.update((link.path, (link, manifest)) for link, manifest in loaded)
+            following = {
+                link.path: link
+                for _, manifest in manifests.values()
+                for link in _links(manifest)
+                if link.commit_id > above
+            }
+            wanted = [link for path, link in following.items() if path not in manifests]
+        kept = [item for item in manifests.values() if item[0].commit_id > above]
+        return sorted(kept, key=lambda item: -item[0].commit_id)
 
-    def fetch_together(self, checkpoint: CheckpointRef, top_path: str) -> None:
-        """A checkpoint and the manifests that `top_path` links to above it: one hop, not two."""
-        links = [p for p in _links(self.manifest(top_path)) if p.commit_id > checkpoint.commit_id]
+    def fetch_together(self, checkpoint: CheckpointRef, top: ManifestLink) -> None:
+        """A checkpoint and the manifests that `top` links to above it: one hop, not two."""
+        links = [p for p in _links(self.manifest(top)) if p.commit_id > checkpoint.commit_id]
         fetches: list[Callable[[], object]] = [partial(self.checkpoint, checkpoint)]
-        fetches += [partial(self.manifest, path) for path in dict.fromkeys(p.path for p in links)]
+        fetches += [partial(self.manifest, link) for link in {p.path: p for p in links}.values()]
         self.parallel.gather(fetches)
 
-    def _load(self, paths: Sequence[str]) -> dict[str, Manifest]:
-        """Manifests by path, in order; those not at hand are fetched together."""
-        with self._mutex:
-            at_hand = {path: self._manifests[path] for path in paths if path in self._manifests}
-        missing = [path for path in paths if path not in at_hand]
-        fetched = dict(zip(missing, self.parallel.map(self.manifest, missing), strict=True))
-        return {path: at_hand.get(path) or fetched[path] for path in paths}
+    def _load(self, links: Sequence[ManifestLink]) -> list[tuple[ManifestLink, Manifest]]:
+        """Manifests in order, each with a link that proves it; those not at hand are fetched
+        together."""
+        missing = [link for link in links if self._manifests.get(link.path) is None]
+        fetched = dict(
+            zip((m.path for m in missing), self.parallel.map(self._verified, missing), strict=True)
+        )
+        loaded = []
+        for link in links:
+            manifest, digest = fetched.get(link.path) or self._verified(link)
+            loaded.append((ManifestLink(link.commit_id, link.path, digest), manifest))
+        return loaded
 
-    def locate(self, head: Head, commit_id: int) -> str | None:
-        """The path of the committed manifest with this id, or None when there is none."""
-        if not 1 <= commit_id <= head.commit_id or head.manifest_path is None:
+    def locate(self, head: Head, commit_id: int) -> ManifestLink | None:
+        """The committed manifest with this id, or None when there is none."""
+        if head.link is None or not 1 <= commit_id <= head.commit_id:
             return None
         if head.checkpoint is not None and commit_id <= head.checkpoint.commit_id:
-            points = self.checkpoint(head.checkpoint).commits
-            at = bisect_left(points, commit_id, key=lambda point: point.commit_id)
-            if at < len(points) and points[at].commit_id == commit_id:
-                return points[at].manifest_path
-        path, manifest = head.manifest_path, self.manifest(head.manifest_path)
+            point = self._point(self.checkpoint(head.checkpoint), commit_id)
+            if point is not None:
+                return point.link
+        link, manifest = head.link, self.manifest(head.link)
         while manifest.commit_id > commit_id:
             step = min(
                 (p for p in _links(manifest) if p.commit_id >= commit_id),
@@ -158,21 +226,57 @@ class Chain:
                 default=None,
             )
             if step is None:
-                raise IntegrityError(f"manifest {path} does not lead to its ancestors", key=path)
-            path, manifest = step.path, self.manifest(step.path)
-        return path
+                raise IntegrityError(
+                    f"manifest {link.path} does not lead to its ancestors", key=link.path
+                )
+            link, manifest = step, self.manifest(step)
+        return link
 
     def newest(self, head: Head, *, limit: int, above: int = 0) -> list[Manifest]:
         """The latest `limit` manifests with an id beyond `above`, newest first."""
         floor = max(above, head.commit_id - limit)
         recent_floor = max(floor, head.checkpoint.commit_id) if head.checkpoint else floor
-        manifests = [m for _, m in self.stretch(head.manifest_path, above=recent_floor)]
+        manifests = [m for _, m in self.stretch(head.link, above=recent_floor)]
         if recent_floor > floor and head.checkpoint is not None:
-            older = [p for p in self.checkpoint(head.checkpoint).commits if p.commit_id > floor]
-            paths = [p.manifest_path for p in reversed(older)]
+            older = self.commit_points(self.checkpoint(head.checkpoint), above=floor)
             recent = {m.commit_id for m in manifests}
-            manifests += [m for m in self._load(paths).values() if m.commit_id not in recent]
+            links = [p.link for p in reversed(older) if p.commit_id not in recent]
+            manifests += [manifest for _, manifest in self._load(links)]
         return manifests[:limit]
+
+    # -- type heads ---------------------------------------------------------------------------
+
+    def type_heads(self, manifest: Manifest) -> Mapping[TypeRef, TypeHead] | None:
+        """For each known type, the commit that last touched it as of a manifest; None when it
+        was written by an implementation that did not carry them."""
+        if manifest.type_head_buckets is not None:
+            return BucketedTypeHeads(manifest.type_head_buckets, self._load_buckets)
+        return manifest.type_heads
+
+    def _load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
+        return self.parallel.map(self._bucket_object, refs)
+
+    def _bucket_object(self, ref: BucketRef) -> BucketObject:
+        buckets = self._buckets.get(ref.path)
+        if buckets is None:
+            data = self._content(ref.path, ref.sha256, "bucket of type heads")
+            buckets = parse_buckets(data, key=ref.path)
+            self._buckets.put(ref.path, buckets, len(data))
+        return buckets
+
+    def note_buckets(self, key: str, data: bytes) -> None:
+        """Remember buckets that were published here."""
+        self._buckets.put(key, parse_buckets(data, key=key), len(data))
+
+    def _content(self, key: str, digest: str, what: str) -> bytes:
+        """Of an object that is named with its hash."""
+        try:
+            data = self.store.get(key).data
+        except ObjectNotFound:
+            raise IntegrityError(f"{what} {key} is missing", key=key) from None
+        if sha256(data) != digest:
+            raise IntegrityError(f"{what} {key} has other content", key=key)
+        return data
 
     # -- checkpoints --------------------------------------------------------------------------
 
@@ -180,13 +284,14 @@ class Chain:
         with self._mutex:
             if ref.sha256 in self._checkpoints:
                 return self._checkpoints[ref.sha256]
-        try:
-            stored = self.store.get(ref.path)
-        except ObjectNotFound:
-            raise IntegrityError(f"checkpoint {ref.path} is missing", key=ref.path) from None
-        if sha256(stored.data) != ref.sha256:
-            raise IntegrityError(f"checkpoint {ref.path} has other content", key=ref.path)
-        checkpoint = Checkpoint.parse(stored.data, key=ref.path)
+        data = self._content(ref.path, ref.sha256, "checkpoint")
+        checkpoint = Checkpoint.parse(data, key=ref.path)
+        if checkpoint.commit_id != ref.commit_id:
+            raise IntegrityError(
+                f"checkpoint {ref.path} is of commit {checkpoint.commit_id}, the log names it as "
+                f"of commit {ref.commit_id}",
+                key=ref.path,
+            )
         self.note_checkpoint(ref, checkpoint)
         return checkpoint
 
@@ -196,11 +301,35 @@ class Chain:
             while len(self._checkpoints) > _CHECKPOINTS_KEPT:
                 self._checkpoints.popitem(last=False)
 
+    def commit_points(self, checkpoint: Checkpoint, *, above: int = 0) -> list[CommitPoint]:
+        """The commits that a checkpoint covers, beyond `above`, oldest first."""
+        pages = [page for page in checkpoint.pages if page.max_commit_id > above]
+        older = [point for points in self.parallel.map(self.page, pages) for point in points]
+        return [point for point in (*older, *checkpoint.commits) if point.commit_id > above]
 
-def skip_pointers(parent: Manifest, parent_path: str) -> tuple[SkipPointer, ...]:
+    def page(self, ref: PageRef) -> tuple[CommitPoint, ...]:
+        points = self._pages.get(ref.sha256)
+        if points is None:
+            key = layout.commit_page(ref.sha256)
+            data = self._content(key, ref.sha256, "page of commits")
+            raw = from_json(data, key=key)
+            with parsing(key, "page of commits"):
+                points = parse_points(require_list(raw, "commits"))
+            self._pages.put(ref.sha256, points, len(data))
+        return points
+
+    def _point(self, checkpoint: Checkpoint, commit_id: int) -> CommitPoint | None:
+        page = next((page for page in checkpoint.pages if page.contains(commit_id)), None)
+        points = self.page(page) if page is not None else checkpoint.commits
+        at = bisect_left(points, commit_id, key=lambda point: point.commit_id)
+        at_hand = at < len(points) and points[at].commit_id == commit_id
+        return points[at] if at_hand else None
+
+
+def skip_pointers(parent: Manifest, link: ManifestLink) -> tuple[ManifestLink, ...]:
     """For each power of two, the nearest commit at or before `parent` that is a multiple of it."""
-    best: dict[int, SkipPointer] = {}
-    candidates = [SkipPointer(parent.commit_id, parent_path), *parent.skip]
+    best: dict[int, ManifestLink] = {}
+    candidates = [link, *parent.skip]
     for level in range(_SKIP_LEVELS):
         multiple = 1 << level
         fitting = [p for p in candidates if p.commit_id % multiple == 0]
@@ -211,7 +340,15 @@ def skip_pointers(parent: Manifest, parent_path: str) -> tuple[SkipPointer, ...]
     return tuple(best[c] for c in sorted(best, reverse=True))
 
 
-def _links(manifest: Manifest) -> Iterable[SkipPointer]:
-    if manifest.parent_manifest_path is not None and manifest.parent_commit_id is not None:
-        yield SkipPointer(manifest.parent_commit_id, manifest.parent_manifest_path)
+def _links(manifest: Manifest) -> Iterable[ManifestLink]:
+    if manifest.parent is not None:
+        yield manifest.parent
     yield from manifest.skip
+
+
+def _check_content(link: ManifestLink, digest: str) -> None:
+    if link.sha256 and link.sha256 != digest:
+        raise IntegrityError(
+            f"manifest {link.path} has other content than was committed: run `onto verify`",
+            key=link.path,
+        )

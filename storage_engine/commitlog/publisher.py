@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
@@ -33,12 +33,15 @@ from storage_engine.commitlog.records import (
     CommitFile,
     Head,
     Manifest,
+    ManifestLink,
     TypeHead,
     TypeRef,
+    UnitVersion,
     parse_timestamp,
     sha256,
     timestamp,
 )
+from storage_engine.commitlog.type_heads import next_type_heads
 from storage_engine.errors import (
     CommitStateUnknownError,
     HeadMismatchError,
@@ -51,15 +54,20 @@ from storage_engine.objectstore.protocol import ObjectStoreError
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+_MARKS_IN_HEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An immutable object to write before the CAS: bytes, or a local file."""
+    """An immutable object to write before the CAS: bytes, or a local file.
+
+    `shared`: named by its content, so that others may have written it and rely on it.
+    """
 
     key: str
     content: bytes | Path
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,14 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A unit of work that changes nothing: it is recorded in head, without a commit."""
+
+    app_id: str
+    version: UnitVersion
+
+
+@dataclass(frozen=True, slots=True)
 class PublishedCommit:
     """A commit that stands."""
 
@@ -128,7 +144,7 @@ class WaitingSnapshots(Protocol):
         """One for an attempt to publish; it waits on afterwards unless `published` was set."""
 
 
-Prepare = Callable[[Base], Draft | None]
+Prepare = Callable[[Base], Draft | Mark | None]
 Projector = Callable[[PublishedCommit], Sequence[Callable[[], object]]]
 
 
@@ -163,8 +179,8 @@ class Publisher:
     def publish(self, prepare: Prepare) -> PublishedCommit | None:
         """Run `prepare` on the head under the lock and publish what it drafts.
 
-        None when it drafts nothing. `prepare` runs again on the new head after a lost CAS, and
-        what it raises ends the attempt with nothing published.
+        None when it drafts nothing, or a mark alone. `prepare` runs again on the new head after a
+        lost CAS, and what it raises ends the attempt with nothing published.
         """
         with self._mutex:
             waited_ms = 0.0
@@ -173,15 +189,17 @@ class Publisher:
                     self._back_off(attempt)
                 lease, version, wait = self._begin()
                 waited_ms += wait
-                base = Base(version, None, layout.new_id(), lease)
+                base = Base(version, None, layout.new_commit_attempt(), lease)
                 try:
                     base = replace(base, manifest=self._chain.head_manifest(version.head))
                     draft = prepare(base)
-                    if draft is None:
+                    published: PublishedCommit | None = None
+                    if isinstance(draft, Draft):
+                        with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
+                            published = self._attempt(base, draft, attempt, waited_ms, snapshot)
+                    elif draft is None or self._record(base, draft):
                         self._finish(None, lease)
                         return None
-                    with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
-                        published = self._attempt(base, draft, attempt, waited_ms, snapshot)
                 except BaseException:
                     self._leases.release_now(lease)
                     raise
@@ -236,12 +254,15 @@ class Publisher:
         snapshot: WaitingSnapshot | None,
     ) -> PublishedCommit | None:
         path = layout.manifest(base.commit_id, base.attempt)
-        manifest = self._manifest(base, draft, path)
-        uploads = list(draft.uploads)
+        manifest, buckets = self._manifest(base, draft, path)
+        uploads = [*draft.uploads, *(Upload(key, data) for key, data in buckets)]
         checkpoint_ref = base.head.checkpoint
         if snapshot is not None or base.commit_id % self._checkpoint_interval == 0:
-            checkpoint_ref, upload = self._checkpoint(base, manifest, path, snapshot)
-            uploads.append(upload)
+            checkpoint = state.next_checkpoint(self._chain, base.head, manifest, path)
+            if snapshot is not None:
+                checkpoint = snapshot.place(checkpoint)
+            checkpoint_ref, written = self._checkpoint(checkpoint, base.attempt)
+            uploads += written
             manifest = replace(manifest, checkpoint=checkpoint_ref)
         data = manifest.to_bytes()
         uploads.append(Upload(path, data))
@@ -270,22 +291,56 @@ class Publisher:
             return None
         if won.etag:
             self._chain.note_head(HeadVersion(head, won.etag))
-        self._chain.note_manifest(path, manifest)
+        self._chain.note_manifest(path, manifest, data)
+        for key, content in buckets:
+            self._chain.note_buckets(key, content)
         carried = None
         if snapshot is not None:
             snapshot.published = True
             carried = snapshot.ref
         return PublishedCommit(base, manifest, path, attempt, waited_ms, carried)
 
-    def _manifest(self, base: Base, draft: Draft, path: str) -> Manifest:
-        parent = base.manifest
+    def _record(self, base: Base, mark: Mark) -> bool:
+        """Swing head to itself with a mark; whether that has won. Not if head moved on: then the
+        unit is looked at again, and may find itself recorded."""
+        head = replace(
+            base.head,
+            marks={**base.head.marks, mark.app_id: mark.version},
+            write_id=layout.new_write_id(),
+        )
+        if len(head.marks) > _MARKS_IN_HEAD:
+            checkpoint = state.current_checkpoint(self._chain, head)
+            ref, uploads = self._checkpoint(checkpoint, base.attempt)
+            self._upload(uploads)
+            head = replace(head, marks={}, checkpoint=ref)
+        base.lease.guard()
+        try:
+            outcome = self._write_head(base, head)
+        except StillUnknown as error:
+            raise _unknown(head) from error
+        if isinstance(outcome, Won):
+            self._chain.note_head(HeadVersion(head, outcome.etag))
+            return True
+        return False
+
+    def _manifest(
+        self, base: Base, draft: Draft, path: str
+    ) -> tuple[Manifest, Sequence[tuple[str, bytes]]]:
+        """And the buckets of type heads that are part of it."""
+        parent, link = base.manifest, base.head.link
         created_at = self._store.now()
         if parent is not None:
             created_at = max(created_at, parse_timestamp(parent.created_at))
-        heads = dict(state.type_heads(self._chain, base.head))
-        for ref, head in draft.touched.items():
-            heads[ref] = replace(head, commit_id=base.commit_id, manifest_path=path)
-        return Manifest(
+        heads = next_type_heads(
+            state.type_heads(self._chain, base.head),
+            {
+                ref: replace(head, commit_id=base.commit_id, manifest_path=path)
+                for ref, head in draft.touched.items()
+            },
+            link,
+            lambda number: layout.type_head_bucket(base.commit_id, base.attempt, number),
+        )
+        manifest = Manifest(
             commit_id=base.commit_id,
             parent_commit_id=base.head.commit_id if parent is not None else None,
             parent_manifest_path=base.head.manifest_path,
@@ -302,23 +357,27 @@ class Publisher:
             acks=tuple(draft.acks),
             idempotency=draft.idempotency,
             checkpoint=base.head.checkpoint,
-            skip=skip_pointers(parent, base.head.manifest_path or "") if parent else (),
-            type_heads=heads,
+            skip=skip_pointers(parent, link) if parent and link else (),
+            type_heads=heads.inline,
+            type_head_buckets=heads.table,
+            parent_sha256=link.sha256 if link else "",
+            marks=dict(base.head.marks),
+            events_before=_newest(parent, link, "events"),
+            acks_before=_newest(parent, link, "acks"),
         )
+        return manifest, heads.uploads
 
     def _checkpoint(
-        self, base: Base, manifest: Manifest, path: str, snapshot: WaitingSnapshot | None
-    ) -> tuple[CheckpointRef, Upload]:
-        checkpoint = state.next_checkpoint(self._chain, base.head, manifest, path)
-        if snapshot is not None:
-            checkpoint = snapshot.place(checkpoint)
+        self, checkpoint: Checkpoint, attempt: str
+    ) -> tuple[CheckpointRef, list[Upload]]:
+        checkpoint, pages = state.with_pages(checkpoint)
         data = checkpoint.to_bytes()
-        key = layout.checkpoint(base.commit_id, base.attempt)
-        ref = CheckpointRef(key, sha256(data), base.commit_id)
+        key = layout.checkpoint(checkpoint.commit_id, attempt)
+        ref = CheckpointRef(key, sha256(data), checkpoint.commit_id)
         self._chain.note_checkpoint(ref, checkpoint)
-        return ref, Upload(key, data)
+        return ref, [*(Upload(*page, shared=True) for page in pages), Upload(key, data)]
 
-    def _upload(self, uploads: Sequence[Upload], snapshot: WaitingSnapshot | None) -> None:
+    def _upload(self, uploads: Sequence[Upload], snapshot: WaitingSnapshot | None = None) -> None:
         def write(upload: Upload) -> None:
             if isinstance(upload.content, bytes):
                 self._store.put(upload.key, upload.content)
@@ -331,13 +390,7 @@ class Publisher:
 
     def _swap_head(self, base: Base, head: Head) -> Won | None:
         try:
-            outcome = write_conditionally(
-                self._store,
-                layout.HEAD,
-                head.to_bytes(),
-                write_id=head.write_id,
-                etag=base.version.etag,
-            )
+            outcome = self._write_head(base, head)
             if isinstance(outcome, Won):
                 return outcome
         except StillUnknown as error:
@@ -347,18 +400,28 @@ class Publisher:
         except OntologiaError as error:  # whether ours is below cannot be told
             raise _unknown(head) from error
 
+    def _write_head(self, base: Base, head: Head) -> Won | Lost:
+        return write_conditionally(
+            self._store,
+            self._chain.head_key,
+            head.to_bytes(),
+            write_id=head.write_id,
+            etag=base.version.etag,
+        )
+
     def _is_ancestor(self, outcome: Lost, ours: Head) -> bool:
         """Our commit has also won when another writer has already built on it."""
         if outcome.current is None:
             return False
-        now = Head.parse(outcome.current.data, key=layout.HEAD)
+        now = Head.parse(outcome.current.data, key=self._chain.head_key)
         self._chain.note_head(HeadVersion(now, outcome.current.etag))
-        return self._chain.locate(now, ours.commit_id) == ours.manifest_path
+        there = self._chain.locate(now, ours.commit_id)
+        return there is not None and there.path == ours.manifest_path
 
     def _discard(self, uploads: Sequence[Upload]) -> None:
         """Delete what a certainly unpublished attempt wrote, as far as that goes."""
         try:
-            self._store.delete_many([upload.key for upload in uploads])
+            self._store.delete_many([upload.key for upload in uploads if not upload.shared])
         except (ObjectStoreError, StorageBackendError) as error:
             log.info("orphans of a lost attempt stay for garbage collection: %s", error)
 
@@ -388,6 +451,20 @@ class Publisher:
                     raise outcome
 
         self._finishing = self._parallel.start(finish)
+
+
+def _newest(
+    parent: Manifest | None, link: ManifestLink | None, what: Literal["events", "acks"]
+) -> ManifestLink | None:
+    """The newest manifest from the parent on that carries some, or that does not know."""
+    if parent is None:
+        return None
+    carried, before = (
+        (parent.events, parent.events_before)
+        if what == "events"
+        else (parent.acks, parent.acks_before)
+    )
+    return link if carried or parent.format < FORMAT else before
 
 
 def _unknown(head: Head) -> CommitStateUnknownError:

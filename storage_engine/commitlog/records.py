@@ -1,7 +1,12 @@
 """The log's JSON objects as immutable records: head, manifest, files, type heads, checkpoint.
 
 Field names are the contract of the specification; what is added to it is optional on reading, so
-that storages written by its first implementation (v1, without our additions) still open.
+that storages written by its first implementation (v1, without our additions) still open. What is
+there must be of the right type and range: truth that cannot be read is an IntegrityError.
+
+Wherever a record names a manifest it has the hash of its content beside it, as far as that is
+known: a manifest cannot contain its own, so those that it writes about itself lack it, and so do
+those of writers before format 2.
 """
 
 from __future__ import annotations
@@ -14,10 +19,32 @@ from typing import Any, Self
 
 import orjson
 
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.parsing import (
+    FieldError,
+    optional_bounds,
+    optional_int,
+    optional_list,
+    optional_object,
+    optional_objects,
+    optional_text,
+    parsing,
+    require_choice,
+    require_int,
+    require_list,
+    require_object,
+    require_objects,
+    require_text,
+    require_time,
+)
 from storage_engine.commitlog.ranges import CommitRange, KeyRange
 from storage_engine.errors import IntegrityError
 
 TypeRef = tuple[str, str]  # (kind, type name)
+UnitVersion = int | str  # of a unit of work
+
+_KINDS = tuple(layout.FOLDERS)
+_UNKNOWN_ROWS = -1
 
 
 def to_json(payload: Mapping[str, Any]) -> bytes:
@@ -57,10 +84,36 @@ class CheckpointRef:
     sha256: str
     commit_id: int
 
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            require_text(raw, "path"), require_text(raw, "sha256"), require_int(raw, "commit_id")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestLink:
+    """Names a manifest and, where its hash was known, proves its content."""
+
+    commit_id: int
+    path: str
+    sha256: str = ""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            require_int(raw, "commit_id", minimum=1),
+            require_text(raw, "path"),
+            optional_text(raw, "sha256", ""),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`meta/head.json`: the one pointer that decides what is committed."""
+    """`meta/head.json`: the one pointer that decides what is committed.
+
+    `marks` are the units of work since the last commit that changed nothing (app id -> version).
+    """
 
     commit_id: int
     manifest_path: str | None
@@ -70,6 +123,14 @@ class Head:
     write_id: str = ""
     commit_sha256: str | None = None
     checkpoint: CheckpointRef | None = None
+    marks: Mapping[str, UnitVersion] = field(default_factory=dict)
+
+    @property
+    def link(self) -> ManifestLink | None:
+        """The newest manifest."""
+        if self.manifest_path is None:
+            return None
+        return ManifestLink(self.commit_id, self.manifest_path, self.commit_sha256 or "")
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(self)
@@ -77,21 +138,24 @@ class Head:
     @classmethod
     def parse(cls, data: bytes, *, key: str) -> Self:
         raw = from_json(data, key=key)
-        try:
+        with parsing(key, "head object"):
             head = cls(
-                commit_id=int(raw["commit_id"]),
-                manifest_path=raw["manifest_path"],
-                updated_at=raw["updated_at"],
-                runtime_id=raw["runtime_id"],
-                log_id=raw.get("log_id", ""),
-                write_id=raw.get("write_id", ""),
-                commit_sha256=raw.get("commit_sha256"),
-                checkpoint=_checkpoint_ref(raw.get("checkpoint")),
+                commit_id=require_int(raw, "commit_id"),
+                manifest_path=optional_text(raw, "manifest_path"),
+                updated_at=require_time(raw, "updated_at"),
+                runtime_id=optional_text(raw, "runtime_id", ""),
+                log_id=optional_text(raw, "log_id", ""),
+                write_id=optional_text(raw, "write_id", ""),
+                commit_sha256=optional_text(raw, "commit_sha256"),
+                checkpoint=_checkpoint_ref(raw),
+                marks=_marks(raw),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{key} is not a head object: {error!r}", key=key) from error
-        if head.commit_id >= 1 and not head.manifest_path:
-            raise IntegrityError(f"{key} names commit {head.commit_id} but no manifest", key=key)
+            if head.commit_id and not head.manifest_path:
+                raise ValueError(f"it names commit {head.commit_id} but no manifest")
+            if head.manifest_path is not None and not head.commit_id:
+                raise ValueError(f"it names {head.manifest_path} but no commit")
+            if head.checkpoint is not None and head.checkpoint.commit_id > head.commit_id:
+                raise ValueError("its checkpoint is of a later commit")
         return head
 
 
@@ -105,6 +169,57 @@ class TypeHead:
     schema_sha256: str = ""
     activation_commit_id: int = 1
     layout_sha256: str = ""  # of the schema with its field order and ids: how files are written
+    manifest_sha256: str = ""
+
+    @property
+    def link(self) -> ManifestLink:
+        return ManifestLink(self.commit_id, self.manifest_path, self.manifest_sha256)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            commit_id=require_int(raw, "commit_id", minimum=1),
+            manifest_path=require_text(raw, "manifest_path"),
+            schema_version_id=optional_int(raw, "schema_version_id", 1),
+            schema_sha256=optional_text(raw, "schema_sha256", ""),
+            activation_commit_id=optional_int(raw, "activation_commit_id", 1),
+            layout_sha256=optional_text(raw, "layout_sha256", ""),
+            manifest_sha256=optional_text(raw, "manifest_sha256", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRef:
+    """An object with the heads of some types: part of the manifest whose commit wrote it."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTable:
+    """Where the type heads are when there are many types; None: no type is in that bucket."""
+
+    types: int
+    buckets: tuple[BucketRef | None, ...]
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        refs: list[BucketRef | None] = []
+        for item in require_list(raw, "buckets"):
+            if item is None:
+                refs.append(None)
+                continue
+            path, digest = item
+            if not (isinstance(path, str) and isinstance(digest, str)):
+                raise FieldError("buckets", "a list of paths with hashes", item)
+            refs.append(BucketRef(path, digest))
+        if not refs:
+            raise FieldError("buckets", "a list that is not empty", refs)
+        return cls(require_int(raw, "types"), tuple(refs))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"types": self.types, "buckets": [b and [b.path, b.sha256] for b in self.buckets]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +228,15 @@ class Previous:
 
     commit_id: int
     manifest_path: str
+    manifest_sha256: str = ""
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(
+            require_int(raw, "commit_id", minimum=1),
+            require_text(raw, "manifest_path"),
+            optional_text(raw, "manifest_sha256", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +274,34 @@ class CommitFile:
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        facts = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
-        if facts.get("previous"):
-            facts["previous"] = Previous(**facts["previous"])
-        return cls(**facts)
-
-
-@dataclass(frozen=True, slots=True)
-class SkipPointer:
-    commit_id: int
-    path: str
+        previous = optional_object(raw, "previous")
+        return cls(
+            kind=require_choice(raw, "kind", _KINDS),
+            type_name=require_text(raw, "type_name"),
+            path=require_text(raw, "path"),
+            row_count=require_int(raw, "row_count", minimum=_UNKNOWN_ROWS),
+            schema_version_id=require_int(raw, "schema_version_id"),
+            content_sha256=optional_text(raw, "content_sha256", ""),
+            bytes=optional_int(raw, "bytes", 0),
+            part=optional_int(raw, "part"),
+            commit_id_source=optional_text(raw, "commit_id_source", "column"),
+            role=optional_text(raw, "role"),
+            inserted=optional_int(raw, "inserted"),
+            updated=optional_int(raw, "updated"),
+            stats=optional_bounds(raw, "stats", 3),
+            key_range=optional_bounds(raw, "key_range", 2),
+            previous=Previous.parse(previous) if previous else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one commit contains, and the way back to its ancestors."""
+    """What one commit contains, and the way back to its ancestors.
+
+    `marks` are the units of work between the parent and this commit that changed nothing.
+    `events_before` and `acks_before` name the newest ancestor that carries some, or that was
+    written before these pointers existed (format 1) and does not know of those before it.
+    """
 
     commit_id: int
     parent_commit_id: int | None
@@ -182,31 +319,63 @@ class Manifest:
     acks: tuple[Mapping[str, Any], ...] = ()
     idempotency: Mapping[str, Any] | None = None
     checkpoint: CheckpointRef | None = None
-    skip: tuple[SkipPointer, ...] = ()
-    type_heads: Mapping[TypeRef, TypeHead] | None = None  # None: written before they existed
+    skip: tuple[ManifestLink, ...] = ()
+    type_heads: Mapping[TypeRef, TypeHead] | None = None  # None: in buckets, or not written
+    type_head_buckets: BucketTable | None = None
+    parent_sha256: str = ""
+    marks: Mapping[str, UnitVersion] = field(default_factory=dict)
+    events_before: ManifestLink | None = None
+    acks_before: ManifestLink | None = None
+
+    @property
+    def parent(self) -> ManifestLink | None:
+        if self.parent_manifest_path is None or self.parent_commit_id is None:
+            return None
+        return ManifestLink(self.parent_commit_id, self.parent_manifest_path, self.parent_sha256)
 
     def to_bytes(self) -> bytes:
         payload = {f.name: getattr(self, f.name) for f in fields(self)}
-        heads: dict[str, dict[str, TypeHead]] = {"entities": {}, "relations": {}}
-        for (kind, name), head in (self.type_heads or {}).items():
-            heads["entities" if kind == "entity" else "relations"][name] = head
-        payload["type_heads"] = heads
+        if self.type_heads is not None:
+            payload["type_heads"] = type_heads_json(self.type_heads)
+        if self.type_head_buckets is not None:
+            payload["type_head_buckets"] = self.type_head_buckets.to_dict()
         return to_json(payload)
 
     @classmethod
     def parse(cls, data: bytes, *, key: str) -> Self:
         raw = from_json(data, key=key)
-        try:
-            facts = {k: v for k, v in raw.items() if k in cls.__dataclass_fields__}
-            facts["files"] = tuple(CommitFile.parse(f) for f in raw["files"])
-            facts["events"] = tuple(raw.get("events", ()))
-            facts["acks"] = tuple(raw.get("acks", ()))
-            facts["skip"] = tuple(SkipPointer(**s) for s in raw.get("skip", ()))
-            facts["checkpoint"] = _checkpoint_ref(raw.get("checkpoint"))
-            facts["type_heads"] = _type_heads(raw.get("type_heads"))
-            return cls(**facts)
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{key} is not a manifest: {error!r}", key=key) from error
+        with parsing(key, "manifest"):
+            heads = optional_object(raw, "type_heads")
+            buckets = optional_object(raw, "type_head_buckets")
+            manifest = cls(
+                commit_id=require_int(raw, "commit_id", minimum=1),
+                parent_commit_id=optional_int(raw, "parent_commit_id"),
+                parent_manifest_path=optional_text(raw, "parent_manifest_path"),
+                created_at=require_time(raw, "created_at"),
+                runtime_id=optional_text(raw, "runtime_id", ""),
+                metadata=_texts(optional_object(raw, "metadata") or {}),
+                files=tuple(CommitFile.parse(f) for f in require_objects(raw, "files")),
+                format=optional_int(raw, "format", 0),
+                log_id=optional_text(raw, "log_id", ""),
+                write_id=optional_text(raw, "write_id", ""),
+                kind=optional_text(raw, "kind", "data"),
+                schema=_schema_changes(optional_object(raw, "schema") or {}),
+                events=tuple(optional_objects(raw, "events")),
+                acks=_acks(raw),
+                idempotency=_idempotency(optional_object(raw, "idempotency")),
+                checkpoint=_checkpoint_ref(raw),
+                skip=tuple(ManifestLink.parse(s) for s in optional_objects(raw, "skip")),
+                type_heads=parse_type_heads(heads) if heads is not None else None,
+                type_head_buckets=BucketTable.parse(buckets) if buckets is not None else None,
+                parent_sha256=optional_text(raw, "parent_sha256", ""),
+                marks=_marks(raw),
+                events_before=_link(raw, "events_before"),
+                acks_before=_link(raw, "acks_before"),
+            )
+            older = [manifest.parent, *manifest.skip, manifest.events_before, manifest.acks_before]
+            if any(link is not None and link.commit_id >= manifest.commit_id for link in older):
+                raise ValueError("it names a commit as its ancestor that is not older")
+        return manifest
 
     def files_of(self, ref: TypeRef) -> tuple[CommitFile, ...]:
         return tuple(f for f in self.files if f.ref == ref)
@@ -257,18 +426,42 @@ class CommitPoint:
     commit_id: int
     created_at: str
     manifest_path: str
+    manifest_sha256: str = ""
+
+    @property
+    def link(self) -> ManifestLink:
+        return ManifestLink(self.commit_id, self.manifest_path, self.manifest_sha256)
+
+    def to_list(self) -> list[Any]:
+        return [self.commit_id, self.created_at, self.manifest_path, self.manifest_sha256]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRef(CommitRange):
+    """Names a page of commit points and proves its content."""
+
+    created_at: str  # of its first commit
+    sha256: str
+
+    def to_list(self) -> list[Any]:
+        return [self.min_commit_id, self.max_commit_id, self.created_at, self.sha256]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of the log as of a commit, so that a walk over the chain can stop there."""
+    """The state of the log as of a commit, so that a walk over the chain can stop there.
+
+    `commits` are the points of the newest commits; those before are in `pages`, which one
+    checkpoint shares with the next.
+    """
 
     commit_id: int
     log_id: str
     entries: Mapping[TypeRef, tuple[Entry, ...]]
     schemas: Mapping[TypeRef, Mapping[int, Mapping[str, Any]]]  # version -> schema record
-    idempotency: Mapping[str, Mapping[str, Any]]  # app id -> {version, commit_id}
+    idempotency: Mapping[str, Mapping[str, Any]]  # app id -> {version, commit_id or null}
     commits: tuple[CommitPoint, ...]
+    pages: tuple[PageRef, ...] = ()
 
     def to_bytes(self) -> bytes:
         types = []
@@ -287,51 +480,138 @@ class Checkpoint:
                 "log_id": self.log_id,
                 "types": types,
                 "idempotency": dict(self.idempotency),
-                "commits": [[c.commit_id, c.created_at, c.manifest_path] for c in self.commits],
+                "commits": [point.to_list() for point in self.commits],
+                "pages": [page.to_list() for page in self.pages],
             }
         )
 
     @classmethod
     def parse(cls, data: bytes, *, key: str) -> Self:
         raw = from_json(data, key=key)
-        try:
-            refs = [(t["kind"], t["type_name"]) for t in raw["types"]]
+        with parsing(key, "checkpoint"):
+            entries: dict[TypeRef, tuple[Entry, ...]] = {}
+            schemas: dict[TypeRef, dict[int, Mapping[str, Any]]] = {}
+            for item in require_objects(raw, "types"):
+                ref = require_choice(item, "kind", _KINDS), require_text(item, "type_name")
+                entries[ref] = tuple(parse_entry(e) for e in require_objects(item, "entries"))
+                versions = require_object(item, "schemas")
+                schemas[ref] = {int(v): _registration(versions, v) for v in versions}
+            marks = require_object(raw, "idempotency")
             return cls(
-                commit_id=raw["commit_id"],
-                log_id=raw["log_id"],
-                entries={
-                    ref: tuple(parse_entry(e) for e in t["entries"])
-                    for ref, t in zip(refs, raw["types"], strict=True)
-                },
-                schemas={
-                    ref: {int(v): s for v, s in t["schemas"].items()}
-                    for ref, t in zip(refs, raw["types"], strict=True)
-                },
-                idempotency=raw["idempotency"],
-                commits=tuple(CommitPoint(*c) for c in raw["commits"]),
+                commit_id=require_int(raw, "commit_id"),
+                log_id=optional_text(raw, "log_id", ""),
+                entries=entries,
+                schemas=schemas,
+                idempotency={app_id: _applied(marks, app_id) for app_id in marks},
+                commits=parse_points(require_list(raw, "commits")),
+                pages=tuple(_page_ref(item) for item in optional_list(raw, "pages")),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{key} is not a checkpoint: {error!r}", key=key) from error
 
 
 def parse_entry(raw: Mapping[str, Any]) -> Entry:
-    return Entry(
-        raw["min_commit_id"],
-        raw["max_commit_id"],
-        tuple(CommitFile.parse(f) for f in raw["files"]),
-        raw.get("rewrites", 0),
-    )
+    low = require_int(raw, "min_commit_id", minimum=1)
+    files = tuple(CommitFile.parse(f) for f in require_objects(raw, "files"))
+    if not files:
+        raise FieldError("files", "a list that is not empty", [])
+    rewrites = optional_int(raw, "rewrites", 0)
+    return Entry(low, require_int(raw, "max_commit_id", minimum=low), files, rewrites)
 
 
-def _checkpoint_ref(raw: Mapping[str, Any] | None) -> CheckpointRef | None:
-    return CheckpointRef(**raw) if raw else None
+def parse_points(raw: Sequence[Any]) -> tuple[CommitPoint, ...]:
+    points = []
+    for item in raw:
+        match item:
+            case [int(), str(), str()] | [int(), str(), str(), str()]:
+                points.append(CommitPoint(*item))
+            case _:
+                raise FieldError("commits", "a list of commits with time and manifest", item)
+    return tuple(points)
 
 
-def _type_heads(raw: Mapping[str, Any] | None) -> dict[TypeRef, TypeHead] | None:
+def type_heads_json(heads: Mapping[TypeRef, TypeHead]) -> dict[str, dict[str, TypeHead]]:
+    payload: dict[str, dict[str, TypeHead]] = {folder: {} for folder in layout.FOLDERS.values()}
+    for (kind, name), head in heads.items():
+        payload[layout.FOLDERS[kind]][name] = head
+    return payload
+
+
+def parse_type_heads(raw: Mapping[str, Any]) -> dict[TypeRef, TypeHead]:
+    heads: dict[TypeRef, TypeHead] = {}
+    for kind, folder in layout.FOLDERS.items():
+        by_name = optional_object(raw, folder) or {}
+        for name in by_name:
+            heads[kind, name] = TypeHead.parse(require_object(by_name, name))
+    return heads
+
+
+def _page_ref(item: Any) -> PageRef:
+    match item:
+        case [int(low), int(high), str(), str()] if 1 <= low <= high:
+            return PageRef(*item)
+    raise FieldError("pages", "a list of pages with commits, time and hash", item)
+
+
+def _checkpoint_ref(raw: Mapping[str, Any]) -> CheckpointRef | None:
+    ref = optional_object(raw, "checkpoint")
+    return CheckpointRef.parse(ref) if ref else None
+
+
+def _link(raw: Mapping[str, Any], name: str) -> ManifestLink | None:
+    link = optional_object(raw, name)
+    return ManifestLink.parse(link) if link else None
+
+
+def _marks(raw: Mapping[str, Any]) -> dict[str, UnitVersion]:
+    marks = optional_object(raw, "marks") or {}
+    return {app_id: _version(marks, app_id) for app_id in marks}
+
+
+def _idempotency(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if raw is None:
         return None
-    return {
-        (kind, name): TypeHead(**head)
-        for kind, folder in (("entity", "entities"), ("relation", "relations"))
-        for name, head in raw.get(folder, {}).items()
-    }
+    return {"app_id": require_text(raw, "app_id"), "version": _version(raw, "version")}
+
+
+def _applied(marks: Mapping[str, Any], app_id: str) -> dict[str, Any]:
+    mark = require_object(marks, app_id)
+    return {"version": _version(mark, "version"), "commit_id": optional_int(mark, "commit_id")}
+
+
+def _version(raw: Mapping[str, Any], name: str) -> UnitVersion:
+    version = raw.get(name)
+    if type(version) not in (int, str):
+        raise FieldError(name, "an integer or a text", version)
+    return version  # type: ignore[return-value]
+
+
+def _acks(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    acks = optional_objects(raw, "acks")
+    for ack in acks:
+        for name in ("namespace", "event_id", "handler_id"):
+            require_text(ack, name)
+    return tuple(acks)
+
+
+def _schema_changes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    registered = optional_objects(raw, "registered")
+    for record in registered:
+        _check_registration(record)
+    return {**raw, "registered": registered} if registered else dict(raw)
+
+
+def _registration(versions: Mapping[str, Any], version: str) -> dict[str, Any]:
+    record = require_object(versions, version)
+    _check_registration(record)
+    return record
+
+
+def _check_registration(record: Mapping[str, Any]) -> None:
+    require_choice(record, "kind", _KINDS)
+    require_text(record, "type_name")
+    require_int(record, "schema_version_id")
+    require_object(record, "schema")
+
+
+def _texts(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Others may have written numbers."""
+    return {k: v if isinstance(v, str) else orjson.dumps(v).decode() for k, v in raw.items()}

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
 from storage_engine.commitlog.lock import Lease, WriteLock
@@ -81,9 +81,10 @@ def rewrite_head(
 
 def _with_checkpoint(chain: Chain, head: Head, checkpoint: Checkpoint, runtime_id: str) -> Head:
     """Upload a checkpoint under a key of its own and name it in a head."""
+    checkpoint, pages = state.with_pages(checkpoint)
     data = checkpoint.to_bytes()
     key = layout.checkpoint(checkpoint.commit_id, layout.new_id())
-    chain.store.put(key, data)
+    chain.parallel.map(lambda item: chain.store.put(*item), [*pages, (key, data)])
     ref = CheckpointRef(key, sha256(data), checkpoint.commit_id)
     chain.note_checkpoint(ref, checkpoint)
     return replace(
@@ -99,7 +100,7 @@ def _swap(chain: Chain, version: HeadVersion, head: Head) -> bool:
     """An unpublished checkpoint stays for garbage collection: a lost CAS whose answer was lost
     before may have been won, and built on, so deleting it would need a proof."""
     outcome = write_conditionally(
-        chain.store, layout.HEAD, head.to_bytes(), write_id=head.write_id, etag=version.etag
+        chain.store, chain.head_key, head.to_bytes(), write_id=head.write_id, etag=version.etag
     )
     if isinstance(outcome, Won):
         chain.note_head(HeadVersion(head, outcome.etag))
@@ -111,6 +112,6 @@ def _built_on(chain: Chain, outcome: Lost, ours: Head) -> bool:
     """Ours has also won when a commit since names our checkpoint."""
     if outcome.current is None:
         return False
-    now = Head.parse(outcome.current.data, key=layout.HEAD)
+    now = Head.parse(outcome.current.data, key=chain.head_key)
     chain.note_head(HeadVersion(now, outcome.current.etag))
     return now.checkpoint == ours.checkpoint

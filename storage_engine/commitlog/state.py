@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
+from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Checkpoint,
@@ -19,21 +20,32 @@ from storage_engine.commitlog.records import (
     Entry,
     Head,
     Manifest,
+    ManifestLink,
+    PageRef,
     TypeHead,
     TypeRef,
+    UnitVersion,
     entry_of,
+    sha256,
     timestamp,
+    to_json,
 )
+
+PAGE_COMMITS = 1000
+_FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
+_RANGES = 32  # of the log that are followed at once
+_PER_SPLIT = 8  # manifests read before what is left is split once more
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyRecord:
-    """The last unit of work that an application recorded."""
+    """The last unit of work that an application recorded; `commit_id` is None when it changed
+    nothing."""
 
-    version: int | str
-    commit_id: int
+    version: UnitVersion
+    commit_id: int | None
 
-    def covers(self, version: int | str) -> bool:
+    def covers(self, version: UnitVersion) -> bool:
         """Integer versions grow, so a lower one has been applied; strings must be equal."""
         if isinstance(version, int) and isinstance(self.version, int):
             return version <= self.version
@@ -45,21 +57,23 @@ def type_heads(chain: Chain, head: Head) -> Mapping[TypeRef, TypeHead]:
     manifest = chain.head_manifest(head)
     if manifest is None:
         return {}
-    if manifest.type_heads is not None:
-        return manifest.type_heads
+    carried = chain.type_heads(manifest)
+    if carried is not None:
+        return carried
     # A log begun by an implementation that did not carry them: work them out once.
     heads: dict[TypeRef, TypeHead] = {}
-    for path, older in reversed(chain.stretch(head.manifest_path, above=0)):
-        if older.type_heads is not None:
-            heads.update(older.type_heads)
+    for link, older in reversed(chain.stretch(head.link, above=0)):
+        heads.update(chain.type_heads(older) or {})
         for file in older.files:
             before = heads.get(file.ref)
             heads[file.ref] = TypeHead(
                 commit_id=older.commit_id,
-                manifest_path=path,
+                manifest_path=link.path,
                 schema_version_id=file.schema_version_id,
                 schema_sha256=before.schema_sha256 if before else "",
                 activation_commit_id=before.activation_commit_id if before else older.commit_id,
+                layout_sha256=before.layout_sha256 if before else "",
+                manifest_sha256=link.sha256,
             )
     return heads
 
@@ -79,22 +93,37 @@ def entries(
     if head.checkpoint is not None and head.checkpoint.commit_id > above:
         floor = head.checkpoint.commit_id
         if top.commit_id > floor:
-            chain.fetch_together(head.checkpoint, top.manifest_path)
+            chain.fetch_together(head.checkpoint, _start(chain, head, top))
         covered = chain.checkpoint(head.checkpoint).entries.get(ref, ())
         collected = [entry for entry in covered if entry.max_commit_id > above]
     if top.commit_id > floor:
-        walked = reversed(chain.stretch(top.manifest_path, above=floor))
+        walked = reversed(chain.stretch(_start(chain, head, top), above=floor))
         collected += [entry for _, m in walked if (entry := entry_of(m, ref)) is not None]
     return collected
 
 
+def _start(chain: Chain, head: Head, top: TypeHead) -> ManifestLink:
+    """Where a walk over a type's commits begins: at its newest one, if that can be proven. In a
+    bucket its hash may be missing; from head there is a way that proves it."""
+    assert head.link is not None
+    if top.commit_id == head.commit_id:
+        return head.link
+    newest = chain.manifest(head.link)
+    in_bucket = newest.type_head_buckets is not None
+    return head.link if in_bucket and not top.manifest_sha256 else top.link
+
+
 def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | None:
-    """The newest idempotency record of an application."""
+    """The newest unit of work that an application recorded."""
+    if app_id in head.marks:
+        return IdempotencyRecord(head.marks[app_id], None)
     floor = head.checkpoint.commit_id if head.checkpoint else 0
-    for _, manifest in chain.stretch(head.manifest_path, above=floor):
+    for _, manifest in chain.stretch(head.link, above=floor):
         mark = manifest.idempotency
         if mark is not None and mark["app_id"] == app_id:
             return IdempotencyRecord(mark["version"], manifest.commit_id)
+        if app_id in manifest.marks:
+            return IdempotencyRecord(manifest.marks[app_id], None)
     if head.checkpoint is None:
         return None
     mark = chain.checkpoint(head.checkpoint).idempotency.get(app_id)
@@ -103,13 +132,65 @@ def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | N
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
     """(namespace, event, handler) of the events that commits beyond `above` have handled."""
-    if head.commit_id <= above:
-        return set()
     return {
         (ack["namespace"], ack["event_id"], ack["handler_id"])
-        for _, manifest in chain.stretch(head.manifest_path, above=above)
+        for _, manifest in carriers(chain, head, "acks", above=above)
         for ack in manifest.acks
     }
+
+
+def carriers(
+    chain: Chain, head: Head, what: Literal["events", "acks"], *, above: int
+) -> list[tuple[ManifestLink, Manifest]]:
+    """The manifests beyond `above` that carry events or acks, newest first.
+
+    Each names the one before it, so that no others need be read, but one after the other. Where
+    there are many, skip pointers split what is left into ranges that are followed at once: at most
+    one more manifest is read for every `_PER_SPLIT`. Below a manifest that was written before
+    there were such pointers, all are read.
+    """
+    carrying: dict[str, tuple[ManifestLink, Manifest]] = {}
+    ranges: list[tuple[ManifestLink, int]] = []  # from a manifest down to the one after a commit
+    if head.link is not None and head.commit_id > above:
+        ranges.append((head.link, above))
+    read = splits = 0
+    while ranges:
+        manifests = chain.parallel.map(chain.manifest, [link for link, _ in ranges])
+        read += len(manifests)
+        following: list[tuple[ManifestLink, int, ManifestLink | None]] = []
+        for (link, floor), manifest in zip(ranges, manifests, strict=True):
+            if manifest.format < _FORMAT_OF_POINTERS:
+                for older in chain.stretch(link, above=floor):
+                    if _carried(older[1], what)[0]:
+                        carrying[older[0].path] = older
+                continue
+            carried, before = _carried(manifest, what)
+            if carried:
+                carrying[link.path] = link, manifest
+            if before is not None and before.commit_id > floor:
+                following.append((before, floor, _middle(manifest, floor, before.commit_id)))
+        ranges, room = [], _RANGES - len(following)
+        for link, floor, middle in sorted(following, key=lambda r: r[1] - r[0].commit_id):
+            if middle is not None and room > 0 and splits < read // _PER_SPLIT:
+                splits, room = splits + 1, room - 1
+                ranges += [(link, middle.commit_id), (middle, floor)]
+            else:
+                ranges.append((link, floor))
+    return sorted(carrying.values(), key=lambda item: -item[0].commit_id)
+
+
+def _carried(
+    manifest: Manifest, what: Literal["events", "acks"]
+) -> tuple[Sequence[Mapping[str, Any]], ManifestLink | None]:
+    if what == "events":
+        return manifest.events, manifest.events_before
+    return manifest.acks, manifest.acks_before
+
+
+def _middle(manifest: Manifest, above: int, below: int) -> ManifestLink | None:
+    """The skip pointer that leads nearest to the middle between two commits."""
+    between = [link for link in manifest.skip if above < link.commit_id < below]
+    return min(between, key=lambda link: abs(2 * link.commit_id - above - below), default=None)
 
 
 def commit_at(chain: Chain, head: Head, moment: datetime) -> int:
@@ -121,12 +202,16 @@ def commit_at(chain: Chain, head: Head, moment: datetime) -> int:
     if manifest.created_at <= wanted:
         return manifest.commit_id
     floor = head.checkpoint.commit_id if head.checkpoint is not None else 0
-    for _, older in chain.stretch(head.manifest_path, above=floor):
+    for _, older in chain.stretch(head.link, above=floor):
         if older.created_at <= wanted:
             return older.commit_id
     if head.checkpoint is None:
         return 0
-    points = chain.checkpoint(head.checkpoint).commits
+    checkpoint = chain.checkpoint(head.checkpoint)
+    points: Sequence[CommitPoint] = checkpoint.commits
+    if not points or points[0].created_at > wanted:
+        in_page = bisect_right(checkpoint.pages, wanted, key=lambda page: page.created_at)
+        points = chain.page(checkpoint.pages[in_page - 1]) if in_page else ()
     after = bisect_right(points, wanted, key=lambda point: point.created_at)
     return points[after - 1].commit_id if after else 0
 
@@ -137,10 +222,10 @@ def schema_record(chain: Chain, head: Head, ref: TypeRef, at: TypeHead) -> Mappi
         versions = chain.checkpoint(head.checkpoint).schemas.get(ref, {})
         if at.schema_version_id in versions:
             return versions[at.schema_version_id]
-    path = chain.locate(head, at.activation_commit_id)
-    if path is None:
+    activation = chain.locate(head, at.activation_commit_id)
+    if activation is None:
         return None
-    for record in chain.manifest(path).schema.get("registered", ()):
+    for record in chain.manifest(activation).schema.get("registered", ()):
         same = (record["kind"], record["type_name"]) == ref
         if same and record["schema_version_id"] == at.schema_version_id:
             return dict(record)
@@ -149,7 +234,8 @@ def schema_record(chain: Chain, head: Head, ref: TypeRef, at: TypeHead) -> Mappi
 
 def next_checkpoint(chain: Chain, head: Head, manifest: Manifest, path: str) -> Checkpoint:
     """What head's checkpoint says, plus the manifests since, plus the commit being written."""
-    return _extended(chain, head, [(path, manifest)], manifest.commit_id, manifest.log_id)
+    own = ManifestLink(manifest.commit_id, path)  # the checkpoint is named in it: no hash yet
+    return _extended(chain, head, [(own, manifest)], manifest.commit_id, manifest.log_id)
 
 
 def current_checkpoint(chain: Chain, head: Head) -> Checkpoint:
@@ -158,10 +244,14 @@ def current_checkpoint(chain: Chain, head: Head) -> Checkpoint:
 
 
 def _extended(
-    chain: Chain, head: Head, more: Sequence[tuple[str, Manifest]], commit_id: int, log_id: str
+    chain: Chain,
+    head: Head,
+    more: Sequence[tuple[ManifestLink, Manifest]],
+    commit_id: int,
+    log_id: str,
 ) -> Checkpoint:
     base = chain.checkpoint(head.checkpoint) if head.checkpoint is not None else None
-    since = chain.stretch(head.manifest_path, above=base.commit_id if base else 0)
+    since = chain.stretch(head.link, above=base.commit_id if base else 0)
     by_type = {ref: list(older) for ref, older in base.entries.items()} if base else {}
     schemas = (
         {ref: dict(versions_before) for ref, versions_before in base.schemas.items()}
@@ -169,9 +259,9 @@ def _extended(
         else {}
     )
     marks = dict(base.idempotency) if base else {}
-    points = list(base.commits) if base else []
-    for step_path, step in [*reversed(since), *more]:
-        points.append(CommitPoint(step.commit_id, step.created_at, step_path))
+    points = list(_proven_points(head, base, since)) if base else []
+    for link, step in [*reversed(since), *more]:
+        points.append(CommitPoint(step.commit_id, step.created_at, link.path, link.sha256))
         for ref in step.touched():
             by_type.setdefault(ref, []).append(
                 Entry(step.commit_id, step.commit_id, step.files_of(ref))
@@ -179,9 +269,12 @@ def _extended(
         for record in step.schema.get("registered", ()):
             versions = schemas.setdefault((record["kind"], record["type_name"]), {})
             versions[record["schema_version_id"]] = record
+        marks |= _unchanged(step.marks)
         if step.idempotency is not None:
             mark = step.idempotency
             marks[mark["app_id"]] = {"version": mark["version"], "commit_id": step.commit_id}
+    if not more:
+        marks |= _unchanged(head.marks)  # else the commit being written carries them
     return Checkpoint(
         commit_id=commit_id,
         log_id=log_id,
@@ -189,4 +282,37 @@ def _extended(
         schemas=schemas,
         idempotency=marks,
         commits=tuple(points),
+        pages=base.pages if base else (),
     )
+
+
+def _proven_points(
+    head: Head, base: Checkpoint, since: Sequence[tuple[ManifestLink, Manifest]]
+) -> tuple[CommitPoint, ...]:
+    """The points of a checkpoint. The last one may lack its hash, having been written with its
+    commit: the next commit's manifest has it, or head."""
+    if not base.commits or base.commits[-1].manifest_sha256:
+        return base.commits
+    *older, last = base.commits
+    child = since[-1][1].parent if since else head.link
+    if child is None or child.path != last.manifest_path:
+        return base.commits
+    return (*older, replace(last, manifest_sha256=child.sha256))
+
+
+def _unchanged(marks: Mapping[str, UnitVersion]) -> dict[str, dict[str, Any]]:
+    return {app_id: {"version": version, "commit_id": None} for app_id, version in marks.items()}
+
+
+def with_pages(checkpoint: Checkpoint) -> tuple[Checkpoint, list[tuple[str, bytes]]]:
+    """A checkpoint to be written, with all but its newest commits in pages, and the objects of
+    the pages that are new. Whoever writes a page of the same commits writes the same bytes."""
+    points, pages = checkpoint.commits, list(checkpoint.pages)
+    uploads: list[tuple[str, bytes]] = []
+    while len(points) > PAGE_COMMITS:  # the last one, whose hash may be missing, never goes
+        page, points = points[:PAGE_COMMITS], points[PAGE_COMMITS:]
+        data = to_json({"commits": [point.to_list() for point in page]})
+        digest = sha256(data)
+        pages.append(PageRef(page[0].commit_id, page[-1].commit_id, page[0].created_at, digest))
+        uploads.append((layout.commit_page(digest), data))
+    return replace(checkpoint, commits=points, pages=tuple(pages)), uploads

@@ -236,11 +236,11 @@ class ImmutableCache:
         data = wanted.fetch()
         self._count(misses=1, bytes_missed=len(data))
         if wanted.size not in {None, len(data)}:
-            raise _damaged(wanted.key, f"{len(data)} bytes", str(wanted.size))
+            raise damaged(wanted.key, f"{len(data)} bytes", str(wanted.size))
         if _SHA256.fullmatch(wanted.sha256):
             actual = hashlib.sha256(data).hexdigest()
             if actual != wanted.sha256:
-                raise _damaged(wanted.key, f"sha256 {actual}", wanted.sha256)
+                raise damaged(wanted.key, f"sha256 {actual}", wanted.sha256)
         return data
 
     def _is_checked(self, name: str, status: os.stat_result) -> bool:
@@ -293,7 +293,8 @@ def _name(namespace: str, key: str, sha256: str) -> str:
     return hashlib.sha256("\0".join([namespace, key, sha256]).encode()).hexdigest()
 
 
-def _damaged(key: str, what: str, expected: str) -> IntegrityError:
+def damaged(key: str, what: str, expected: str) -> IntegrityError:
+    """An object has other content than the log says."""
     return IntegrityError(
         f"{key} has {what} where the log says {expected}: the object is damaged; "
         "restore it from a copy of the storage",

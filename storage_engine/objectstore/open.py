@@ -44,7 +44,7 @@ def parse_uri(uri: str) -> StoreUri:
         raise ConfigurationError(f"the storage URI is empty or unreadable; known are {KNOWN_URIS}")
     match = _SCHEME.match(uri)
     if match is None:
-        return StoreUri("file", path=Path(uri).expanduser())
+        return StoreUri("file", path=expanded(uri))
     scheme, rest = match.group(1).lower(), uri[match.end() :]
     if match.group(2) is None:
         raise ConfigurationError(
@@ -65,6 +65,16 @@ def parse_uri(uri: str) -> StoreUri:
     raise ConfigurationError(
         f"unknown scheme {scheme!r} in storage URI {uri!r}{hint}; known are {KNOWN_URIS}"
     )
+
+
+def expanded(path: str | Path) -> Path:
+    """A path with the home directory that `~` stands for."""
+    if "\x00" in str(path):
+        raise ConfigurationError(f"the path {str(path)!r} has a NUL character in it")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(f"the path {str(path)!r}: {error}") from None
 
 
 def open_store(uri: str, config: OntologiaConfig | None = None) -> ObjectStore:
@@ -115,4 +125,4 @@ def _parse_file(uri: str, rest: str) -> StoreUri:
             f"storage URI {uri!r} must name an absolute path with three slashes, as in "
             "file:///data/onto; for a relative one give the plain directory path"
         )
-    return StoreUri("file", path=Path(unquote("/" + path)))
+    return StoreUri("file", path=expanded(unquote("/" + path)))

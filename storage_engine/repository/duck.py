@@ -1,4 +1,5 @@
-"""The DuckDB connection of an opened storage: one per repository, a cursor per use."""
+"""The DuckDB connections of an opened storage: one for its own queries, one for SQL of users; a
+cursor per use."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
+from storage_engine.objectstore.local import advice, is_retryable
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,6 +40,10 @@ _KINDS = {
 T = TypeVar("T")
 
 
+class DoesNotFit(StorageBackendError):
+    """A statement needs more memory than the limit, as many threads as it had."""
+
+
 class Duck:
     """Opened on first use. Spills to a directory of its own, removed on close."""
 
@@ -53,7 +60,9 @@ class Duck:
         self._secret = secret
         self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._spill: Path | None = None
+        self._spills: list[Path] = []
+        self._held_back: list[int] = []  # how many threads each of those who want few allows
+        self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
@@ -68,8 +77,8 @@ class Duck:
             if self._current_secret is None:
                 load_httpfs(connection)
                 connection.execute("SET GLOBAL enable_http_metadata_cache = true")
-                threads = max(_REMOTE_THREADS, os.cpu_count() or 1)
-                connection.execute(f"SET GLOBAL threads = {threads}")
+                self._threads_otherwise = max(_REMOTE_THREADS, os.cpu_count() or 1)
+                self._set_threads(connection)
             if secret != self._current_secret:
                 create_secret(connection, secret)
                 self._current_secret = secret
@@ -95,15 +104,67 @@ class Duck:
         with self._mutex:
             if self._connection is None:
                 return False
-            (now,) = self._connection.execute("SELECT current_setting('threads')").fetchall()[0]
-            (limit,) = self._connection.execute(
-                "SELECT parse_formatted_bytes(current_setting('memory_limit'))"
-            ).fetchall()[0]
-            fewer = max(1, int(limit) // _THREAD_BYTES)
-            if fewer >= now:
+            fewer = self._fewer_threads(self._connection)
+            if fewer is None:
                 return False
-            self._connection.execute(f"SET GLOBAL threads = {fewer}")
+            self._threads_otherwise = fewer
+            self._set_threads(self._connection)
             return True
+
+    @staticmethod
+    def _fewer_threads(connection: duckdb.DuckDBPyConnection) -> int | None:
+        """As many as each has room for; None when there are no more than that."""
+        now, limit = connection.execute(
+            "SELECT current_setting('threads'), "
+            "parse_formatted_bytes(current_setting('memory_limit'))"
+        ).fetchall()[0]
+        fewer = max(1, int(limit) // _THREAD_BYTES)
+        return fewer if fewer < now else None
+
+    def within_memory(self, held_bytes: int, work: Callable[[], T]) -> T:
+        """Do what joins or groups about so many bytes, in the limit however many these are.
+
+        A join spills, but each of its threads needs a share of memory before: what is larger than
+        memory gets few of them at once, and whatever does not fit is done again with fewer.
+        """
+        limit = size_in_bytes(self._memory_limit)
+        few = max(1, limit // _THREAD_BYTES)
+        steps = [few, 1] if few > 1 else [1]
+        if held_bytes <= limit // 2:
+            steps = [0, *steps]
+        for threads in steps[:-1]:
+            try:
+                with self._at_most(threads):
+                    return work()
+            except DoesNotFit:
+                continue
+        with self._at_most(steps[-1]):
+            return work()
+
+    @contextmanager
+    def _at_most(self, threads: int) -> Iterator[None]:
+        """Hold all work on this connection back to so many threads; 0: not at all."""
+        if not threads:
+            yield
+            return
+        with self._mutex:
+            connection = self._connected()
+            if not self._threads_otherwise:
+                (now,) = connection.execute("SELECT current_setting('threads')").fetchall()[0]
+                self._threads_otherwise = int(now)
+            self._held_back.append(threads)
+            self._set_threads(connection)
+        try:
+            yield
+        finally:
+            with self._mutex:
+                self._held_back.remove(threads)
+                if self._connection is not None:
+                    self._set_threads(self._connection)
+
+    def _set_threads(self, connection: duckdb.DuckDBPyConnection) -> None:
+        threads = min([self._threads_otherwise, *self._held_back])
+        connection.execute(f"SET GLOBAL threads = {threads}")
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -113,7 +174,7 @@ class Duck:
         try:
             yield
         except duckdb.OutOfMemoryException as error:
-            raise StorageBackendError(
+            raise DoesNotFit(
                 f"query {self._uri}: does not fit into {self._memory_limit}; raise "
                 f"s3_duckdb_memory_limit ({_first_line(error)})",
                 operation="query",
@@ -141,19 +202,18 @@ class Duck:
                 self._connection.close()
                 self._connection = None
                 self._current_secret = None
-            if self._spill is not None:
-                shutil.rmtree(self._spill, ignore_errors=True)
-                self._spill = None
+            while self._spills:
+                shutil.rmtree(self._spills.pop(), ignore_errors=True)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         import duckdb  # here: importing storage_engine stays light
 
-        self._spill = Path(tempfile.mkdtemp(prefix="ontologia-duckdb-"))
+        spill = self._new_spill()
         connection = duckdb.connect(
             ":memory:",
             config={
                 "memory_limit": self._memory_limit,
-                "temp_directory": str(self._spill),
+                "temp_directory": str(spill),
                 "preserve_insertion_order": "false",
                 "autoinstall_known_extensions": "false",
                 "python_enable_replacements": "false",  # SQL names tables, not Python variables
@@ -164,6 +224,95 @@ class Duck:
         # Data files never change: what is known of one stays true.
         connection.execute("SET GLOBAL parquet_metadata_cache = true")
         connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
+        return connection
+
+    def _new_spill(self) -> Path:
+        """A folder for what does not fit into memory, of one instance alone."""
+        try:
+            self._spills.append(Path(tempfile.mkdtemp(prefix="ontologia-duckdb-")))
+        except OSError as error:
+            raise StorageBackendError(
+                f"no temporary folder can be made for queries: {advice(error)}; TMPDIR says where "
+                "it goes",
+                operation="query",
+                retryable=is_retryable(error),
+            ) from error
+        return self._spills[-1]
+
+
+class ConfinedDuck(Duck):
+    """For SQL of users: an instance of its own, which can open files below `folders` and nothing
+    else, load nothing, and be set to nothing else.
+
+    That is decided when it is opened and holds for its life. So where S3 must be reached, or
+    memory asks for fewer threads, another one takes its place; who uses the old one may go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        memory_limit: str,
+        secret: Callable[[], Mapping[str, Any]] | None = None,
+        folders: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        super().__init__(uri=uri, memory_limit=memory_limit, secret=secret)
+        self._folders = folders
+        self._remote = False
+        self._threads: int | None = None
+
+    def reach_s3(self) -> None:
+        secret = self._secret() if self._secret is not None else {}
+        with self._mutex:
+            if not self._remote:
+                self._remote = True
+                self._replace()
+            connection = self._connected()
+            if secret != self._current_secret:
+                create_secret(connection, secret)
+                self._current_secret = secret
+
+    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+        """Whoever runs out of memory begins anew, as `reopen_with_fewer_threads` asks for."""
+        return interruptible(cursor, work)
+
+    def reopen_with_fewer_threads(self) -> bool:
+        """Where memory did not suffice: whether it is worth trying again, with a new cursor."""
+        with self._mutex:
+            fewer = self._fewer_threads(self._connected())
+            if fewer is None:
+                return False
+            self._threads = fewer
+            self._replace()
+            return True
+
+    def reopen(self) -> None:
+        """After a failure of DuckDB itself, which does not work from then on."""
+        with self._mutex:
+            self._replace()
+
+    def _replace(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._current_secret = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        connection = super()._open()
+        connection.execute("SET GLOBAL allow_persistent_secrets = false")
+        connection.execute("SET GLOBAL autoload_known_extensions = false")
+        if self._remote:
+            load_httpfs(connection)
+            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
+            self._threads = self._threads or max(_REMOTE_THREADS, os.cpu_count() or 1)
+            self._current_secret = self._secret() if self._secret is not None else {}
+            create_secret(connection, self._current_secret)
+        if self._threads is not None:
+            connection.execute(f"SET GLOBAL threads = {self._threads}")
+        folders = ", ".join(literal(folder) for folder in self._folders())
+        connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
+        connection.execute("SET GLOBAL enable_external_access = false")
+        connection.execute("SET GLOBAL lock_configuration = true")
         return connection
 
 

@@ -18,7 +18,6 @@ from storage_engine.errors import (
     AlreadyInitializedError,
     ConfigurationError,
     MigrationTokenError,
-    StorageBackendError,
 )
 from storage_engine.objectstore.open import open_store
 from storage_engine.repository.open import LATEST_ENGINE, Location, target_of
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from storage_engine.objectstore.protocol import ObjectStore
 
 ENGINE_VERSIONS = ("v1", "v2")
-_RUNTIME = "onto-init"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +121,11 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
     from storage_engine.commitlog import layout
     from storage_engine.commitlog.records import Head
     from storage_engine.objectstore.probe import probe_conditional_writes
-    from storage_engine.objectstore.protocol import ObjectNotFound
+    from storage_engine.repository.object import admin
 
-    try:
-        stored = store.get(layout.HEAD)
-    except ObjectNotFound:
-        stored = None
+    leftovers = admin.look(store)
     erases, token = None, None
-    if stored is not None:
+    if (stored := leftovers.head) is not None:
         head = Head.parse(stored.data, key=layout.HEAD)
         state = {"head_commit_id": head.commit_id, "head_etag": stored.etag}
         token = options.confirm(store.uri, state)
@@ -139,9 +134,9 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
     if not options.dry_run:
         probe_conditional_writes(store, layout.probe())
         if stored is not None:
-            _erase(store, options, stored.etag)
+            admin.erase(store, options.engine_version, options.config, head_etag=stored.etag)
         else:
-            _create(store, options)
+            admin.create(store, options.engine_version, leftovers)
     return InitPlan(
         store.uri,
         "s3",
@@ -151,82 +146,3 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
         erases=erases,
         token=token,
     )
-
-
-def _create(store: ObjectStore, options: _Options) -> None:
-    """Head goes last: it is what makes a storage exist."""
-    from storage_engine.commitlog import layout
-    from storage_engine.commitlog.conditional import Won, write_conditionally
-    from storage_engine.commitlog.records import Head, to_json
-    from storage_engine.repository.object.stamp import stamp_bytes
-    from storage_engine.schema.catalogs import empty_types
-
-    # Leftovers of an erasure or an init that did not end are replaced, not trusted.
-    store.delete_many([layout.ENGINE, layout.TYPES])
-    for key in (layout.ENGINE, layout.TYPES):
-        write_id = layout.new_write_id()
-        data = (
-            stamp_bytes(store, options.engine_version, write_id)
-            if key == layout.ENGINE
-            else to_json({**empty_types(store.now()), "write_id": write_id})
-        )
-        if not isinstance(write_conditionally(store, key, data, write_id=write_id, etag=None), Won):
-            raise StorageBackendError(
-                f"another process is initialising {store.uri}", operation="init", key=key
-            )
-    head = _empty_head(store)
-    outcome = write_conditionally(
-        store, layout.HEAD, head.to_bytes(), write_id=head.write_id, etag=None
-    )
-    if not isinstance(outcome, Won):
-        current = Head.parse(outcome.current.data, key=layout.HEAD) if outcome.current else head
-        raise AlreadyInitializedError(store.uri, current.commit_id)
-
-
-def _empty_head(store: ObjectStore) -> Any:
-    from storage_engine.commitlog import layout
-    from storage_engine.commitlog.records import Head, timestamp
-
-    return Head(
-        commit_id=0,
-        manifest_path=None,
-        updated_at=timestamp(store.now()),
-        runtime_id=_RUNTIME,
-        log_id=layout.new_write_id(),
-        write_id=layout.new_write_id(),
-    )
-
-
-def _erase(store: ObjectStore, options: _Options, head_etag: str) -> None:
-    """Under the write lock: swing head to an empty log (a new log id, so that no index of the old
-    one is believed), then delete what the old log left."""
-    from storage_engine.commitlog import layout
-    from storage_engine.commitlog.conditional import Won, write_conditionally
-    from storage_engine.commitlog.lock import WriteLock
-    from storage_engine.commitlog.records import to_json
-    from storage_engine.repository.object.stamp import stamp_bytes
-    from storage_engine.schema.catalogs import empty_types
-
-    lease = WriteLock(
-        store,
-        owner_id=_RUNTIME,
-        lease_ttl_ms=options.config.s3_lease_ttl_ms,
-        timeout_ms=options.config.s3_lock_timeout_ms,
-    ).acquire()
-    try:
-        head = _empty_head(store)
-        outcome = write_conditionally(
-            store, layout.HEAD, head.to_bytes(), write_id=head.write_id, etag=head_etag
-        )
-        if not isinstance(outcome, Won):
-            raise MigrationTokenError(
-                f"{store.uri} changed since the preview: nothing was erased, look at a new preview"
-            )
-        kept = {layout.HEAD, layout.LOCK}
-        doomed = [info.key for info in store.list("") if info.key not in kept]
-        store.delete_many(doomed)
-        store.put(layout.ENGINE, stamp_bytes(store, options.engine_version, layout.new_write_id()))
-        types = {**empty_types(store.now()), "write_id": layout.new_write_id()}
-        store.put(layout.TYPES, to_json(types))
-    finally:
-        lease.release()

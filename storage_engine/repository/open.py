@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConfigurationError, UninitializedStorageError
-from storage_engine.objectstore.open import open_store
+from storage_engine.errors import ConfigurationError, IntegrityError, UninitializedStorageError
+from storage_engine.objectstore.local import path_errors
+from storage_engine.objectstore.open import expanded, open_store
 from storage_engine.repository.protocol import Repository
 
 if TYPE_CHECKING:
@@ -41,26 +42,42 @@ def target_of(uri_or_path: str | Path | None) -> Location:
         return _sqlite(text)
     if "://" in text:
         return Location(text)
-    path = Path(text).expanduser()
-    if path.is_file() or (not path.is_dir() and path.suffix.lower() in _SQLITE_SUFFIXES):
+    path = expanded(text)
+    with path_errors(path, "open"):
+        is_file, is_folder = path.is_file(), path.is_dir()
+    if is_file or (not is_folder and path.suffix.lower() in _SQLITE_SUFFIXES):
         return Location(f"sqlite:///{path}", str(path))
     return Location(text)
 
 
 def bind(db_path: str | Path | None, storage_uri: str | None) -> Location:
     """RFC 0004 1.1: `db_path` means SQLite; both are allowed only if they mean the same file."""
-    if storage_uri is None:
-        return target_of(db_path)
-    target = target_of(storage_uri)
     if db_path is None:
-        return target
-    path = str(db_path)
-    stated = Location(f"sqlite:///{path}", path) if "://" not in path else target_of(path)
+        return target_of(storage_uri)
+    stated = _sqlite_file(db_path)
+    if storage_uri is None:
+        return stated
+    target = target_of(storage_uri)
     if target.sqlite_path is None or not _same_file(stated.sqlite_path, target.sqlite_path):
         raise ConfigurationError(
-            f"db path {path!r} and storage URI {storage_uri!r} name different storages; give one"
+            f"db path {str(db_path)!r} and storage URI {storage_uri!r} name different storages; "
+            "give one"
         )
     return target
+
+
+def _sqlite_file(db_path: str | Path) -> Location:
+    """A SQLite file, whatever it is called (RFC 0004 7)."""
+    text = str(db_path)
+    if text.lower().startswith("sqlite:") or text == MEMORY:
+        return target_of(text)
+    if "://" in text:
+        raise ConfigurationError(
+            f"db path {text!r} is no SQLite file: give other storages as storage URI "
+            "(`--storage-uri`, `Ontology(storage_uri=...)`)"
+        )
+    path = Path(text).expanduser()
+    return Location(f"sqlite:///{path}", str(path))
 
 
 def _sqlite(uri: str) -> Location:
@@ -71,6 +88,8 @@ def _sqlite(uri: str) -> Location:
             "or four for an absolute path: sqlite:////data/onto.db"
         )
     path = unquote(rest[len("///") :])
+    if "\x00" in path:
+        raise ConfigurationError(f"storage URI {uri!r} has a NUL character in its path")
     if not path:
         raise ConfigurationError(f"storage URI {uri!r} names no file")
     return Location(uri, path)
@@ -81,7 +100,7 @@ def _same_file(a: str | None, b: str) -> bool:
         return False
     if MEMORY in (a, b):
         return a == b
-    return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
+    return expanded(a).resolve() == expanded(b).resolve()
 
 
 def open_repository(
@@ -104,24 +123,31 @@ def open_repository(
 
 
 def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repository:
-    """Dispatch on `meta/engine.json`; a storage without it, but with a head, is v1."""
+    """Dispatch on what head and `meta/engine.json` say; a head without a stamp that no program of
+    ours has made is v1."""
     from storage_engine.commitlog import layout
+    from storage_engine.commitlog.records import Head
     from storage_engine.objectstore.protocol import ObjectNotFound
     from storage_engine.repository.object.engine import S3RepositoryV1, S3RepositoryV2
-    from storage_engine.repository.object.stamp import read_stamp
+    from storage_engine.repository.object.stamp import Stamp, read_stamp, stamp_for
 
-    def is_initialised() -> bool:
+    def read_head() -> bytes | None:
         try:
-            store.get(layout.HEAD)
+            return store.get(layout.HEAD).data
         except ObjectNotFound:
-            return False
-        return True
+            return None
 
-    stamp, initialised = store.parallel.both(lambda: read_stamp(store), is_initialised)
-    if not initialised:
+    stamp, data = store.parallel.both(lambda: read_stamp(store), read_head)
+    if data is None:
         raise UninitializedStorageError(store.uri)
+    try:
+        head = Head.parse(data, key=layout.HEAD)
+    except IntegrityError:  # said by whoever reads it; verification wants to open all the same
+        stamp, log_id = stamp or Stamp("v1", 0), None
+    else:
+        stamp, log_id = stamp_for(store, stamp, head), head.log_id
     engine = S3RepositoryV1 if stamp.engine_version == "v1" else S3RepositoryV2
-    return engine(store, config, stamp)
+    return engine(store, config, stamp, log_id)
 
 
 def _open_sqlite(uri: str, path: str, config: OntologiaConfig) -> Repository:

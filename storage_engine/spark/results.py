@@ -25,7 +25,9 @@ class WriteResult:
     type_name: str
     commit_id: int | None  # None: nothing differed, nothing published
     type_commit_id: int  # the commit that last changed the type; 0: never written
-    already_applied: bool = False  # the idempotency key had been applied by commit_id
+    already_applied: bool = (
+        False  # the unit of work had been done, by commit_id if it changed anything
+    )
     rows: int = 0  # of the input
     inserted: int = 0
     updated: int = 0

@@ -86,7 +86,7 @@ class Sink:
                 order_by=options.order_by,
                 announce=False,
             )
-            applied = attempt.applied_by is not None
+            applied = attempt.applied is not None
             target = target_of(attempt, options)
             return cls(place, options, target, attempt.base.commit_id, applied)
 
@@ -99,9 +99,10 @@ class Sink:
         """What differs, as one commit, or nothing."""
         reports = [TaskReport.parse(text) for message in messages for text in message.reports]
         check_rows(self.target, reports)
-        if not any(report.parts or report.loose for report in reports):
-            return
         options = self.options
+        staged = any(report.parts or report.loose for report in reports)
+        if not staged and options.idempotency is None:
+            return
         with Session(self.place.uri, config=self.place.settings) as session:
             attempt = session.repository.begin_staged(
                 self.target.spec,
@@ -109,7 +110,7 @@ class Sink:
                 order_by=options.order_by,
                 attempt=self.target.attempt,
             )
-            if attempt.applied_by is not None:
+            if attempt.applied is not None:
                 self.discard()
                 return
             with attempt:

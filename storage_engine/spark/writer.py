@@ -20,7 +20,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.write.staged_write import StagedWrite
-from storage_engine.repository.protocol import CommitResult
+from storage_engine.repository.protocol import CommitResult, check_metadata
 from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
@@ -122,6 +122,8 @@ class _Write:
         self._cached: list[DataFrame] = []
         self._published = False
         check_options(spec, options)
+        limit = internals(session).settings.config.max_commit_metadata_bytes
+        check_metadata(arguments.texts("meta", options.meta), limit)  # before the job, not after
 
     def run(self) -> WriteResult:
         before = self._requests()
@@ -139,8 +141,8 @@ class _Write:
             holder=arguments.texts("holder", self._options.holder),
             on_lost=lost,
         )
-        if attempt.applied_by is not None:
-            return self._applied(attempt.applied_by, attempt)
+        if attempt.applied is not None:
+            return self._applied(attempt.applied.commit_id, attempt)
         with attempt:
             jobs = Jobs(self._df.sparkSession, attempt.attempt, self._options.progress)
             target = target_of(attempt, self._options)
@@ -305,7 +307,7 @@ class _Write:
             return 0
         return max(0, counts.written - sum(report.rows for report in reports))
 
-    def _applied(self, commit_id: int, attempt: StagedWrite) -> WriteResult:
+    def _applied(self, commit_id: int | None, attempt: StagedWrite) -> WriteResult:
         return WriteResult(
             type_name=attempt.spec.name,
             commit_id=commit_id,

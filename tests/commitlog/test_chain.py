@@ -16,7 +16,15 @@ import pytest
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, skip_pointers
-from storage_engine.commitlog.records import Checkpoint, CommitPoint, Head, Manifest, entry_of
+from storage_engine.commitlog.records import (
+    Checkpoint,
+    CommitPoint,
+    Head,
+    Manifest,
+    ManifestLink,
+    entry_of,
+    sha256,
+)
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
 from storage_engine.objectstore.metering import HopTrace, tracing
@@ -32,21 +40,23 @@ def long_chain(length: int) -> tuple[MemoryBackend, Head]:
     """Bare manifests, linked as the publisher links them."""
     backend = MemoryBackend("chain")
     parent: Manifest | None = None
-    path: str | None = None
+    link: ManifestLink | None = None
     for commit_id in range(1, length + 1):
         manifest = Manifest(
             commit_id=commit_id,
             parent_commit_id=parent.commit_id if parent else None,
-            parent_manifest_path=path,
+            parent_manifest_path=link.path if link else None,
+            parent_sha256=link.sha256 if link else "",
             created_at="2026-01-01T00:00:00+00:00",
             runtime_id="test",
-            skip=skip_pointers(parent, path or "") if parent else (),
+            skip=skip_pointers(parent, link) if parent and link else (),
             type_heads={},
         )
-        path = layout.manifest(commit_id, "cafe0000")
-        backend.write(path, manifest.to_bytes())
-        parent = manifest
-    return backend, Head(length, path, "", "test")
+        path, data = layout.manifest(commit_id, "cafe0000"), manifest.to_bytes()
+        backend.write(path, data)
+        parent, link = manifest, ManifestLink(commit_id, path, sha256(data))
+    assert link is not None
+    return backend, Head(length, link.path, "", "test", commit_sha256=link.sha256)
 
 
 def fresh_chain(backend: MemoryBackend) -> Chain:
@@ -61,7 +71,9 @@ def test_any_commit_is_located_in_logarithmic_hops(length: int) -> None:
     for commit_id in range(1, length + 1):
         chain = fresh_chain(backend)
         with tracing(HopTrace()) as trace:
-            assert chain.locate(head, commit_id) == layout.manifest(commit_id, "cafe0000")
+            link = chain.locate(head, commit_id)
+        assert link is not None
+        assert link.path == layout.manifest(commit_id, "cafe0000")
         assert trace.depth <= bound + 1, f"commit {commit_id} took {trace.depth} hops"
 
 
@@ -71,7 +83,7 @@ def test_a_stretch_of_a_hundred_is_fetched_in_seven_hops() -> None:
         chain = fresh_chain(backend)
         chain.head_manifest(head)  # at hand for whoever asks for what is below it
         with tracing(HopTrace()) as trace:
-            found = chain.stretch(head.manifest_path, above=length - 100)
+            found = chain.stretch(head.link, above=length - 100)
         assert [m.commit_id for _, m in found] == list(range(length, length - 100, -1))
         assert trace.depth <= 7
         assert chain.store.meter.requests["GET"] == 100, "none twice, and none beyond"
@@ -79,7 +91,8 @@ def test_a_stretch_of_a_hundred_is_fetched_in_seven_hops() -> None:
 
 def test_skip_pointers_name_the_nearest_multiples() -> None:
     backend, head = long_chain(101)
-    manifest = fresh_chain(backend).manifest(head.manifest_path or "")
+    manifest = fresh_chain(backend).head_manifest(head)
+    assert manifest is not None
     assert [p.commit_id for p in manifest.skip] == [100, 96, 64]
     assert all(p.path == layout.manifest(p.commit_id, "cafe0000") for p in manifest.skip)
 
@@ -93,9 +106,9 @@ def test_there_is_no_commit_outside_the_chain(commit_id: int) -> None:
 def test_a_manifest_is_read_once() -> None:
     backend, head = long_chain(10)
     chain = fresh_chain(backend)
-    chain.stretch(head.manifest_path, above=0)
+    chain.stretch(head.link, above=0)
     before = chain.store.meter.requests["GET"]
-    chain.stretch(head.manifest_path, above=0)
+    chain.stretch(head.link, above=0)
     assert chain.locate(head, 3) is not None
     assert chain.store.meter.requests["GET"] == before
 
@@ -121,6 +134,8 @@ def full_walk(world: World) -> Checkpoint:
     manifests = world.chain()
     head = world.head()
     paths = [m.parent_manifest_path for m in manifests[1:]] + [head.manifest_path]
+    # A checkpoint is written with its commit, whose manifest names it: that one has no hash yet.
+    hashes = [sha256(world.backend.objects()[path or ""]) for path in paths[:-1]]
     entries: dict[tuple[str, str], list[Any]] = {}
     schemas: dict[tuple[str, str], dict[int, Any]] = {}
     marks: dict[str, dict[str, Any]] = {}
@@ -140,8 +155,8 @@ def full_walk(world: World) -> Checkpoint:
         schemas=schemas,
         idempotency=marks,
         commits=tuple(
-            CommitPoint(m.commit_id, m.created_at, p or "")
-            for m, p in zip(manifests, paths, strict=True)
+            CommitPoint(m.commit_id, m.created_at, p or "", digest)
+            for m, p, digest in zip(manifests, paths, [*hashes, ""], strict=True)
         ),
     )
 
@@ -478,7 +493,10 @@ def test_a_stamp_without_a_format_gets_one(world: World) -> None:
     stamp = {"backend": "s3", "engine_version": "v1", "created_at": "2026-02-10T12:00:00+00:00"}
     world.backend.write(layout.ENGINE, json.dumps(stamp).encode())
     world.open("writer").put(customer("x", age=1))
-    assert world.document(layout.ENGINE)["format"] == 1
+    assert world.document(layout.ENGINE) == stamp | {
+        "format": 2,
+        "write_id": world.document(layout.ENGINE)["write_id"],
+    }
 
 
 def test_a_stamp_that_cannot_be_written_is_an_error_of_ours(world: World) -> None:

@@ -91,7 +91,9 @@ def test_prefixes_do_not_overlap_and_hold_every_key() -> None:
         layout.data_file(layout.attempt_prefix(1, "a"), "entity", "T", "v2", 1, 0): layout.COMMITS,
         layout.staged_part("a", "entity", "T", 1, "x"): layout.STAGED,
         layout.snapshot("entity", "T", 1, 2): layout.SNAPSHOTS,
+        layout.type_head_bucket(1, "a", 7): layout.COMMITS,
         layout.checkpoint(1, "a"): layout.CHECKPOINTS,
+        layout.commit_page("0f"): layout.PAGES,
         layout.attempt_heartbeat("a"): layout.ATTEMPTS,
         layout.compaction_lease("entity", "T"): layout.LEASES,
         layout.index("relation", "T"): layout.INDICES,
@@ -185,3 +187,10 @@ def test_verification_lists_where_rows_are(either_world: World) -> None:
     assert verify_indices(writer.repo).ok
     assert listed
     assert set(listed) <= set(layout.DATA_PREFIXES)
+
+
+def test_names_that_must_be_unique_for_ever_have_128_bits() -> None:
+    """A collision of 32 bits is expected after some 77,000 names."""
+    assert re.fullmatch(r"[0-9a-f]{32}", layout.new_id())
+    assert len({layout.new_id() for _ in range(1000)}) == 1000
+    assert re.fullmatch(r"[0-9a-f]{8}", layout.new_commit_attempt()), "the id is in the key as well"

@@ -278,5 +278,6 @@ def test_a_log_that_never_recorded_a_schema_says_so(world: World) -> None:
     for path in (head.manifest_path, str(world.chain()[-1].parent_manifest_path)):
         document = world.document(path)
         world.backend.write(path, json.dumps({**document, "schema": {}}).encode())
+    world.rehash()
     with pytest.raises(SchemaMetadataError, match="what Customer looks like"):
         restore(world.open("operator").repo, 1, apply=True)

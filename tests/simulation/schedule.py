@@ -10,9 +10,11 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage_engine.maintenance.compaction.plan import TierPolicy
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.testing.faults import FaultKind, FaultPlan, plan_of
 from tests.commitlog.support import World, Writer, new_world
 from tests.simulation.harness import Intent, Ledger
@@ -35,7 +37,7 @@ CHANCES: Mapping[FaultKind, float] = {
 _LEASES_MS = (500, 1_000, 5_000)  # short ones run out while a writer is held
 _LONGEST_S = 8.0
 _HOLD_CHANCE = 0.1
-_ID = re.compile(r"[0-9a-f]{8}")
+_ID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}")
 
 
 class Scheduler:
@@ -184,5 +186,7 @@ def _job(
             if writer.store.crashed:
                 life += 1
                 writer = start(life)
+        with suppress(SimulatedCrash):
+            writer.repo.flush()  # what it has merged
 
     return work

@@ -44,8 +44,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "development.md"
 VALUES = (
     "storage_engine/__init__.py",
     "storage_engine/commitlog/layout.py",
+    "storage_engine/commitlog/parsing.py",
     "storage_engine/commitlog/ranges.py",
     "storage_engine/commitlog/records.py",
+    "storage_engine/commitlog/type_heads.py",
     "storage_engine/config.py",
     "storage_engine/errors.py",
     "storage_engine/events/protocol.py",

@@ -11,23 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, to_json
+from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
 from storage_engine.events.protocol import DeadLetter, OpenEvent
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject
-from storage_engine.repository.object.outbox import create
+from storage_engine.repository.object import outbox
 
 log = logging.getLogger(__name__)
-
-# A dead letter event keeps the time of death in its key. Later than this, consumers may no longer
-# look there for late arrivals, so the time is set anew.
-_FRESH = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +58,24 @@ class ObjectClaims:
         return self.parse(stored, event_id, handler_id)
 
     def parse(self, stored: StoredObject, event_id: str, handler_id: str) -> StoredClaim:
+        """Raises an IntegrityError when it is no claim, or not this one."""
         key = layout.claim(self.namespace, event_id, handler_id)
-        return StoredClaim(ClaimRecord.parse(from_json(stored.data, key=key), key=key), stored.etag)
+        record = ClaimRecord.parse(from_json(stored.data, key=key), key=key)
+        if (record.event_id, record.handler_id) != (event_id, handler_id):
+            raise IntegrityError(
+                f"{key} is not a valid claim: it is one of {record.handler_id} on "
+                f"{record.event_id}",
+                key=key,
+            )
+        return StoredClaim(record, stored.etag)
 
-    def open_event(self, envelope: Envelope, handler_id: str) -> OpenEvent:
-        """An event, with a handler's claim on it. Dead without a letter is as good as unclaimed:
-        the letter is left to do."""
-        stands = self.read(envelope["id"], handler_id)
+    def open_event(self, envelope: Envelope, handler_id: str) -> OpenEvent | None:
+        """An event, with a handler's claim on it; None where that cannot be read. Dead without a
+        letter is as good as unclaimed: the letter is left to do."""
+        try:
+            stands = self.read(envelope["id"], handler_id)
+        except IntegrityError:
+            return None
         if stands is None:
             return envelope, None
         record = stands.record
@@ -79,22 +86,35 @@ class ObjectClaims:
     # -- dead letters -------------------------------------------------------------------------
 
     def bury(self, envelope: Envelope, dead: StoredClaim) -> StoredClaim:
-        """Write what follows from a claim's death. Safe to repeat."""
-        record = dead.record
-        assert record.dead_lettered_at is not None
-        if self._store.now() - record.dead_lettered_at > _FRESH:
-            if self.has_letter(record):
-                return dead
-            dead = self._renewed(envelope, dead)
+        """Write what follows from a claim's death. Safe to repeat.
+
+        The event that tells of it has the time of death in its key. Where that is too long ago
+        for consumers to look there, the death is given a new time first, by the claim itself: so
+        however many bury it, they come to one time.
+        """
+        late: list[str] = []
+        for _ in range(outbox.TIMES):
             record = dead.record
             if record.dead_lettered_at is None or record.redriven_as is not None:
                 return dead  # another has dealt with it meanwhile
-        letter = envelopes.dead_letter(self.namespace, envelope, record)
-        told = envelopes.dead_letter_event(letter, self.policy.max_chain_depth)
-        if told is not None:
-            create(self._store, _event_key(letter, told), told)
-        key = layout.dead_letter(self.namespace, record.event_id, record.handler_id)
-        create(self._store, key, {**letter.as_dict(), "id": letter.event_id})
+            letter = envelopes.dead_letter(self.namespace, envelope, record)
+            told = envelopes.dead_letter_event(letter, self.policy.max_chain_depth)
+            if told is None:
+                break
+            key = _event_key(letter, told)
+            if not outbox.is_late(self._store, record.dead_lettered_at):
+                outbox.create(self._store, key, told)
+                if not outbox.is_late(self._store, record.dead_lettered_at):
+                    break
+            elif self.has_letter(record):
+                return dead
+            late.append(key)
+            dead = self._renewed(dead)
+        else:
+            raise outbox.too_late(envelope)
+        letter_key = layout.dead_letter(self.namespace, record.event_id, record.handler_id)
+        outbox.create(self._store, letter_key, {**letter.as_dict(), "id": letter.event_id})
+        outbox.remove_late(self._store, late)
         log.warning(
             "event %s (%s) is a dead letter of %s after %d attempts: %s",
             record.event_id,
@@ -112,12 +132,8 @@ class ObjectClaims:
             return False
         return True
 
-    def _renewed(self, envelope: Envelope, dead: StoredClaim) -> StoredClaim:
-        """A late burial: give the death a new time, unless its event is out already."""
-        letter = envelopes.dead_letter(self.namespace, envelope, dead.record)
-        told = envelopes.dead_letter_event(letter, self.policy.max_chain_depth)
-        if told is None or self._exists(_event_key(letter, told)):
-            return dead
+    def _renewed(self, dead: StoredClaim) -> StoredClaim:
+        """Give the death a new time, unless another has done so or dealt with it."""
         renewed = replace(dead.record, dead_lettered_at=self._store.now())
         outcome = self.write(renewed, dead.etag)
         if isinstance(outcome, StoredClaim):
@@ -125,13 +141,6 @@ class ObjectClaims:
         if outcome.current is None:
             return StoredClaim(replace(renewed, redriven_as=""), "")  # cleaned up: nothing to bury
         return self.parse(outcome.current, renewed.event_id, renewed.handler_id)
-
-    def _exists(self, key: str) -> bool:
-        try:
-            self._store.get(key)
-        except ObjectNotFound:
-            return False
-        return True
 
 
 def _event_key(letter: DeadLetter, told: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ class Attempt:
     """One announced attempt; use as a context manager."""
 
     def __init__(self, store: ObjectStore, *, holder: Mapping[str, Any], beat_s: float) -> None:
-        self.id = layout.new_attempt()
+        self.id = layout.new_id()
         self._heartbeat = Heartbeat(store, self.id, holder=holder, beat_s=beat_s)
 
     def __enter__(self) -> Attempt:
@@ -184,4 +184,5 @@ def described(
         role=role,
         stats=part.stats,
         key_range=part.key_range,
+        previous=run.entries[0].files[0].previous,
     )

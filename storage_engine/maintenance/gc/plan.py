@@ -268,8 +268,8 @@ class _Planner:
         self, info: ObjectInfo, commit_id: int, floor: RetainedCheckpoint | None
     ) -> Iterator[GarbageObject]:
         """A file of the chain that the state as of head does not have: compaction replaced it."""
-        if layout.is_manifest(info.key):
-            return  # manifests are the history: they stay
+        if layout.is_history(info.key):
+            return  # it stays
         if not self._purge:
             self._kept["replaced by a snapshot (--purge-compacted)"] += 1
         elif floor is None or commit_id > floor.commit_id or info.key in floor.files:

@@ -20,6 +20,7 @@ from storage_engine.commitlog.records import (
     Entry,
     Head,
     Manifest,
+    ManifestLink,
     TypeRef,
     parse_timestamp,
     sha256,
@@ -74,7 +75,7 @@ class Reach:
 def reach(chain: Chain, indices: IndexObjects, head: Head) -> Reach:
     """Ask everything that can name an object."""
     now = state.current_checkpoint(chain, head)
-    attempts = {layout.manifest_prefix(point.manifest_path) for point in now.commits}
+    attempts = {layout.manifest_prefix(point.manifest_path) for point in chain.commit_points(now)}
     files = {f.path for entries in now.entries.values() for f in _files(entries)}
     return Reach(
         head=head,
@@ -85,16 +86,17 @@ def reach(chain: Chain, indices: IndexObjects, head: Head) -> Reach:
     )
 
 
-def history(chain: Chain, head: Head) -> Iterator[tuple[str, Manifest]]:
+def history(chain: Chain, head: Head) -> Iterator[tuple[ManifestLink, Manifest]]:
     """All manifests, newest first, fetched in batches."""
     floor = head.checkpoint.commit_id if head.checkpoint is not None else 0
-    recent = chain.stretch(head.manifest_path, above=floor)
+    recent = chain.stretch(head.link, above=floor)
     yield from recent
     if head.checkpoint is None:
         return
-    paths = [p.manifest_path for p in reversed(chain.checkpoint(head.checkpoint).commits)]
-    for start in range(0, len(paths), _BATCH):
-        batch = paths[start : start + _BATCH]
+    points = chain.commit_points(chain.checkpoint(head.checkpoint))
+    links = [point.link for point in reversed(points)]
+    for start in range(0, len(links), _BATCH):
+        batch = links[start : start + _BATCH]
         yield from zip(batch, chain.parallel.map(chain.manifest, batch), strict=True)
 
 
@@ -138,8 +140,9 @@ def pinned_by(chain: Chain, tag: Tag) -> Iterator[str]:
             yield from (
                 f.path for e in entries if e.min_commit_id <= tag.commit_id for f in e.files
             )
-    if tag.commit_id > floor:
-        for _, manifest in chain.stretch(tag.manifest_path, above=floor):
+    if tag.commit_id > floor and tag.manifest_path is not None:
+        top = ManifestLink(tag.commit_id, tag.manifest_path)
+        for _, manifest in chain.stretch(top, above=floor):
             yield from (file.path for file in manifest.files)
 
 

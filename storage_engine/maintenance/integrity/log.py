@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Checkpoint,
     CheckpointRef,
     CommitFile,
-    CommitPoint,
     Entry,
     Head,
     Manifest,
+    ManifestLink,
+    TypeHead,
     TypeRef,
     entry_of,
     sha256,
@@ -39,6 +41,7 @@ class Log:
     complete: bool = False
     checkpoint: Checkpoint | None = None
     tags: list[Tag] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)  # of the manifests, by path
 
     def entries(self) -> dict[TypeRef, list[Entry]]:
         """The state as of head: the checkpoint, if it can be read, and the commits since."""
@@ -73,6 +76,7 @@ class LogCheck:
         self._report = report
         self._progress = progress
         self._manifests: dict[str, bytes | None] = {}
+        self._chain_anew = Chain(store, store.parallel)
 
     def run(self) -> Log | None:
         """None when there is no head to start from."""
@@ -111,7 +115,8 @@ class LogCheck:
             except IntegrityError as error:
                 self._chain("unreadable_manifest", str(error), path, expected)
                 return
-            self._check_manifest(log, path, data, manifest, child, expected)
+            log.hashes[path] = sha256(data)
+            self._check_manifest(log, path, manifest, child, expected)
             log.commits.append((path, manifest))
             self._report.checked["commits"] += 1
             if len(log.commits) % 100 == 0:
@@ -126,13 +131,14 @@ class LogCheck:
         self,
         log: Log,
         path: str,
-        data: bytes,
         manifest: Manifest,
         child: Manifest | None,
         expected: int,
     ) -> None:
-        if child is None and log.head.commit_sha256 not in (None, sha256(data)):
-            self._chain("hash_mismatch", "head names another content", path, expected)
+        named = log.head.commit_sha256 if child is None else child.parent_sha256
+        if named and named != log.hashes[path]:
+            who = "head" if child is None else f"commit {child.commit_id}"
+            self._chain("hash_mismatch", f"{who} names another content", path, expected)
         if manifest.commit_id != expected:
             message = f"says commit {manifest.commit_id}, its place is {expected}"
             self._chain("wrong_commit_id", message, path, expected)
@@ -157,6 +163,7 @@ class LogCheck:
                 if path_there != pointer.path and (path_there is not None or log.complete):
                     message = f"skips to {pointer.path} for commit {pointer.commit_id}"
                     self._chain("wrong_skip", message, path, number)
+            self._check_hashes(log, path, manifest)
             for file in manifest.files:
                 before = touched.get(file.ref)
                 named = file.previous.commit_id if file.previous is not None else None
@@ -168,14 +175,35 @@ class LogCheck:
                     self._chain("file_twice", message, path, number)
                 files[file.path] = number
             touched |= dict.fromkeys(manifest.touched(), number)
-        if log.commits and log.complete and log.commits[-1][1].type_heads is not None:
+        if log.commits and log.complete:
             path, newest = log.commits[-1]
-            for ref, top in (newest.type_heads or {}).items():
+            for ref, top in self._type_heads(path, newest).items():
                 if touched.get(ref) != top.commit_id:
                     message = (
                         f"{ref[1]} was last touched by {touched.get(ref)}, not {top.commit_id}"
                     )
                     self._chain("wrong_type_head", message, path, newest.commit_id)
+
+    def _check_hashes(self, log: Log, path: str, manifest: Manifest) -> None:
+        """What a manifest says of older ones, other than its parent."""
+        older = [*manifest.skip]
+        older += [
+            ManifestLink(p.commit_id, p.manifest_path, p.manifest_sha256)
+            for file in manifest.files
+            if (p := file.previous) is not None
+        ]
+        for link in older:
+            actual = log.hashes.get(link.path)
+            if link.sha256 and actual is not None and link.sha256 != actual:
+                message = f"names another content of commit {link.commit_id}"
+                self._chain("hash_mismatch", message, path, manifest.commit_id)
+
+    def _type_heads(self, path: str, manifest: Manifest) -> Mapping[TypeRef, TypeHead]:
+        try:
+            return dict(self._chain_anew.type_heads(manifest) or {})
+        except IntegrityError as error:
+            self._chain("unreadable_type_heads", str(error), path, manifest.commit_id)
+            return {}
 
     def _listed(self) -> dict[int, list[str]]:
         """Manifests by commit, to fetch many at once: the chain decides which of them count."""
@@ -241,8 +269,19 @@ class LogCheck:
         if not log.complete:
             return
         covered = [(p, m) for p, m in log.commits if m.commit_id <= checkpoint.commit_id]
-        points = tuple(CommitPoint(m.commit_id, m.created_at, p) for p, m in covered)
-        if checkpoint.commit_id != ref.commit_id or checkpoint.commits != points:
+        points = [(m.commit_id, m.created_at, p) for p, m in covered]
+        try:
+            listed = self._chain_anew.commit_points(checkpoint)
+        except IntegrityError as error:
+            self._checkpoints("unreadable_page", str(error), ref)
+            return
+        for point in listed:
+            actual = log.hashes.get(point.manifest_path)
+            if point.manifest_sha256 and actual is not None and point.manifest_sha256 != actual:
+                message = f"names another content of commit {point.commit_id}"
+                self._checkpoints("hash_mismatch", message, ref)
+        places = [(p.commit_id, p.created_at, p.manifest_path) for p in listed]
+        if checkpoint.commit_id != ref.commit_id or places != points:
             self._checkpoints("wrong_commits", "lists other commits than the chain has", ref)
         files: dict[TypeRef, dict[int, tuple[CommitFile, ...]]] = {}
         for _, manifest in covered:

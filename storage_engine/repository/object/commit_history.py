@@ -10,7 +10,7 @@ from storage_engine.commitlog.records import Head, Manifest, TypeRef, parse_time
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.protocol import CommitRecord, Idempotency
+from storage_engine.repository.protocol import AppliedUnit, CommitRecord, Idempotency
 
 
 def list_commits(chain: Chain, limit: int, since: int) -> list[CommitRecord]:
@@ -25,10 +25,12 @@ def get_commit(chain: Chain, commit_id: int) -> CommitRecord | None:
     return _record(manifest) if manifest is not None else None
 
 
-def applied_by(chain: Chain, head: Head, unit: Idempotency) -> int | None:
-    """The commit that did this unit of work, None when it is still to be done."""
+def applied(chain: Chain, head: Head, unit: Idempotency) -> AppliedUnit | None:
+    """What became of this unit of work, None when it is still to be done."""
     mark = state.last_applied(chain, head, unit.app_id)
-    return mark.commit_id if mark is not None and mark.covers(unit.version) else None
+    if mark is None or not mark.covers(unit.version):
+        return None
+    return AppliedUnit(mark.commit_id)
 
 
 def list_commit_changes(chain: Chain, versions: Versions, commit_id: int) -> list[dict[str, Any]]:
@@ -72,8 +74,8 @@ def _identity_only(ref: TypeRef) -> TypeSpec:
 
 
 def _find(chain: Chain, commit_id: int) -> Manifest | None:
-    path = chain.locate(chain.read_head().head, commit_id)
-    return chain.manifest(path) if path is not None else None
+    link = chain.locate(chain.read_head().head, commit_id)
+    return chain.manifest(link) if link is not None else None
 
 
 def _record(manifest: Manifest) -> CommitRecord:

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state, tags
+from storage_engine.commitlog import layout, state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
-from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
@@ -37,22 +37,24 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.query.reference import Reference, check_tag
-from storage_engine.repository.duck import Duck
-from storage_engine.repository.object import commit_history
+from storage_engine.repository.duck import ConfinedDuck, Duck
+from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
-from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp
+from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp, stamp_for
 from storage_engine.repository.object.write.commit import CommitRun, Parts
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
+    AppliedUnit,
     CommitRecord,
     CommitRequest,
     CommitResult,
     Idempotency,
     ReadWindow,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -82,7 +84,14 @@ class ObjectRepository(ABC):
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
-    def __init__(self, store: ObjectStore, config: OntologiaConfig, stamp: Stamp) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        config: OntologiaConfig,
+        stamp: Stamp,
+        log_id: str | None = None,
+    ) -> None:
+        """`log_id`: of the log that was there when the stamp was read."""
         self.uri = store.uri
         self.store = store
         self._config = config
@@ -96,6 +105,12 @@ class ObjectRepository(ABC):
             secret=store.duckdb_secret,
         )
         self.cache = cache_for(store, config)
+        self._sql_duck = ConfinedDuck(
+            uri=store.uri,
+            memory_limit=config.s3_duckdb_memory_limit,
+            secret=store.duckdb_secret,
+            folders=self._data_folders,
+        )
         scanner = Scanner(store, self._duck, self.cache)
         self._resident = Resident()
         self._versions = Versions(
@@ -111,7 +126,9 @@ class ObjectRepository(ABC):
             self._versions,
             scanner,
             self._duck,
-            self.known_types,
+            self._sql_duck,
+            self._type_refs,
+            self._stored_types,
             self._commit_at,
             v1=self.engine_version == "v1",
         )
@@ -135,7 +152,7 @@ class ObjectRepository(ABC):
         self.upkeep: StorageUpkeep | None = None
         self._last_index_warning: str | None = None
         self._commit_mutex = threading.Lock()
-        self._log_id: str | None = None
+        self._log_id = log_id
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -173,8 +190,10 @@ class ObjectRepository(ABC):
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)
 
-    def executor(self, pinned: int | None = None) -> ObjectExecutor:
-        return ObjectExecutor(self._query_engine, pinned)
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> ObjectExecutor:
+        return ObjectExecutor(self._query_engine, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         return self._commit_at(self.chain.read_head().head, reference)
@@ -206,11 +225,28 @@ class ObjectRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        heads = sorted(state.type_heads(self.chain, head).items())
-        records = self.store.parallel.map(
-            lambda item: state.schema_record(self.chain, head, *item), heads
-        )
-        return [TypeSpec.from_schema_dict(record["schema"]) for record in records if record]
+        return self._stored_types(head, self._type_refs(head))
+
+    def type_refs(self) -> list[TypeRef]:
+        return self._type_refs(self.chain.read_head().head)
+
+    def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return self._stored_types(self.chain.read_head().head, refs)
+
+    def _type_refs(self, head: Head) -> list[TypeRef]:
+        return stored_schema.type_refs(self.chain, head)
+
+    def _stored_types(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return stored_schema.stored_types(self.chain, self._documents, head, refs)
+
+    def _data_folders(self) -> list[str]:
+        """Where the files lie that DuckDB opens by itself, as it names them."""
+        folders = [str(self.cache.directory)] if self.cache is not None else []
+        for prefix in layout.DATA_PREFIXES:
+            folder = prefix.rstrip("/")
+            place = self.store.local_path(folder) or self.store.duckdb_url(folder)
+            folders += [f"{place}/"] if place is not None else []
+        return folders
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -226,6 +262,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
@@ -243,8 +280,8 @@ class ObjectRepository(ABC):
                 request,
             ).run()
 
-    def applied(self, unit: Idempotency) -> int | None:
-        return commit_history.applied_by(self.chain, self.chain.read_head().head, unit)
+    def applied(self, unit: Idempotency) -> AppliedUnit | None:
+        return commit_history.applied(self.chain, self.chain.read_head().head, unit)
 
     def begin_staged(
         self,
@@ -268,14 +305,14 @@ class ObjectRepository(ABC):
             order_by=order_by,
             attempt=attempt,
         )
-        if announce and begun.applied_by is None:
+        if announce and begun.applied is None:
             begun.begin({**self._holder, **(holder or {})}, on_lost)
         return begun
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""
         if self._log_id is not None and head.log_id != self._log_id:
-            stamp = read_stamp(self.store)
+            stamp = stamp_for(self.store, read_stamp(self.store), head)
             if stamp.engine_version != self.engine_version:
                 raise UnsupportedEngineError(
                     f"{self.uri} was initialised anew with engine {stamp.engine_version} since it "
@@ -296,6 +333,7 @@ class ObjectRepository(ABC):
         if self.upkeep is not None:
             self.upkeep.close()
         self._duck.close()
+        self._sql_duck.close()
         self.store.close()
 
     # -- after a commit -----------------------------------------------------------------------
@@ -306,7 +344,7 @@ class ObjectRepository(ABC):
         catalogs = catalog_writes(
             self._documents,
             registered,
-            types=published.manifest.type_heads or {},
+            types=self.chain.type_heads(published.manifest) or {},
             commit_id=published.manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
@@ -328,6 +366,14 @@ class ObjectRepository(ABC):
     @abstractmethod
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Whose index objects this commit writes."""
+
+    def _listed_types(self, published: PublishedCommit) -> list[TypeRef] | None:
+        """What types.json lists; None, and a warning, when it cannot be read (RFC 0004 3.3)."""
+        try:
+            return known_types(self._documents)
+        except (SchemaMetadataError, StorageBackendError) as error:
+            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+            return None
 
     def _warn_of_lag(self, message: str) -> None:
         """An index that waits for our own write after a commit is not worth a word."""
@@ -398,7 +444,7 @@ class ObjectRepository(ABC):
         return {
             "owner_id": held.owner_id,
             "acquired_at": held.acquired_at,
-            "expires_at": held.expires_at.isoformat(),
+            "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
             "expired": held.expires_at <= self.store.now(),
         }
@@ -414,19 +460,25 @@ class S3RepositoryV1(ObjectRepository):
 
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
         """
-        try:
-            listed = known_types(self._documents)
-        except (SchemaMetadataError, StorageBackendError) as error:
-            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+        listed = self._listed_types(published)
+        if listed is None:
             return []
-        return list(dict.fromkeys([*listed, *(published.manifest.type_heads or {})]))
+        return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
 
 
 class S3RepositoryV2(ObjectRepository):
     """Engine v2 on an object store."""
 
     engine_version = "v2"
+    _catalog_read = False  # types.json, by this session, and it was good
 
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
-        """The touched types: `type_heads` in the manifest tell readers that others are complete."""
+        """The touched types: `type_heads` in the manifest tell readers that others are complete.
+
+        Nothing here needs types.json, so only a session's first commit looks at it, and those
+        after it until it is good.
+        """
+        if not self._catalog_read and self._listed_types(published) is None:
+            return []
+        self._catalog_read = True
         return published.manifest.touched()

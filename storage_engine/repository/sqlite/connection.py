@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -28,6 +29,7 @@ from storage_engine.errors import (
     OntologiaError,
     StorageBackendError,
 )
+from storage_engine.objectstore.local import advice, shortened
 from storage_engine.query.compiler import Statement
 from storage_engine.query.sqlite import install
 
@@ -53,7 +55,8 @@ def batches(cursor: sqlite3.Cursor) -> Iterator[Sequence[Sequence[Any]]]:
                 return
             yield list(zip(*rows, strict=True))
     finally:
-        cursor.close()
+        with suppress(sqlite3.ProgrammingError):  # what failed has closed the connection already
+            cursor.close()
 
 
 def plan_of(connection: sqlite3.Connection, statement: Statement) -> list[str]:
@@ -124,8 +127,10 @@ MEMORY = ":memory:"
 MAX_IDLE = 8
 WAL_KEPT_BYTES = 64 * 1024 * 1024
 WAL_RETRY_S = 0.01
+_HEADER_BYTES = 100
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_NOT_OURS = ("no such table", "no such column", "table ", "malformed JSON", "ON CONFLICT clause")
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; give another path, or restore it "
     "from a backup",
@@ -152,6 +157,13 @@ def translate(
     if code == sqlite3.SQLITE_CORRUPT:
         return IntegrityError(
             f"{operation} {path}: the database file is damaged ({error}); restore it from a backup",
+            key=path,
+        )
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(_NOT_OURS):
+        return IntegrityError(
+            f"{operation} {path}: the tables are not as this version makes them ({error}); "
+            "something else has changed the file: `onto verify --deep` looks for what is wrong, "
+            "restore it from a backup",
             key=path,
         )
     detail = f"{_ADVICE[code]} ({error})" if code in _ADVICE else str(error)
@@ -265,11 +277,15 @@ class Connections:
         if self.in_memory:
             return True
         try:
-            return os.stat(self.path).st_size > 0
+            status = os.stat(self.path)
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise self._failure("open", error.strerror or str(error)) from error
+            raise self._failure("open", advice(error)) from error
+        # SQLite takes some files that are shorter than a header for empty, and writes over them.
+        if stat.S_ISREG(status.st_mode) and 0 < status.st_size < _HEADER_BYTES:
+            raise self._failure("open", _ADVICE[sqlite3.SQLITE_NOTADB])
+        return status.st_size > 0
 
     @contextmanager
     def use(self, operation: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
@@ -351,7 +367,7 @@ class Connections:
 
     def _failure(self, operation: str, detail: str) -> StorageBackendError:
         return StorageBackendError(
-            f"{operation} {self.path}: {detail}", operation=operation, key=self.path
+            f"{operation} {shortened(self.path)}: {detail}", operation=operation, key=self.path
         )
 
 

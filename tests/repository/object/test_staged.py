@@ -27,6 +27,7 @@ from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository import CommitRequest, CommitResult, Idempotency, open_repository
 from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
 from storage_engine.repository.object.write.staged_write import StagedWrite
+from storage_engine.repository.protocol import AppliedUnit, Snapshot
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at, made_world
 from tests.engines import (
@@ -142,15 +143,15 @@ def test_idempotency_before_and_under_the_lock(world: World) -> None:
     writer, other = world.open(), world.open("other")
     mark = Idempotency("app", 3)
     with begin(writer, idempotency=mark) as attempt:
-        assert attempt.applied_by is None
+        assert attempt.applied is None
         stage(writer.store, attempt, [customer("a", "ours")], inserted=1)
         other.put(customer("z"), idempotency=mark)
         other.repo.flush()
         result = publish(writer, attempt, idempotency=mark)
         assert result is not None
         assert (result.commit_id, result.already_applied) == (1, True)
-    assert begin(writer, idempotency=Idempotency("app", 2)).applied_by == 1
-    assert begin(writer, idempotency=Idempotency("app", "3")).applied_by is None
+    assert begin(writer, idempotency=Idempotency("app", 2)).applied == AppliedUnit(1)
+    assert begin(writer, idempotency=Idempotency("app", "3")).applied is None
     assert world.stored_keys("staged/") == []
     assert writer.ages() == {"z": 1}
 
@@ -278,7 +279,7 @@ def test_snapshot_isolation_refuses_instead(world: World) -> None:
         other.put(customer("a", age=2))
         other.repo.flush()
         with pytest.raises(ConcurrentWriteError, match="'a' changed after commit 1"):
-            publish(writer, attempt, snapshot=1)
+            publish(writer, attempt, snapshot=Snapshot(1))
     assert writer.ages() == {"a": 2}
 
 

@@ -25,6 +25,7 @@ from storage_engine.config import MIB
 from storage_engine.index.record import IndexObjects
 from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain
 from storage_engine.model.spec import TypeSpec
+from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, Scanner
 
 if TYPE_CHECKING:
@@ -170,6 +171,11 @@ class Versions:
         self._resident = resident
         self._v1 = engine_version == "v1"
         self._warn = warn
+
+    @property
+    def duck(self) -> Duck:
+        """What `open` and `scan` give cursors of."""
+        return self._scanner.duck
 
     def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
         return state.type_heads(self._chain, head).get(spec.ref)

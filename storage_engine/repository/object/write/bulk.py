@@ -13,26 +13,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.commitlog.ranges import KeyRange, ascending
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead
-from storage_engine.errors import ConcurrentWriteError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Duck, quoted
+from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.write.parquet import EncodedPart, encode_file, stored_table
 from storage_engine.repository.object.write.reconcile import INSERT_FLAG, changed_since, delta_sql
+from storage_engine.repository.protocol import Identity, Snapshot
 
 if TYPE_CHECKING:
     import duckdb
 
-_BATCH_ROWS = 64 * 1024
+_VALUE_BYTES = 24  # of one value in a join: short texts, with their share of hash and pointer
+_UNPACKED = 4  # times the size in a file
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ Stage = Callable[[TypeSpec, BulkPart], CommitFile]
 class PartsSource(Protocol):
     """Where a commit gets the parts of a type that is too large to hold."""
 
-    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """What is to be published of the type as of `head`; asked again when head moved."""
 
 
@@ -101,7 +104,7 @@ class BulkInput:
         rows = ((chunk, chunk.num_rows) for chunk in chunks(stream, self._part_bytes))
         self._spool = self._encode(rows, stage)
 
-    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """The new and changed rows as of `head`."""
         if not self._spool.parts:
             return self._spool
@@ -110,19 +113,15 @@ class BulkInput:
             known_as_of, earlier = self._found
             if known_as_of == as_of or not self._touched(head, known_as_of):
                 return earlier
-        if snapshot is not None and as_of > snapshot:
-            conflicts = self._conflicts(head, snapshot)
-            if conflicts:
-                raise ConcurrentWriteError(
-                    type=self._spec.name, identities=conflicts, snapshot=snapshot
-                )
+        if snapshot is not None and as_of > snapshot.since(self._spec.ref):
+            self._check_unchanged(head, snapshot)
         if top is None and self._is_unique():
             parts = self._spool
             if self._stage is not None and parts.staged is None:
                 staged = tuple(self._stage(self._spec, part) for part in parts.parts)
                 parts = BulkParts(parts.parts, staged)
         else:
-            parts = self._reconcile(head)
+            parts = self._within_memory(lambda: self._reconcile(head))
         self._found = (as_of, parts)
         return parts
 
@@ -131,13 +130,17 @@ class BulkInput:
 
     # -- reconcile ----------------------------------------------------------------------------
 
+    def _within_memory(self, work: Callable[[], T]) -> T:
+        """What compares all rows of the stream: they are what a join or grouping holds."""
+        size = sum(part.encoded.size for part in self._spool.parts)
+        return self._duck.within_memory(in_memory(self._spec, self._spool.rows, size), work)
+
     def _reconcile(self, head: Head) -> BulkParts:
         keys = self._key_bounds()
         with self._versions.open(self._spec, head, keys) as stored:
             self._create_intents(stored.cursor)
-            query = stored.cursor.execute(delta_sql(self._spec, unique=stored.unique))
-            reader = query.to_arrow_reader(_BATCH_ROWS)
-            return self._encode(self._flagged(reader), self._stage)
+            rows = Stream(self._duck, stored.cursor, delta_sql(self._spec, unique=stored.unique))
+            return self._encode(self._flagged(rows.batches()), self._stage)
 
     def _flagged(self, reader: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.Table, int]]:
         for chunk in chunks(reader, self._part_bytes):
@@ -146,12 +149,23 @@ class BulkInput:
 
     def _touched(self, head: Head, since: int) -> bool:
         """Whether another commit since then changed one of our identities."""
-        return bool(self._conflicts(head, since))
+        return self._changed_since(head, since, any)
 
-    def _conflicts(self, head: Head, since: int) -> list[object]:
-        with self._versions.open(self._spec, head, self._key_bounds()) as stored:
-            self._create_intents(stored.cursor)
-            return changed_since(stored.cursor, self._spec, since)
+    def _check_unchanged(self, head: Head, snapshot: Snapshot) -> None:
+        ref = self._spec.ref
+        self._changed_since(head, snapshot.since(ref), lambda rows: snapshot.check(ref, rows))
+
+    def _changed_since(
+        self, head: Head, since: int, use: Callable[[Iterator[tuple[Identity, int]]], T]
+    ) -> T:
+        """What `use` makes of our identities that were changed, with their latest commits."""
+
+        def look() -> T:
+            with self._versions.open(self._spec, head, self._key_bounds()) as stored:
+                self._create_intents(stored.cursor)
+                return use(changed_since(stored.cursor, self._spec, since))
+
+        return self._within_memory(look)
 
     def _create_intents(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """A view of the spooled rows, one per identity: the last one stated."""
@@ -171,8 +185,8 @@ class BulkInput:
             keys = ", ".join(quoted(name) for name in self._spec.identity)
             self._unique = (
                 self._is_ascending()
-                or self._count_distinct(f"hash({keys})") == self._spool.rows
-                or self._count_distinct(keys) == self._spool.rows  # hashes may collide
+                or self._distinct(f"hash({keys})") == self._spool.rows
+                or self._distinct(keys) == self._spool.rows  # hashes may collide
             )
         return self._unique
 
@@ -183,15 +197,15 @@ class BulkInput:
             KeyRange.parse(part.encoded.key_range.get(name)) for part in self._spool.parts
         )
 
-    def _count_distinct(self, expression: str) -> int:
-        cursor = self._duck.cursor()
-        try:
-            row = cursor.execute(
-                f"SELECT count(*) FROM (SELECT DISTINCT {expression} FROM {self._spooled()})"
-            ).fetchone()
+    def _distinct(self, expression: str) -> int:
+        def count() -> int:
+            with self._duck.cursor() as cursor, self._duck.errors():
+                row = cursor.execute(
+                    f"SELECT count(*) FROM (SELECT DISTINCT {expression} FROM {self._spooled()})"
+                ).fetchone()
             return int(row[0]) if row else 0
-        finally:
-            cursor.close()
+
+        return self._within_memory(count)
 
     def _spooled(self) -> str:
         files = [str(part.encoded.content) for part in self._spool.parts]
@@ -228,6 +242,11 @@ class BulkInput:
             self._spec, rows, path, schema_version_id=self._schema_version_id, inserted=inserted
         )
         return part, stage(self._spec, part) if stage is not None else None
+
+
+def in_memory(spec: TypeSpec, rows: int, file_bytes: int) -> int:
+    """About how many bytes a join holds of rows that are so many in Parquet files."""
+    return max(rows * len(row_schema(spec).names) * _VALUE_BYTES, file_bytes * _UNPACKED)
 
 
 def encode_part(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion
-from storage_engine.commitlog.publisher import Base, Draft, PublishedCommit, Publisher, Upload
+from storage_engine.commitlog.publisher import Base, Draft, Mark, PublishedCommit, Publisher, Upload
 from storage_engine.commitlog.records import (
     CommitFile,
     Head,
@@ -27,7 +27,7 @@ from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.latest import Resident, ResidentType, Versions
 from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, layout_sha256
@@ -43,7 +43,13 @@ from storage_engine.repository.object.write.reconcile import (
     Evaluator,
 )
 from storage_engine.repository.object.write.staged_write import Staging
-from storage_engine.repository.protocol import ClaimLost, CommitRequest, CommitResult, TypeChange
+from storage_engine.repository.protocol import (
+    AppliedUnit,
+    ClaimLost,
+    CommitRequest,
+    CommitResult,
+    TypeChange,
+)
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +69,8 @@ class Parts:
 
 
 class _AlreadyApplied(Exception):
-    def __init__(self, commit_id: int) -> None:
-        self.commit_id = commit_id
+    def __init__(self, unit: AppliedUnit) -> None:
+        self.unit = unit
 
 
 class CommitRun:
@@ -95,9 +101,9 @@ class CommitRun:
         try:
             self._spool_streams()
             first = self._evaluate_unlocked()
-            if first.applied_by is not None:
-                return CommitResult(first.applied_by, already_applied=True)
-            if first.empty and not self._request.events:
+            if first.applied is not None:
+                return first.applied.result()
+            if self._is_void(first):
                 return None
             settled = False
             published = self._publisher.publish(self._draft)
@@ -106,9 +112,9 @@ class CommitRun:
                 return None
             self._remember(published)
             return self._result(published)
-        except _AlreadyApplied as applied:
+        except _AlreadyApplied as earlier:
             settled = True
-            return CommitResult(applied.commit_id, already_applied=True)
+            return earlier.unit.result()
         except OntologiaError as error:
             settled = not isinstance(error, CommitStateUnknownError)
             raise
@@ -123,9 +129,9 @@ class CommitRun:
             return
         head = self._chain.read_head().head
         if (mark := self._request.idempotency) is not None:
-            applied = applied_by(self._chain, head, mark)
-            if applied is not None:
-                raise _AlreadyApplied(applied)  # before anything is read or staged
+            earlier = applied(self._chain, head, mark)
+            if earlier is not None:
+                raise _AlreadyApplied(earlier)  # before anything is read or staged
         heads = state.type_heads(self._chain, head)
         schema_versions = {item.spec.ref: _version(heads.get(item.spec.ref)) for item in streams}
         if self._engine_version == "v2":
@@ -163,6 +169,10 @@ class CommitRun:
                     raise
         return self._evaluate(self._chain.read_head())
 
+    def _is_void(self, evaluation: Evaluation) -> bool:
+        """Whether there is nothing to publish, not even that it was tried."""
+        return evaluation.empty and not self._request.events and self._request.idempotency is None
+
     def _evaluate(self, version: HeadVersion) -> Evaluation:
         if self._last is None or self._last.version.etag != version.etag:
             self._last = self._evaluator.evaluate(version)
@@ -170,12 +180,13 @@ class CommitRun:
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def _draft(self, base: Base) -> Draft | None:
+    def _draft(self, base: Base) -> Draft | Mark | None:
         evaluation = self._evaluate(base.version)
-        if evaluation.applied_by is not None:
-            raise _AlreadyApplied(evaluation.applied_by)
+        if evaluation.applied is not None:
+            raise _AlreadyApplied(evaluation.applied)
         if evaluation.empty and not self._request.events:
-            return None
+            unit = self._request.idempotency
+            return Mark(unit.app_id, unit.version) if unit is not None else None
         self._check_acks(base.head)
         heads = state.type_heads(self._chain, base.head)
         files: list[CommitFile] = []
@@ -206,7 +217,9 @@ class CommitRun:
         spooled = [file for file in staged if file.ref not in self._attempts]
         if spooled and self._staging is not None:
             self._staging.check(spooled)
-        files = [replace(f, previous=_previous(heads.get(f.ref))) for f in [*files, *staged]]
+        files = [
+            replace(f, previous=_previous(heads.get(f.ref), base.head)) for f in [*files, *staged]
+        ]
         return Draft(
             files=files,
             uploads=uploads,
@@ -369,5 +382,9 @@ def _version(top: TypeHead | None) -> int:
     return top.schema_version_id if top is not None else FIRST_VERSION
 
 
-def _previous(top: TypeHead | None) -> Previous | None:
-    return Previous(top.commit_id, top.manifest_path) if top is not None else None
+def _previous(top: TypeHead | None, head: Head) -> Previous | None:
+    if top is None:
+        return None
+    if top.commit_id == head.commit_id:  # it could not tell its own hash
+        return Previous(top.commit_id, top.manifest_path, head.commit_sha256 or "")
+    return Previous(top.commit_id, top.manifest_path, top.manifest_sha256)

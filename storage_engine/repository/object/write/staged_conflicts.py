@@ -25,16 +25,17 @@ from storage_engine.commitlog import ranges
 from storage_engine.commitlog.records import CommitFile, Entry, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import quoted
+from storage_engine.repository.duck import Stream, quoted
 from storage_engine.repository.object.read.latest import Versions, prune_by_keys
-from storage_engine.repository.object.write.bulk import BulkPart, chunks, encode_part, key_bounds
-from storage_engine.repository.object.write.reconcile import (
-    CONFLICTS_SHOWN,
-    INSERT_FLAG,
-    delta_sql,
+from storage_engine.repository.object.write.bulk import (
+    BulkPart,
+    chunks,
+    encode_part,
+    in_memory,
+    key_bounds,
 )
-
-_BATCH_ROWS = 64 * 1024
+from storage_engine.repository.object.write.reconcile import INSERT_FLAG, delta_sql
+from storage_engine.repository.protocol import CONFLICTS_SHOWN
 
 
 def differing(
@@ -53,8 +54,7 @@ def differing(
         versions.add_view(stored.cursor, "arrived", spec, files)
         stored.cursor.execute(f"CREATE TEMP VIEW intents AS {_chosen(spec, order_by)}")
         sql = delta_sql(spec, unique=stored.unique, only=_may_replace(since, order_by))
-        reader = stored.cursor.execute(sql).to_arrow_reader(_BATCH_ROWS)
-        for chunk in chunks(reader, part_bytes):
+        for chunk in chunks(Stream(versions.duck, stored.cursor, sql).batches(), part_bytes):
             inserted = int(pc.sum(chunk.column(INSERT_FLAG)).as_py() or 0)
             yield chunk.select(schema.names).cast(schema), inserted
 
@@ -204,20 +204,31 @@ def repeated(versions: Versions, spec: TypeSpec, files: Sequence[CommitFile]) ->
     """Identities that are in the files more than once (three at most)."""
     keys = ", ".join(quoted(name) for name in spec.identity)
     rows = sum(file.row_count for file in files)
-    with versions.scan(spec, [Entry(0, 0, tuple(files))]) as cursor:
-        distinct = f"SELECT count(*) FROM (SELECT DISTINCT hash({keys}) FROM versions)"
-        if _single(cursor.execute(distinct).fetchone()) == rows:
-            return []  # and if fewer: hashes may collide, so the identities themselves decide
-        twice = cursor.execute(
-            f"SELECT {keys} FROM versions GROUP BY {keys} HAVING count(*) > 1 "
-            f"ORDER BY {keys} LIMIT 3"
-        ).fetchall()
+
+    def look() -> list[Any]:
+        with versions.scan(spec, [Entry(0, 0, tuple(files))]) as cursor:
+            distinct = f"SELECT count(*) FROM (SELECT DISTINCT hash({keys}) FROM versions)"
+            if _single(cursor.execute(distinct).fetchone()) == rows:
+                return []  # and if fewer: hashes may collide, so the identities themselves decide
+            return cursor.execute(
+                f"SELECT {keys} FROM versions GROUP BY {keys} HAVING count(*) > 1 "
+                f"ORDER BY {keys} LIMIT 3"
+            ).fetchall()
+
+    twice = versions.duck.within_memory(held_bytes(spec, files), look)
     return [row[0] if len(row) == 1 else row for row in twice]
 
 
 def disjoint(files: Iterable[CommitFile]) -> bool:
     """Whether no two files can hold the same identity, by their ranges of the first key."""
     return ranges.disjoint(file.leading_keys for file in files)
+
+
+def held_bytes(spec: TypeSpec, files: Iterable[CommitFile]) -> int:
+    """About how many bytes a join holds of these files."""
+    files = tuple(files)
+    rows = sum(file.row_count for file in files)
+    return in_memory(spec, rows, sum(file.bytes for file in files))
 
 
 def _meet(spec: TypeSpec, file: CommitFile, entry: Entry) -> bool:

@@ -27,23 +27,27 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.heartbeat import GivenUp, Heartbeat
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, timestamp
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import SchemaOutdatedError, StorageBackendError
+from storage_engine.errors import (
+    ConcurrentWriteError,
+    SchemaOutdatedError,
+    StorageBackendError,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
-from storage_engine.repository.object.commit_history import applied_by
+from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
-from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
+    held_bytes,
     overtaken,
     repeated,
     without,
 )
-from storage_engine.repository.protocol import Idempotency, TypeInput
+from storage_engine.repository.protocol import AppliedUnit, Idempotency, Snapshot, TypeInput
 
 log = logging.getLogger(__name__)
 
@@ -189,9 +193,9 @@ class StagedWrite:
         self.top = top
         self.order_by = order_by
         self.schema_version_id = top.schema_version_id if top is not None else FIRST_VERSION
-        self.applied_by: int | None = None
+        self.applied: AppliedUnit | None = None
         if idempotency is not None:
-            self.applied_by = applied_by(chain, head, idempotency)
+            self.applied = applied(chain, head, idempotency)
         check_schema(chain, head, spec, top)
         self.spec = aligned(chain, head, spec, top)
         self._staging = Staging(
@@ -273,17 +277,22 @@ class StagedWrite:
         arrived, self._files = self._files, ()
         if not arrived:
             return
-        kept = differing(
-            self._versions,
-            self.spec,
-            self.base,
-            arrived,
-            since=since,
-            order_by=self.order_by,
-            part_bytes=part_bytes,
-        )
-        for rows, inserted in kept:
-            self.stage(rows, inserted=inserted)
+
+        def keep() -> None:
+            self._files = ()
+            kept = differing(
+                self._versions,
+                self.spec,
+                self.base,
+                arrived,
+                since=since,
+                order_by=self.order_by,
+                part_bytes=part_bytes,
+            )
+            for rows, inserted in kept:
+                self.stage(rows, inserted=inserted)
+
+        self._versions.duck.within_memory(held_bytes(self.spec, arrived), keep)
 
     def stage(self, rows: pa.Table, *, inserted: int) -> None:
         """Make a part of rows at hand (in the row schema) and take it in."""
@@ -314,20 +323,22 @@ class StagedWrite:
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """The parts without rows that other commits have overtaken since.
 
         Called without the lock first, so that under it only what came after is looked at.
         """
         self._check_same_schema(head, top)
-        since = min(self._upto, snapshot) if snapshot is not None else self._upto
+        since = self._upto
+        if snapshot is not None:
+            since = min(since, snapshot.since(self.spec.ref))
         if self._files and top is not None and top.commit_id > since:
             fresh = state.entries(self._chain, head, self.spec.ref, top=top, above=since)
             lost = overtaken(
                 self._versions, self.spec, self._files, fresh, since=since, order_by=self.order_by
             )
             if snapshot is not None:
-                raise_on_conflict(self.spec, lost.identities(), snapshot)
+                _refuse(self.spec, lost.identities(), since)
             self._give_way(head, lost, since)
         self._upto = head.commit_id
         return BulkParts((), self._files)
@@ -405,6 +416,11 @@ class StagedWrite:
         self.close()
 
 
+def _refuse(spec: TypeSpec, identities: list[object], since: int) -> None:
+    if identities:
+        raise ConcurrentWriteError(type=spec.name, identities=identities, snapshot=since)
+
+
 def head_commit_id(uri: str, config: OntologiaConfig) -> int:
     """Of the head now, by one request: for tasks that only note where they began."""
     store = open_store(uri, config)
@@ -422,7 +438,7 @@ def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
     """
     prefix = f"{layout.staged_prefix(attempt)}/"
     head = chain.read_head().head
-    for _, manifest in chain.stretch(head.manifest_path, above=since):
+    for _, manifest in chain.stretch(head.link, above=since):
         if any(file.path.startswith(prefix) for file in manifest.files):
             return
     if any(True for _ in chain.store.list(layout.attempt_heartbeat(attempt))):
