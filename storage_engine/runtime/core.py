@@ -251,6 +251,10 @@ class SessionCore:
         self._committing = False
         self._closed = False
         renew_after_fork(self)
+        if repository.objects is not None:
+            from storage_engine.maintenance.compaction.background import keep_compact
+
+            keep_compact(repository.objects)
 
     def after_fork(self) -> None:
         """Whoever had the session at the fork is not here to give it back."""
