@@ -18,6 +18,7 @@ from storage_engine import process
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.errors import (
+    PROCESS_FACTS,
     IntegrityError,
     LeaseExpiredError,
     LockBreakError,
@@ -25,6 +26,7 @@ from storage_engine.errors import (
 )
 from storage_engine.objectstore.memory import MemoryBackend
 from storage_engine.objectstore.protocol import ObjectNotFound
+from tests.commitlog.support import at
 
 TTL_MS = 600_000
 linux = pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="needs /proc")
@@ -71,7 +73,7 @@ def identity_of(child: subprocess.Popen[str]) -> dict[str, Any]:
 def test_the_holder_tells_host_boot_namespace_pid_and_start(backend: MemoryBackend) -> None:
     lock_of(backend, holder={"run": "r-1"}).acquire()
     holder = json.loads(backend.objects()[layout.LOCK])["holder"]
-    assert {"host", "pid", *process.IDENTITY, "run"} == set(holder)
+    assert {"host", "pid", *PROCESS_FACTS, "run"} == set(holder)
     assert holder["pid"] == os.getpid()
     assert not process.is_gone(holder)
 
@@ -172,7 +174,7 @@ def test_a_lock_whose_expiry_lies_far_ahead_is_broken_by_its_token(backend: Memo
 def test_a_lock_that_is_renewed_meanwhile_is_not_broken(backend: MemoryBackend) -> None:
     lease = lock_of(backend).acquire()
     store = backend.client()
-    store.on_request(lambda kind, _: lease.renew() if kind == "DELETE_IF" else None)
+    at(store, "DELETE_IF", layout.LOCK, lease.renew)
     with pytest.raises(LockBreakError, match="its holder lives"):
         break_lock(store, lease.token)
     lease.guard()

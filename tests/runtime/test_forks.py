@@ -235,9 +235,8 @@ def test_a_multiprocessing_child_that_does_not_close(
 ) -> None:
     uri = f"file://{tmp_path}/store"
     initialize_storage(uri)
-    process = multiprocessing.get_context(method).Process(
-        target=commit_and_return, args=(uri, kept)
-    )
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=commit_and_return, args=(uri, kept))
     process.start()
     process.join(120)
     assert process.exitcode == 0
