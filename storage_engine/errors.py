@@ -95,8 +95,8 @@ class IntegrityError(OntologiaError):
         super().__init__(message)
 
 
-# Of a holder: for programs that look whether it lives, not for people.
-_UNSPOKEN = frozenset({"boot_id", "pid_namespace", "pid_started"})
+# Of a lock's holder, beside host and pid: for programs that look whether it lives, not for people.
+PROCESS_FACTS = ("boot_id", "pid_namespace", "pid_started")
 
 
 class LockContentionError(OntologiaError):
@@ -119,7 +119,7 @@ class LockContentionError(OntologiaError):
         self.acquired_at = acquired_at
         self.expires_at = expires_at
         who = f"held by {owner_id!r}" if owner_id else "held by another writer"
-        where = ", ".join(f"{k} {v}" for k, v in self.holder.items() if k not in _UNSPOKEN)
+        where = ", ".join(f"{k} {v}" for k, v in self.holder.items() if k not in PROCESS_FACTS)
         since = f" since {acquired_at}, lease until {expires_at}" if acquired_at else ""
         look = "; `onto lock show` tells more" if acquired_at else ""
         super().__init__(

@@ -17,22 +17,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from storage_engine.errors import ForkedSessionError
+from storage_engine.errors import PROCESS_FACTS, ForkedSessionError
 
 _PROC = Path("/proc")
-# What tells a process from all others, beside host and pid; absent where there is no /proc.
-IDENTITY = ("boot_id", "pid_namespace", "pid_started")
 
 
 def identity() -> dict[str, Any]:
-    """Host and pid; on Linux also what makes them unique in time and among containers."""
+    """Host and pid; on Linux also `PROCESS_FACTS`, which make them unique in time and among
+    containers."""
     facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     try:
         facts["boot_id"] = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         facts["pid_namespace"] = os.stat(_PROC / "self/ns/pid").st_ino
         facts["pid_started"] = _started(os.getpid())
     except (OSError, ValueError):
-        return {name: facts[name] for name in ("host", "pid")}
+        return {name: facts[name] for name in facts if name not in PROCESS_FACTS}
     return facts
 
 

@@ -68,8 +68,8 @@ class LockState:
     @classmethod
     def parse(cls, stored: StoredObject, *, key: str) -> Self:
         """Raises IntegrityError when it is no lock object: who wrote it cannot be waited for."""
-        raw = from_json(stored.data, key=key)
         try:
+            raw = from_json(stored.data, key=key)
             return cls(
                 owner_id=_checked(raw["owner_id"], str),
                 acquired_at=_checked(raw["acquired_at"], str),
@@ -79,9 +79,10 @@ class LockState:
                 holder=_checked(raw.get("holder", {}), dict),
                 etag=stored.etag,
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (IntegrityError, KeyError, TypeError, ValueError, OverflowError) as error:
+            problem = str(error) if isinstance(error, IntegrityError) else repr(error)
             raise IntegrityError(
-                f"{key} is not a lock object ({error!r}): nobody can tell whose it is and when it "
+                f"{key} is not a lock object ({problem}): nobody can tell whose it is and when it "
                 "ends. If no writer is active, remove it with `onto lock break`",
                 key=key,
             ) from error

@@ -19,7 +19,7 @@ import pyarrow as pa
 from storage_engine.commitlog import layout, state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
-from storage_engine.commitlog.lock import WriteLock
+from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
@@ -36,7 +36,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
-from storage_engine.process import Owner
+from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
@@ -451,8 +451,17 @@ class ObjectRepository(ABC):
             "acquired_at": held.acquired_at,
             "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
+            "token": held.token,
             "expired": held.expires_at <= self.store.now(),
+            "gone": is_gone(held.holder),
         }
+
+    def break_lock(self, token: str | None) -> dict[str, Any] | None:
+        """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
+        state = break_lock(self.store, token).state
+        if state is None:
+            return None
+        return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}
 
 
 class S3RepositoryV1(ObjectRepository):
