@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "IntegrityReport", "verify_storage"]
 
 # Of indices, what no writer leaves behind. That one lags is no contradiction.
-_CONTRADICTIONS = frozenset(
+CONTRADICTIONS = frozenset(
     {
         "altered",
         "missing_entry",
@@ -94,7 +94,7 @@ def _check_indices(repository: ObjectRepository, log: Log, report: IntegrityRepo
     anew = Chain(repository.store, repository.store.parallel)
     examined = index_verifier(repository, anew).examine(log.head, known_types=())
     for finding in examined.findings:
-        if finding.reason in _CONTRADICTIONS:
+        if finding.reason in CONTRADICTIONS:
             report.note(
                 "index",
                 finding.reason,
