@@ -129,7 +129,7 @@ def _reasons() -> set[tuple[str, str]]:
                 pairs.add((words[0], words[1]))
             elif name in areas and words:
                 pairs.add((areas[name], words[0]))
-    return pairs
+    return pairs | {("index", reason) for reason in integrity.CONTRADICTIONS}
 
 
 def test_every_finding_of_verify_has_its_advice() -> None:
