@@ -42,7 +42,7 @@ from storage_engine.repository import ReadWindow
 from tests.servers import REGION, S3Server
 
 CAST = {
-    "writer": 3,
+    "writer": 4,
     "bulk": 1,
     "compactor": 1,
     "gc": 1,
@@ -61,9 +61,9 @@ PRELOAD = ["benchmarks.soak_roles", "pandas", "pyarrow.compute", "pyarrow.parque
 class Chaos:
     """What is done to the processes, and how often."""
 
-    every_s: float = 1.5
-    kill: float = 0.6  # otherwise it is stopped
-    stop_s: tuple[float, float] = (0.2, 9.0)  # the lease is 6 s
+    every_s: float = 3.0
+    kill: float = 0.5  # otherwise it is stopped
+    stop_s: tuple[float, float] = (0.1, 12.0)  # most are short; the lease is 6 s
     done: Counter[str] = field(default_factory=Counter)
 
 
@@ -102,7 +102,8 @@ class Cast:
             chaos.done["killed"] += 1
             chaos.done[f"killed {self._kinds[name]}"] += 1
         else:
-            seconds = drawn.uniform(*chaos.stop_s)
+            least, most = chaos.stop_s
+            seconds = least + (most - least) * drawn.random() ** 3
             self._signal(name, signal.SIGSTOP)
             self._stopped[name] = time.monotonic() + seconds
             chaos.done["stopped"] += 1

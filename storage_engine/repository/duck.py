@@ -19,6 +19,7 @@ import pyarrow as pa
 from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
+from storage_engine.process import Owner, leave_to_parent, renew_after_fork
 
 if TYPE_CHECKING:
     import duckdb
@@ -64,13 +65,22 @@ class Duck:
         self._held_back: list[int] = []  # how many threads each of those who want few allows
         self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
+        self._owner = Owner(uri)
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a fork, giving up a connection would wait for ever for threads that are not there."""
+        if self._connection is not None:
+            leave_to_parent(self._connection)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
+        self._owner.check()
         with self._mutex:
             return self._connected().cursor()
 
     def reach_s3(self) -> None:
         """Make `s3://` readable, with the credentials that are good now."""
+        self._owner.check()
         secret = self._secret() if self._secret is not None else {}
         with self._mutex:
             connection = self._connected()
@@ -93,6 +103,7 @@ class Duck:
         again with fewer threads, for each of them needs a share."""
         import duckdb
 
+        self._owner.check()
         try:
             return interruptible(cursor, work)
         except duckdb.OutOfMemoryException:
@@ -197,6 +208,8 @@ class Duck:
             raise IntegrityError(f"damaged file in {self._uri}: {_first_line(error)}") from error
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # connection and spill directory are the parent's
         with self._mutex:
             if self._connection is not None:
                 self._connection.close()
@@ -208,6 +221,7 @@ class Duck:
     def _open(self) -> duckdb.DuckDBPyConnection:
         import duckdb  # here: importing storage_engine stays light
 
+        _own_connection.made = True
         spill = self._new_spill()
         connection = duckdb.connect(
             ":memory:",
@@ -363,6 +377,23 @@ def _next(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
             if f"{name} Error:" in str(error):
                 raise getattr(duckdb, kind)(str(error)) from error
         raise duckdb.Error(str(error)) from error
+
+
+class _OwnConnection:
+    """The one that DuckDB keeps for itself, and gives up when the process ends."""
+
+    def __init__(self) -> None:
+        self.made = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        if self.made:
+            import duckdb
+
+            leave_to_parent(duckdb.default_connection())
+
+
+_own_connection = _OwnConnection()
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:

@@ -567,8 +567,8 @@ def test_a_renewal_that_failed_during_the_upload_stops_the_commit(world: World) 
     held: list[Lease] = []
     original = ours.repo.lock.try_acquire
 
-    def note() -> Lease | None:
-        lease = original()
+    def note(*tenure: Any) -> Lease | None:
+        lease = original(*tenure)
         if lease is not None:
             held.append(lease)
         return lease
