@@ -36,6 +36,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import Owner
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
@@ -83,6 +84,7 @@ class ObjectRepository(ABC):
         self.store = store
         self._config = config
         self._stamp = stamp
+        self._owner = Owner(store.uri)
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
@@ -248,6 +250,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
@@ -313,6 +316,8 @@ class ObjectRepository(ABC):
         self.publisher.flush()
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # all of it is the parent's
         self.flush()
         self._duck.close()
         self._sql_duck.close()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _VALUE_BYTES = 24  # of one value in a join: short texts, with their share of hash and pointer
+_SIDES = 2  # of a join: what is stated and what is stored
 _UNPACKED = 4  # times the size in a file
 
 T = TypeVar("T")
@@ -133,7 +134,11 @@ class BulkInput:
     def _within_memory(self, work: Callable[[], T]) -> T:
         """What compares all rows of the stream: they are what a join or grouping holds."""
         size = sum(part.encoded.size for part in self._spool.parts)
-        return self._duck.within_memory(in_memory(self._spec, self._spool.rows, size), work)
+        return self._duck.within_memory(
+            in_memory(self._spec, self._spool.rows, size),
+            work,
+            columns=_SIDES * len(row_schema(self._spec)),
+        )
 
     def _reconcile(self, head: Head) -> BulkParts:
         keys = self._key_bounds()
