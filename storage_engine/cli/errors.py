@@ -96,8 +96,11 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.IntegrityError: MISMATCH,
     errors.SchemaOutdatedError: MISMATCH,
     errors.SchemaMetadataError: MISMATCH,
+    errors.SqlNotAllowedError: USAGE,
     errors.AlreadyInitializedError: FAILED,
     errors.ClosedError: FAILED,
+    errors.ForkedSessionError: FAILED,
+    errors.LockBreakError: FAILED,
     errors.UnknownTagError: FAILED,
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
@@ -211,7 +214,10 @@ def _with_storage(error: errors.OntologiaError, invocation: Invocation) -> str:
     message = str(error)
     if isinstance(error, errors.ConfigurationError):
         return message
-    uri = invocation.target().uri
+    try:
+        uri = invocation.target().uri
+    except errors.OntologiaError:  # there is no saying where: that is what the error is about
+        return message
     names = {uri, uri.partition("://")[2] or str(Path(uri).absolute())}
     return message if any(name in message for name in names) else f"{message} (storage {uri})"
 

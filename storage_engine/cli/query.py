@@ -191,7 +191,10 @@ def traverse(
     via: Annotated[
         list[str],
         typer.Option(
-            "--via", metavar="RELATION", help="Follow relations of this type; several in turn."
+            "--via",
+            metavar="RELATION[:backwards]",
+            help="Follow relations of this type, from whichever side paths have reached; several "
+            "in turn. Of a type with itself: left to right, or :backwards.",
         ),
     ],
 ) -> None:

@@ -33,12 +33,13 @@ from storage_engine.cli.results import (
     refuse_terminal,
     write,
 )
-from storage_engine.errors import OntologiaError
+from storage_engine.errors import OntologiaError, SchemaMetadataError
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query.aggregates import count
 from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Traversal
 from storage_engine.query.reference import Reference, parse_reference
+from storage_engine.query.results import target_keys
 from storage_engine.query.spec import QuerySpec, When
 
 _PATHS_AT_ONCE = 8 * 1024
@@ -132,7 +133,8 @@ def answer_paths(
             # The limit is about where paths start: without one, all are followed.
             limit = None if line.limit is None else asked.rows_asked()
             spec = _with_steps(asked.spec("entity", name, limit), asked.types, via)
-            columns = _path_columns(spec, line.columns, asked.form)
+            target = _target(spec, asked.types)
+            columns = _path_columns(spec, target, line.columns, asked.form)
         if line.explain:
             asked.show_plan(asked.executor.explain(spec))
             return
@@ -143,7 +145,7 @@ def answer_paths(
             "via": [step.name for step in spec.via],
             "commit_id": asked.commit_id,
         }
-        schema, batches = _flattened(traversal, asked)
+        schema, batches = _flattened(spec, target, traversal, asked)
         answer = Answer(schema, batches, columns, members, traversal.diagnostics)
         if asked.form is Format.table and line.limit is not None:
             more = traversal.sources.num_rows > line.limit
@@ -191,7 +193,7 @@ def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Q
         _note_reference(invocation, at, line.as_of, commit_id)
         # Everything is read as of one commit, and the JSON names it: the storage may move on.
         executor = repository.executor(commit_id)
-        types = Types(declared, repository.known_types)
+        types = Types(declared, repository.type_refs, repository.stored_types)
         yield Question(invocation, ctx, line, form, types, executor, commit_id)
 
 
@@ -301,63 +303,81 @@ def _show_count(
 
 
 def _with_steps(spec: QuerySpec, types: Types, via: Sequence[str]) -> QuerySpec:
-    reached: str | None = spec.type.name
-    steps: list[TypeSpec] = []
-    for name in via:
-        step = types.find("relation", name)
-        if step.left != reached:
-            raise ValueError(
-                f"--via {name} starts at {step.left}, but the path has reached {reached}"
-            )
-        steps.append(step)
-        reached = step.right
-    return replace(spec, via=tuple(steps))
+    for text in via:
+        name, colon, way = text.partition(":")
+        if colon and way != "backwards":
+            raise ValueError(f"--via {text}: after the colon comes backwards")
+        relation = types.find("relation", name)
+        spec = spec.followed(relation, backwards=bool(colon), call=f"--via {text}")
+    return spec
 
 
-def _path_columns(spec: QuerySpec, given: Sequence[str], form: Format) -> list[OutputColumn]:
-    """All columns of the source and of each step, by where they are in a path's JSON. Tables show
-    keys only, unless told."""
+def _target(spec: QuerySpec, types: Types) -> TypeSpec | None:
+    """The entity type in which paths end; None where nothing of it is stored."""
+    try:
+        return types.endpoint(spec.via[-1], spec.ends(len(spec.via) - 1)[1])
+    except SchemaMetadataError:
+        return None
+
+
+def _path_columns(
+    spec: QuerySpec, target: TypeSpec | None, given: Sequence[str], form: Format
+) -> list[OutputColumn]:
+    """All columns of the source, of each step and of the target, by where they are in a path's
+    JSON. Tables show keys only, unless told."""
     columns: dict[str, OutputColumn] = {}
     keys: list[OutputColumn] = []
     width = 0
-    for number, hop in enumerate([spec.type, *spec.via]):
-        part: tuple[str | int, ...] = ("relations", number - 1) if number else ("source",)
+    last = [target] if target is not None else []
+    for number, hop in enumerate([spec.type, *spec.via, *last]):
+        place: tuple[str | int, ...] = ("relations", number - 1)
+        if number in (0, len(spec.via) + 1):
+            place = ("source",) if number == 0 else ("target",)
         nested = _nested(hop)
         places = {name: width + n for n, name in enumerate(_stored_names(hop))}
         for name, stored in row_columns(hop):
-            label = ".".join(map(str, (*part, name)))
-            place = (*part, name)
-            columns[label] = OutputColumn(label, places[stored], stored in nested, place)
-        if number:
+            label = ".".join(map(str, (*place, name)))
+            columns[label] = OutputColumn(label, places[stored], stored in nested, (*place, name))
+        if number == 0:
+            keys.append(OutputColumn(hop.name, places["entity_key"]))
+        elif hop is not target:
             label = f"{number}. {hop.name}"
             if hop.instance_key is not None:
                 keys.append(OutputColumn(f"{label}.{hop.instance_key}", places["instance_key"]))
-            keys.append(OutputColumn(f"{label} -> {hop.right}", places["right_key"]))
-        else:
-            keys.append(OutputColumn(hop.name, places["entity_key"]))
+            side = spec.ends(number - 1)[1]
+            arrow = f"-> {hop.right}" if side == "right" else f"<- {hop.left}"
+            keys.append(OutputColumn(f"{label} {arrow}", places[f"{side}_key"]))
         width += len(places)
     if form is Format.table and not given:
         return keys
     return [columns[name] for name in chosen(given, list(columns))]
 
 
-def _flattened(traversal: Traversal, asked: Question) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Paths as rows: the source's columns, then those of each step."""
-    tables = [traversal.sources, *traversal.relations]
+def _flattened(
+    spec: QuerySpec, target: TypeSpec | None, traversal: Traversal, asked: Question
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Paths as rows: the source's columns, then those of each step and of the target."""
+    paths, tables = traversal.paths, [traversal.sources, *traversal.relations]
+    if target is not None:
+        relation, side, keys = target_keys(spec, traversal)
+        targets = asked.executor.endpoints(QuerySpec(relation, when=asked.when()), side, keys)
+        ends = traversal.relations[-1].column(f"{side}_key").take(paths.columns[-1])
+        rows = pc.index_in(ends, value_set=targets.column("entity_key").combine_chunks())
+        paths = paths.append_column("target", rows.cast(pa.int64()))
+        tables.append(targets)
     schema = pa.schema(
         [
-            column.with_name(f"{number}.{column.name}")
+            column.with_name(f"{number}.{column.name}").with_nullable(True)
             for number, table in enumerate(tables)
             for column in table.schema
         ]
     )
-    return schema, _path_batches(traversal, tables, schema, asked)
+    return schema, _path_batches(paths, tables, schema, asked)
 
 
 def _path_batches(
-    traversal: Traversal, tables: Sequence[pa.Table], schema: pa.Schema, asked: Question
+    paths: pa.Table, tables: Sequence[pa.Table], schema: pa.Schema, asked: Question
 ) -> Iterator[pa.RecordBatch]:
-    paths = traversal.paths
     if asked.line.limit is not None:  # tables ask for one source more than they show
         paths = paths.filter(pc.less(paths.column("source"), asked.line.limit))
     for start in range(0, paths.num_rows, _PATHS_AT_ONCE):

@@ -41,6 +41,7 @@ _WORDS = {
     "gte": ">=",
 }
 _SHOWN = 20  # names in a message
+_END = re.compile(r"^(left|right)\.\$\.")
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -50,17 +51,20 @@ class Types:
     def __init__(
         self,
         declared: Mapping[tuple[str, str], TypeSpec],
-        stored: Callable[[], Sequence[TypeSpec]],
+        refs: Callable[[], Sequence[tuple[str, str]]],
+        stored: Callable[[Sequence[tuple[str, str]]], Sequence[TypeSpec]],
     ) -> None:
+        """`refs` lists the stored types, `stored` looks some of them up."""
         self._declared = declared
-        self._ask = stored
-        self._stored: dict[tuple[str, str], TypeSpec] | None = None
+        self._refs = refs
+        self._stored = stored
 
     def find(self, kind: Kind, name: str) -> TypeSpec:
-        spec = self._declared.get((kind, name)) or self._known().get((kind, name))
-        if spec is not None:
+        if (kind, name) in self._declared:
+            return self._declared[kind, name]
+        for spec in self._stored([(kind, name)]):
             return spec
-        refs = sorted({*self._declared, *self._known()})
+        refs = sorted({*self._declared, *self._refs()})
         other: Kind = "relation" if kind == "entity" else "entity"
         if (other, name) in refs:
             raise ValueError(f"{name} is {_ARTICLE[other]} type, not {_ARTICLE[kind]} type")
@@ -71,12 +75,7 @@ class Types:
         raise ValueError(f"{unknown} {_there_are(names)}")
 
     def endpoint(self, relation: TypeSpec, side: Side) -> TypeSpec:
-        return endpoint_spec(relation, side, lambda: self._known().values())
-
-    def _known(self) -> Mapping[tuple[str, str], TypeSpec]:
-        if self._stored is None:
-            self._stored = {spec.ref: spec for spec in self._ask()}
-        return self._stored
+        return endpoint_spec(relation, side, lambda ref: self._stored([ref]))
 
 
 _ARTICLE: dict[Kind, str] = {"entity": "an entity", "relation": "a relation"}
@@ -129,6 +128,8 @@ def _filter(types: Types, spec: TypeSpec, given: Sequence[str]) -> Filter:
         )
     path, operator, *value = given
     path = _path(path)
+    if spec.kind == "relation":  # `left.$.tier`, as the specification writes it
+        path = _END.sub(r"\1.", path)
     ends = _endpoints(types, spec, path)
     if ends is None:
         _check_field(spec, path)

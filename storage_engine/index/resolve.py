@@ -177,8 +177,8 @@ def _unproven(
     # snapshots of the first implementation, which the log does not know.
     commits = {entry.commits: _paths(entry) for entry in truth}
     upto = [entry for entry in index.entries if entry.min_commit_id <= head.commit_id]
-    known = [entry for entry in upto if entry.is_single]
-    if any(commits.get(entry.commits) != _paths(entry) for entry in known):
+    singles = [entry for entry in upto if entry.is_single]
+    if any(commits.get(entry.commits) != _paths(entry) for entry in singles):
         return f"index of {name} has another path than the log; read from the commit chain"
     if not any(entry.contains(top.commit_id) for entry in upto):
         return f"index of {name} has no entry for commit {top.commit_id}"

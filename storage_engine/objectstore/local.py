@@ -43,6 +43,7 @@ PAGE = 1000
 _STRIPES = 64
 _RETRIES = 100
 _SWEEP_AFTER_S = 24 * 3600
+_SHOWN_PATH = 500
 _ADVICE = {
     errno.EACCES: "permission denied: give this user read and write access to the directory",
     errno.EPERM: "not permitted: give this user read and write access to the directory",
@@ -52,6 +53,11 @@ _ADVICE = {
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
     errno.ENFILE: "too many open files on this machine",
     errno.ENAMETOOLONG: "the path is too long for this file system: choose a shorter root",
+    errno.ELOOP: "its symbolic links lead in a circle: mend them, or choose another directory",
+    errno.ENOTDIR: "a part of the path is a file: choose another directory",
+    errno.EISDIR: "it is a directory, where a file is expected",
+    errno.ENOENT: "a part of the path is missing",
+    errno.ESTALE: "the network file system has lost it: mount it again",
     errno.EIO: "the disk reports an input/output error: check it",
 }
 _RETRYABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EBUSY})
@@ -65,6 +71,32 @@ def advice(error: OSError) -> str:
 def is_retryable(error: OSError) -> bool:
     """Whether the same may succeed later, with nothing but time or space."""
     return error.errno in _RETRYABLE
+
+
+@contextmanager
+def path_errors(path: Path | str, operation: str) -> Iterator[None]:
+    """What the system refuses about a path, as an error of ours that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageBackendError(
+            f"{operation} {shortened(path)}: {advice(error)}",
+            prefix=str(path),
+            operation=operation,
+            retryable=is_retryable(error),
+        ) from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether the path leads to anything; StorageBackendError where that cannot be found out."""
+    with path_errors(path, "open"):
+        return path.exists()
+
+
+def shortened(path: Path | str) -> str:
+    """A path for a message: one that is too long to be a path is too long to be read."""
+    text = str(path)
+    return text if len(text) <= _SHOWN_PATH else f"{text[:_SHOWN_PATH]}... ({len(text)} letters)"
 
 
 def write_new(path: Path, data: bytes) -> None:
@@ -109,13 +141,14 @@ class DirectoryStore:
         self.parallel = Parallel(8)
         self._durable: set[Path] = set()
         self._durable_lock = threading.Lock()
-        if self.root.exists() and not self.root.is_dir():
-            raise StorageBackendError(
-                f"{self.root} is not a directory: choose a directory for the storage",
-                prefix=str(self.root),
-                operation="open",
-            )
-        self._seen_root = self.root.is_dir()
+        with path_errors(self.root, "open"):
+            if self.root.exists() and not self.root.is_dir():
+                raise StorageBackendError(
+                    f"{self.root} is not a directory: choose a directory for the storage",
+                    prefix=str(self.root),
+                    operation="open",
+                )
+            self._seen_root = self.root.is_dir()
         self._sweep()
 
     def get(self, key: str) -> StoredObject:
@@ -153,7 +186,8 @@ class DirectoryStore:
         self._put(key, "put", lambda temp: write_new(temp, data), len(data))
 
     def put_file(self, key: str, path: Path) -> None:
-        size = path.stat().st_size
+        with path_errors(path, "put_file"):
+            size = path.stat().st_size
         self._put(key, "put_file", lambda temp: copy_new(path, temp), size)
 
     def _put(self, key: str, operation: str, fill: Callable[[Path], None], size: int) -> None:
@@ -166,7 +200,9 @@ class DirectoryStore:
     def put_if_absent(self, key: str, data: bytes, *, write_id: str) -> str:
         target = self._path(key, "put_if_absent")
         self.meter.count("PUT_IF", written=len(data))
-        if target.is_file():  # who polls a taken lock need not write and sync a file each time
+        with self._translated("put_if_absent", key):
+            taken = target.is_file()
+        if taken:  # who polls a taken lock need not write and sync a file each time
             raise PreconditionFailed(f"{key} exists")
         with (
             self._translated("put_if_absent", key),
@@ -279,7 +315,8 @@ class DirectoryStore:
         return StoredObject(data, content_etag(data))
 
     def _require_root(self, key: str) -> None:
-        self._check_root()
+        with path_errors(self.root, "open"):
+            self._check_root()
         if not self._seen_root:
             raise PreconditionFailed(f"{key} is gone")
 
@@ -441,7 +478,7 @@ class DirectoryStore:
             ) from error
         except OSError as error:
             raise StorageBackendError(
-                f"{operation} {key} in {self.root}: {advice(error)}",
+                f"{operation} {key} in {shortened(self.root)}: {advice(error)}",
                 prefix=str(self.root),
                 operation=operation,
                 key=key,

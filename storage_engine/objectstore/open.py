@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.protocol import ObjectStore, check_key
+from storage_engine.process import renew_after_fork
 
 if TYPE_CHECKING:
     from storage_engine.objectstore.memory import MemoryBackend
@@ -23,8 +24,20 @@ KNOWN_URIS = (
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(//)?")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
-_backends: dict[str, MemoryBackend] = {}
-_backends_lock = threading.Lock()
+
+class _MemoryBackends:
+    """By name, of this process."""
+
+    def __init__(self) -> None:
+        self.backends: dict[str, MemoryBackend] = {}
+        self.lock = threading.Lock()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()
+
+
+_registry = _MemoryBackends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +57,7 @@ def parse_uri(uri: str) -> StoreUri:
         raise ConfigurationError(f"the storage URI is empty or unreadable; known are {KNOWN_URIS}")
     match = _SCHEME.match(uri)
     if match is None:
-        return StoreUri("file", path=Path(uri).expanduser())
+        return StoreUri("file", path=expanded(uri))
     scheme, rest = match.group(1).lower(), uri[match.end() :]
     if match.group(2) is None:
         raise ConfigurationError(
@@ -67,6 +80,16 @@ def parse_uri(uri: str) -> StoreUri:
     )
 
 
+def expanded(path: str | Path) -> Path:
+    """A path with the home directory that `~` stands for."""
+    if "\x00" in str(path):
+        raise ConfigurationError(f"the path {str(path)!r} has a NUL character in it")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(f"the path {str(path)!r}: {error}") from None
+
+
 def open_store(uri: str, config: OntologiaConfig | None = None) -> ObjectStore:
     """Open the object store behind a URI. Nothing is written; the caller closes the store."""
     parsed = parse_uri(uri)
@@ -86,10 +109,10 @@ def memory_backend(name: str) -> MemoryBackend:
     """The process-wide backend behind memory://name, made at first use."""
     from storage_engine.objectstore.memory import MemoryBackend
 
-    with _backends_lock:
-        if name not in _backends:
-            _backends[name] = MemoryBackend(name)
-        return _backends[name]
+    with _registry.lock:
+        if name not in _registry.backends:
+            _registry.backends[name] = MemoryBackend(name)
+        return _registry.backends[name]
 
 
 def _parse_s3(uri: str, rest: str) -> StoreUri:
@@ -115,4 +138,4 @@ def _parse_file(uri: str, rest: str) -> StoreUri:
             f"storage URI {uri!r} must name an absolute path with three slashes, as in "
             "file:///data/onto; for a relative one give the plain directory path"
         )
-    return StoreUri("file", path=Path(unquote("/" + path)))
+    return StoreUri("file", path=expanded(unquote("/" + path)))

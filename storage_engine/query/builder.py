@@ -26,7 +26,7 @@ from storage_engine.query.aggregates import Aggregate, Having, own_place
 from storage_engine.query.conditions import value_kind
 from storage_engine.query.executor import Executor, Plan
 from storage_engine.query.reference import Reference, checked_reference
-from storage_engine.query.results import Path, Result, hydrate, objects, paths
+from storage_engine.query.results import Path, Result, hydrate, objects, paths, targets
 from storage_engine.query.spec import Order, QuerySpec, When
 
 E = TypeVar("E", bound=Entity)
@@ -244,26 +244,29 @@ class RowQuery(_Steps, Generic[S]):
 class EntityQuery(RowQuery[En]):
     """A query of entities, which can go on along relations."""
 
-    def via(self, relation: type[Relation[Any, Any]]) -> PathQuery[En]:
-        """Follow relations of a class from these entities, left to right."""
+    def via(self, relation: type[Relation[Any, Any]], *, backwards: bool = False) -> PathQuery[En]:
+        """Follow relations of a class from these entities, from whichever side they are on.
+
+        Relations of a type with itself are followed from left to right, unless `backwards`.
+        """
         if self.spec.when.history:
             raise ValueError(f"traversals see one state; leave out {self.spec.when}")
-        return PathQuery[En](self.executor, self.spec).via(relation)
+        return PathQuery[En](self.executor, self.spec).via(relation, backwards=backwards)
 
 
 @dataclass(frozen=True)
 class PathQuery(_Steps, Generic[En]):
     """A traversal. Filter, order and paging are about the entities that paths start from."""
 
-    def via(self, relation: type[Relation[Any, Any]]) -> PathQuery[En]:
-        """Follow relations of a class from the entities reached so far, left to right."""
+    def via(self, relation: type[Relation[Any, Any]], *, backwards: bool = False) -> PathQuery[En]:
+        """Follow relations of a class from the entities reached so far, from whichever side."""
         step = _typed(relation, "relation")
-        reached = self.spec.via[-1].right if self.spec.via else self.spec.type.name
-        if step.left != reached:
-            raise ValueError(
-                f"via({step.name}) starts at {step.left}, but the path has reached {reached}"
-            )
-        return self._with(via=(*self.spec.via, step))
+        call = f"via({step.name}{', backwards=True' if backwards else ''})"
+        return replace(self, spec=self.spec.followed(step, backwards=backwards, call=call))
+
+    def targets(self) -> Result[Entity]:
+        """The entities in which paths end, each once, in the order of the paths."""
+        return targets(self.executor, self.spec, self.executor.traverse(self.spec))
 
     def collect(self) -> Result[Path[En]]:
         """All complete paths."""

@@ -6,7 +6,7 @@ answer into objects. `query.compiler` compiles specs to SQL for engines that spe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -44,12 +44,14 @@ class Traversal:
     relations:  for each step of `spec.via`, rows of that relation type, the same way
     paths:      int64 columns `source`, `step_0`, `step_1`, ...: row numbers in the tables above,
                 one row per path, in the order of the answer
+    commit_id:  of the state that was looked at, so that what is loaded later is of the same
     """
 
     sources: pa.Table
     relations: tuple[pa.Table, ...]
     paths: pa.Table
     diagnostics: tuple[Diagnostic, ...] = ()
+    commit_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,9 +96,9 @@ class Executor(Protocol):
         are about those) along the relations of `spec.via`.
 
         Step n follows relations whose left key is the entity reached by step n-1 and reaches
-        their right key. Only complete paths count. Relations are seen in the same window as
-        entities; history modes are refused by the builder. Order: by source as in `rows`, then by
-        the relations' identities, step by step.
+        their right key; the other way round if n is in `spec.backwards`. Only complete paths
+        count. Relations are seen in the same window as entities; history modes are refused by the
+        builder. Order: by source as in `rows`, then by the relations' identities, step by step.
         """
 
     def endpoints(
@@ -121,23 +123,24 @@ class SqlExecutor(Executor, Protocol):
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         """One SELECT (or EXPLAIN of one) in DuckDB's language, over a table for each stored type:
-        its visible rows, as `Rows.schema` has them. What else a statement does is refused, and a
-        mistake in it is a ValueError that names the tables."""
+        its visible rows, as `Rows.schema` has them. What else a statement reaches for is refused
+        (SqlNotAllowedError), and a mistake in it is a ValueError that names the tables."""
 
 
 def endpoint_spec(
     relation: TypeSpec,
     side: Literal["left", "right"],
-    known_types: Callable[[], Iterable[TypeSpec]],
+    stored: Callable[[tuple[str, str]], Sequence[TypeSpec]],
 ) -> TypeSpec:
-    """The entity type at a relation's end: as the class has it; without one, as it is stored."""
+    """The entity type at a relation's end: as the class has it; without one, as it is stored.
+
+    `stored` looks a type up by kind and name, and gives none where there is none."""
     cls = relation.python_class
     if cls is not None:
         return spec_of(cls.__endpoints__[0 if side == "left" else 1])  # type: ignore[attr-defined]
     name = relation.left if side == "left" else relation.right
-    for spec in known_types():
-        if spec.ref == ("entity", name):
-            return spec
+    for spec in stored(("entity", name or "")):
+        return spec
     raise SchemaMetadataError(
         f"{relation.name} has {name} at its {side} end, of which nothing is stored yet"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -11,8 +11,9 @@ import pyarrow as pa
 from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import table_to_objects
 from storage_engine.model.declarations import Entity, Relation, Side, Stored, spec_of
+from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import Diagnostic, Executor, Rows, Traversal
-from storage_engine.query.spec import QuerySpec
+from storage_engine.query.spec import QuerySpec, When
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Stored)
@@ -28,10 +29,25 @@ class Result(list[T]):
 
 @dataclass(frozen=True)
 class Path(Generic[T]):
-    """One path of a traversal: where it starts, and the relations along it."""
+    """One path of a traversal: where it starts, the relations along it, and where it ends.
+
+    Entities on the way are loaded when the first is asked for, those of all paths together.
+    """
 
     source: T
     relations: tuple[Relation[Any, Any], ...]
+    ends: tuple[Side, ...] = field(default=(), repr=False)  # the side that each step ends at
+
+    @property
+    def target(self) -> Any:
+        """The entity in which the path ends."""
+        return getattr(self.relations[-1], self.ends[-1])
+
+    @property
+    def entities(self) -> tuple[Any, ...]:
+        """The source and the entity that each step ends at."""
+        reached = zip(self.relations, self.ends, strict=True)
+        return (self.source, *(getattr(relation, side) for relation, side in reached))
 
 
 def objects(executor: Executor, spec: QuerySpec, rows: Rows) -> Result[Any]:
@@ -50,16 +66,55 @@ def hydrate(executor: Executor, spec: QuerySpec, table: pa.Table) -> list[Any]:
 def paths(executor: Executor, spec: QuerySpec, traversal: Traversal) -> Result[Path[Any]]:
     """The paths as objects; rows that several paths share become one object."""
     sources = table_to_objects(spec.type, traversal.sources)
+    seen = _seen(spec, traversal)
     steps: list[list[Any]] = []
     for relation, table in zip(spec.via, traversal.relations, strict=True):
-        steps.append(hydrate(executor, QuerySpec(relation, when=spec.when), table))
+        steps.append(hydrate(executor, QuerySpec(relation, when=seen), table))
+    ends = tuple(spec.ends(n)[1] for n in range(len(steps)))
     columns = [traversal.paths.column("source").to_pylist()]
     columns += [traversal.paths.column(f"step_{n}").to_pylist() for n in range(len(steps))]
     made = [
-        Path(sources[row[0]], tuple(step[n] for step, n in zip(steps, row[1:], strict=True)))
+        Path(sources[row[0]], tuple(step[n] for step, n in zip(steps, row[1:], strict=True)), ends)
         for row in zip(*columns, strict=True)
     ]
     return Result(made, traversal.diagnostics)
+
+
+def targets(executor: Executor, spec: QuerySpec, traversal: Traversal) -> Result[Any]:
+    """The entities in which paths end, each once, in the order of the paths. A relation may have
+    come before its entity: what is not stored is left out."""
+    relation, side, keys = target_keys(spec, traversal)
+    table = executor.endpoints(QuerySpec(relation, when=_seen(spec, traversal)), side, keys)
+    entities = dict(
+        zip(
+            table.column("entity_key").to_pylist(),
+            table_to_objects(_endpoint(relation, side), table),
+            strict=True,
+        )
+    )
+    there = [entities[key] for key in keys.to_pylist() if key in entities]
+    return Result(there, traversal.diagnostics)
+
+
+def target_keys(spec: QuerySpec, traversal: Traversal) -> tuple[TypeSpec, Side, pa.Array]:
+    """The last relation type, the side of it where paths end, and the distinct keys there, in the
+    order of the paths."""
+    last = len(spec.via) - 1
+    side = spec.ends(last)[1]
+    rows = traversal.paths.column(f"step_{last}")
+    keys = traversal.relations[last].column(f"{side}_key").take(rows).unique()
+    return spec.via[last], side, keys
+
+
+def _seen(spec: QuerySpec, traversal: Traversal) -> When:
+    """What is loaded later is of the state that the paths were found in."""
+    return spec.when if traversal.commit_id is None else When(as_of=traversal.commit_id)
+
+
+def _endpoint(relation: TypeSpec, side: Side) -> TypeSpec:
+    cls = relation.python_class
+    assert cls is not None
+    return spec_of(cls.__endpoints__[0 if side == "left" else 1])  # type: ignore[attr-defined]
 
 
 class _Endpoints:
@@ -90,8 +145,5 @@ class _Endpoints:
     def _all(self, side: Side) -> dict[str, Entity]:
         keys = sorted({str(getattr(relation, f"{side}_key")) for relation in self._relations})
         table = self._executor.endpoints(self._spec, side, pa.array(keys, pa.string()))
-        cls = self._spec.type.python_class
-        assert cls is not None
-        entity = spec_of(cls.__endpoints__[0 if side == "left" else 1])  # type: ignore[attr-defined]
-        entities = table_to_objects(entity, table)
+        entities = table_to_objects(_endpoint(self._spec.type, side), table)
         return dict(zip(table.column("entity_key").to_pylist(), entities, strict=True))

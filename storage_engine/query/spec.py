@@ -5,9 +5,10 @@ Immutable and checked: an executor may rely on every rule that is enforced here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from storage_engine.model.declarations import Side
 from storage_engine.model.expressions import And, Filter, Operand, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.aggregates import Aggregate, Having
@@ -57,6 +58,7 @@ class QuerySpec:
     order:       sort keys; ties, and rows without any, are ordered by identity (by commit and
                  identity in history reads)
     via:         relation types to follow, in order, each from the entities reached so far
+    backwards:   the numbers of the steps in `via` that go from right to left
     groups:      places to group by, with the names of their columns
     aggregates:  the result's columns by name; empty for a query of rows
     having:      a condition on groups
@@ -72,9 +74,40 @@ class QuerySpec:
     groups: tuple[tuple[str, Operand], ...] = ()
     aggregates: tuple[tuple[str, Aggregate], ...] = ()
     having: Having | None = None
+    backwards: frozenset[int] = frozenset()
 
     def and_where(self, condition: Filter) -> Filter:
         return condition if self.where is None else self.where & condition
+
+    def ends(self, step: int) -> tuple[Side, Side]:
+        """At which side of its relations a step begins, and where it ends."""
+        return ("right", "left") if step in self.backwards else ("left", "right")
+
+    @property
+    def reached(self) -> str:
+        """The entity type in which paths end."""
+        if not self.via:
+            return self.type.name
+        last = len(self.via) - 1
+        return str(self.via[last].left if last in self.backwards else self.via[last].right)
+
+    def followed(self, relation: TypeSpec, *, backwards: bool, call: str) -> QuerySpec:
+        """With another step: from whichever side fits, or from right to left where told so.
+
+        `call` is what the user wrote, for the message."""
+        starts = [relation.right] if backwards else [relation.left, relation.right]
+        if self.reached not in starts:
+            raise ValueError(
+                f"{call} starts at {' or '.join(map(str, dict.fromkeys(starts)))}, but the path "
+                f"has reached {self.reached}"
+            )
+        number = len(self.via)
+        against = backwards or self.reached != relation.left
+        return replace(
+            self,
+            via=(*self.via, relation),
+            backwards=self.backwards | {number} if against else self.backwards,
+        )
 
     @property
     def left(self) -> bool:
@@ -121,6 +154,7 @@ class QuerySpec:
         }
         if self.via:
             described["via"] = [relation.name for relation in self.via]
+            described["backwards"] = sorted(self.backwards)
         if self.aggregates:
             described["groups"] = {name: operand.as_json() for name, operand in self.groups}
             described["aggregates"] = {name: a.as_json() for name, a in self.aggregates}

@@ -1,4 +1,5 @@
-"""The DuckDB connection of an opened storage: one per repository, a cursor per use."""
+"""The DuckDB connections of an opened storage: one for its own queries, one for SQL of users; a
+cursor per use."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ import pyarrow as pa
 
 from storage_engine.config import KIB, size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
+from storage_engine.objectstore.local import advice, is_retryable
+from storage_engine.process import Owner, leave_to_parent, renew_after_fork
 
 if TYPE_CHECKING:
     import duckdb
@@ -60,18 +63,27 @@ class Duck:
         self._secret = secret
         self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._spill: Path | None = None
+        self._spills: list[Path] = []
         self._room_for = 0  # columns
         self._held_back: list[int] = []  # how many threads each of those who want few allows
         self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
+        self._owner = Owner(uri)
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a fork, giving up a connection would wait for ever for threads that are not there."""
+        if self._connection is not None:
+            leave_to_parent(self._connection)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
+        self._owner.check()
         with self._mutex:
             return self._connected().cursor()
 
     def reach_s3(self) -> None:
         """Make `s3://` readable, with the credentials that are good now."""
+        self._owner.check()
         secret = self._secret() if self._secret is not None else {}
         with self._mutex:
             connection = self._connected()
@@ -97,6 +109,7 @@ class Duck:
         `columns` as that is the cause: batches of all of them are held, and do not spill."""
         import duckdb
 
+        self._owner.check()
         ways = (self._use_fewer_threads, lambda: self._make_room(columns))
         for way in ways:
             try:
@@ -110,23 +123,37 @@ class Duck:
         with self._mutex:
             if self._connection is None:
                 return False
-            (now,) = self._connection.execute("SELECT current_setting('threads')").fetchall()[0]
-            fewer = max(1, size_in_bytes(self._memory_limit) // _THREAD_BYTES)
-            if fewer >= now:
+            fewer = self._fewer_threads(self._connection)
+            if fewer is None:
                 return False
             self._threads_otherwise = fewer
             self._set_threads(self._connection)
             return True
 
+    def _fewer_threads(self, connection: duckdb.DuckDBPyConnection) -> int | None:
+        """As many as each has room for; None when there are no more than that."""
+        (now,) = connection.execute("SELECT current_setting('threads')").fetchall()[0]
+        fewer = max(1, size_in_bytes(self._memory_limit) // _THREAD_BYTES)
+        return fewer if fewer < now else None
+
     def _make_room(self, columns: int) -> bool:
         """Raise the limit for types of many columns; it stays, as more of them will be read."""
         with self._mutex:
-            if self._connection is None or columns <= max(_MANY_COLUMNS, self._room_for):
+            if self._connection is None or not self._note_columns(columns):
                 return False
-            self._room_for = columns
-            limit = size_in_bytes(self._memory_limit) + columns * _COLUMN_BYTES
-            self._connection.execute(f"SET GLOBAL memory_limit = '{limit // KIB} KiB'")
+            self._set_memory_limit(self._connection)
             return True
+
+    def _note_columns(self, columns: int) -> bool:
+        """Whether these are so many, and more than before, that they ask for more memory."""
+        if columns <= max(_MANY_COLUMNS, self._room_for):
+            return False
+        self._room_for = columns
+        return True
+
+    def _set_memory_limit(self, connection: duckdb.DuckDBPyConnection) -> None:
+        limit = size_in_bytes(self._memory_limit) + self._room_for * _COLUMN_BYTES
+        connection.execute(f"SET GLOBAL memory_limit = '{limit // KIB} KiB'")
 
     def within_memory(self, held_bytes: int, work: Callable[[], T], *, columns: int = 0) -> T:
         """Do what joins or groups about so many bytes, in the limit however many these are.
@@ -209,25 +236,27 @@ class Duck:
             raise IntegrityError(f"damaged file in {self._uri}: {_first_line(error)}") from error
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # connection and spill directory are the parent's
         with self._mutex:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
                 self._current_secret = None
                 self._room_for = 0
-            if self._spill is not None:
-                shutil.rmtree(self._spill, ignore_errors=True)
-                self._spill = None
+            while self._spills:
+                shutil.rmtree(self._spills.pop(), ignore_errors=True)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         import duckdb  # here: importing storage_engine stays light
 
-        self._spill = Path(tempfile.mkdtemp(prefix="ontologia-duckdb-"))
+        _own_connection.made = True
+        spill = self._new_spill()
         connection = duckdb.connect(
             ":memory:",
             config={
                 "memory_limit": self._memory_limit,
-                "temp_directory": str(self._spill),
+                "temp_directory": str(spill),
                 "preserve_insertion_order": "false",
                 "autoinstall_known_extensions": "false",
                 "python_enable_replacements": "false",  # SQL names tables, not Python variables
@@ -238,6 +267,102 @@ class Duck:
         # Data files never change: what is known of one stays true.
         connection.execute("SET GLOBAL parquet_metadata_cache = true")
         connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
+        return connection
+
+    def _new_spill(self) -> Path:
+        """A folder for what does not fit into memory, of one instance alone."""
+        try:
+            self._spills.append(Path(tempfile.mkdtemp(prefix="ontologia-duckdb-")))
+        except OSError as error:
+            raise StorageBackendError(
+                f"no temporary folder can be made for queries: {advice(error)}; TMPDIR says where "
+                "it goes",
+                operation="query",
+                retryable=is_retryable(error),
+            ) from error
+        return self._spills[-1]
+
+
+class ConfinedDuck(Duck):
+    """For SQL of users: an instance of its own, which can open files below `folders` and nothing
+    else, load nothing, and be set to nothing else.
+
+    That is decided when it is opened and holds for its life. So where S3 must be reached, or
+    memory asks for fewer threads, another one takes its place; who uses the old one may go on.
+    """
+
+    def __init__(
+        self,
+        *,
+        uri: str,
+        memory_limit: str,
+        secret: Callable[[], Mapping[str, Any]] | None = None,
+        folders: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        super().__init__(uri=uri, memory_limit=memory_limit, secret=secret)
+        self._folders = folders
+        self._remote = False
+        self._threads: int | None = None
+
+    def reach_s3(self) -> None:
+        secret = self._secret() if self._secret is not None else {}
+        with self._mutex:
+            if not self._remote:
+                self._remote = True
+                self._replace()
+            connection = self._connected()
+            if secret != self._current_secret:
+                create_secret(connection, secret)
+                self._current_secret = secret
+
+    def run(
+        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
+    ) -> T:
+        """Whoever runs out of memory begins anew, as `reopen_with_room` asks for."""
+        self._owner.check()
+        return interruptible(cursor, work)
+
+    def reopen_with_room(self, columns: int) -> bool:
+        """Where memory did not suffice for so many columns: whether it is worth trying again,
+        with a new cursor."""
+        with self._mutex:
+            fewer = self._fewer_threads(self._connected())
+            if fewer is not None:
+                self._threads = fewer
+            elif not self._note_columns(columns):
+                return False
+            self._replace()
+            return True
+
+    def reopen(self) -> None:
+        """After a failure of DuckDB itself, which does not work from then on."""
+        with self._mutex:
+            self._replace()
+
+    def _replace(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        self._current_secret = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        connection = super()._open()
+        connection.execute("SET GLOBAL allow_persistent_secrets = false")
+        connection.execute("SET GLOBAL autoload_known_extensions = false")
+        if self._remote:
+            load_httpfs(connection)
+            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
+            self._threads = self._threads or max(_REMOTE_THREADS, os.cpu_count() or 1)
+            self._current_secret = self._secret() if self._secret is not None else {}
+            create_secret(connection, self._current_secret)
+        if self._threads is not None:
+            connection.execute(f"SET GLOBAL threads = {self._threads}")
+        if self._room_for:
+            self._set_memory_limit(connection)
+        folders = ", ".join(literal(folder) for folder in self._folders())
+        connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
+        connection.execute("SET GLOBAL enable_external_access = false")
+        connection.execute("SET GLOBAL lock_configuration = true")
         return connection
 
 
@@ -291,6 +416,23 @@ def _next(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
             if f"{name} Error:" in str(error):
                 raise getattr(duckdb, kind)(str(error)) from error
         raise duckdb.Error(str(error)) from error
+
+
+class _OwnConnection:
+    """The one that DuckDB keeps for itself, and gives up when the process ends."""
+
+    def __init__(self) -> None:
+        self.made = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        if self.made:
+            import duckdb
+
+            leave_to_parent(duckdb.default_connection())
+
+
+_own_connection = _OwnConnection()
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:

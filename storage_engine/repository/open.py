@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError, IntegrityError, UninitializedStorageError
-from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.local import path_errors
+from storage_engine.objectstore.open import expanded, open_store
 from storage_engine.repository.protocol import Repository
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ def target_of(uri_or_path: str | Path | None) -> Location:
         return _sqlite(text)
     if "://" in text:
         return Location(text)
-    path = Path(text).expanduser()
-    if path.is_file() or (not path.is_dir() and path.suffix.lower() in _SQLITE_SUFFIXES):
+    path = expanded(text)
+    with path_errors(path, "open"):
+        is_file, is_folder = path.is_file(), path.is_dir()
+    if is_file or (not is_folder and path.suffix.lower() in _SQLITE_SUFFIXES):
         return Location(f"sqlite:///{path}", str(path))
     return Location(text)
 
@@ -85,6 +88,8 @@ def _sqlite(uri: str) -> Location:
             "or four for an absolute path: sqlite:////data/onto.db"
         )
     path = unquote(rest[len("///") :])
+    if "\x00" in path:
+        raise ConfigurationError(f"storage URI {uri!r} has a NUL character in its path")
     if not path:
         raise ConfigurationError(f"storage URI {uri!r} names no file")
     return Location(uri, path)
@@ -95,7 +100,7 @@ def _same_file(a: str | None, b: str) -> bool:
         return False
     if MEMORY in (a, b):
         return a == b
-    return Path(a).expanduser().resolve() == Path(b).expanduser().resolve()
+    return expanded(a).resolve() == expanded(b).resolve()
 
 
 def open_repository(

@@ -413,6 +413,12 @@ class Repository(Protocol):
         """The types that the storage has, from their stored schemas: no classes are needed. By
         kind and name."""
 
+    def type_refs(self) -> list[TypeRef]:
+        """Kind and name of the types that the storage has, sorted; no schema is looked up."""
+
+    def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        """Of these types those that the storage has, from their stored schemas."""
+
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
     ) -> list[CommitRecord]:

@@ -1,7 +1,10 @@
 """SQL that users write, on DuckDB: what may be asked, and what a mistake is answered with.
 
-Only one SELECT, or the EXPLAIN of one, is run. Its tables are the stored types; each is opened
-only when the statement names it.
+A statement sees the stored types and nothing else. It is parsed by the DuckDB that will run it,
+and refused unless everything in it is known to be harmless: one SELECT (or the EXPLAIN of one)
+whose tables are stored types or its own, whose functions are listed in `sql_functions`. Whatever
+got past this would find an instance that can open no file but those of the storage, and whose
+settings are locked (`duck.ConfinedDuck`). Only the types that a statement names are looked up.
 """
 
 from __future__ import annotations
@@ -9,87 +12,350 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import orjson
 import pyarrow as pa
 
+from storage_engine.errors import (
+    SchemaMetadataError,
+    SqlNotAllowedError,
+    StorageBackendError,
+)
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.executor import Parameters, Rows
-from storage_engine.repository.duck import Duck, Stream
+from storage_engine.repository.duck import ConfinedDuck, Stream
 from storage_engine.repository.protocol import labels
+from storage_engine.repository.sql_functions import TABLE_FUNCTIONS, is_allowed
 
 if TYPE_CHECKING:
     import duckdb
 
-Tables = Mapping[str, TypeSpec]  # by the name that statements use
-_ABOUT_TABLES = re.compile(r"\s*show\b", re.IGNORECASE)
-_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
+    from storage_engine.commitlog.records import TypeRef
+
+Tables = Mapping[str, TypeSpec]  # by the name that the statement's table gets
+Provide = Callable[[Tables], Callable[["duckdb.DuckDBPyConnection"], None]]
+
+_TABLES_SHOWN = 20
+_SPACE = r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)"
+_OPTION = rf"{_SPACE}*(?:analyze|format{_SPACE}+\w+){_SPACE}*"
+_EXPLAIN = re.compile(
+    rf"{_SPACE}*explain(?:{_SPACE}+(?P<analyze>analyze)\b)?"
+    rf"(?:{_SPACE}*(?P<options>\({_OPTION}(?:,{_OPTION})*\)))?(?=[\s(/-])",
+    re.IGNORECASE,
+)
 _MISSING_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
+# What the parser makes of a SELECT. Anything else is refused, as nobody knows what it reaches.
+_QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
+_SOURCES = frozenset(
+    {
+        "BASE_TABLE",
+        "EMPTY",
+        "EXPRESSION_LIST",
+        "JOIN",
+        "PIVOT",
+        "SHOW_REF",
+        "SUBQUERY",
+        "TABLE_FUNCTION",
+    }
+)
+_EXPRESSIONS = frozenset(
+    {
+        "BETWEEN",
+        "CASE",
+        "CAST",
+        "COLLATE",
+        "COLUMN_REF",
+        "COMPARISON",
+        "CONJUNCTION",
+        "CONSTANT",
+        "DEFAULT",
+        "FUNCTION",
+        "LAMBDA",
+        "LAMBDA_REF",
+        "OPERATOR",
+        "PARAMETER",
+        "POSITIONAL_REFERENCE",
+        "STAR",
+        "SUBQUERY",
+        "TYPE",
+        "WINDOW",
+    }
+)
 
-def tables_of(types: Sequence[TypeSpec]) -> dict[str, TypeSpec]:
-    return dict(zip(labels([spec.ref for spec in types]), types, strict=True))
+
+@dataclass(frozen=True)
+class StoredTypes:
+    """The types of a storage, of which only those that a statement names are loaded."""
+
+    refs: Sequence[TypeRef]
+    load: Callable[[Sequence[TypeRef]], Sequence[TypeSpec]]
+
+    def labels(self) -> list[str]:
+        return labels(self.refs)
+
+    def named(self, names: Sequence[str]) -> Tables:
+        """By the statement's names, which count whatever their case is, as everywhere in SQL."""
+        of_label = dict(zip(self.labels(), self.refs, strict=True))
+        folded: dict[str, list[str]] = {}
+        for label in of_label:
+            folded.setdefault(label.casefold(), []).append(label)
+        chosen: dict[str, str] = {}
+        for name in names:
+            alike = folded.get(name.casefold(), ())
+            if not alike:
+                raise self.unknown(name)
+            label = name if name in alike else alike[0]
+            if len(alike) > 1 and (
+                name not in alike or chosen.get(name.casefold(), label) != label
+            ):
+                raise ValueError(
+                    f"sql: {' and '.join(alike)} differ in case alone, which SQL does not see: "
+                    "write one of them exactly so, or use session.query()"
+                )
+            chosen[name.casefold()] = label
+        specs = {spec.ref: spec for spec in self.load([of_label[c] for c in chosen.values()])}
+        tables: dict[str, TypeSpec] = {}
+        for label in chosen.values():
+            if (spec := specs.get(of_label[label])) is None:
+                raise SchemaMetadataError(
+                    f"sql: nothing is stored of the schema of {label}: declare the class and use "
+                    "session.query()"
+                )
+            tables[label] = spec
+        return tables
+
+    def unknown(self, name: str) -> ValueError:
+        names = self.labels()
+        more = f" and {len(names) - _TABLES_SHOWN} more" if len(names) > _TABLES_SHOWN else ""
+        listed = f"{', '.join(names[:_TABLES_SHOWN])}{more}" if names else "none yet"
+        unknown = unknown_name(name, names, what="table")
+        return ValueError(f"sql: {unknown} (the tables are the stored types: {listed})")
 
 
 def run_sql(
-    duck: Duck,
+    duck: ConfinedDuck,
     statement: str,
     parameters: Parameters | None,
-    tables: Tables,
-    provide: Callable[[duckdb.DuckDBPyConnection, Tables], None],
+    types: StoredTypes,
+    provide: Provide,
 ) -> Rows:
-    """`provide` makes tables of the named types on a cursor."""
+    """`provide` looks the named types up, and gives what makes tables of them on a cursor."""
+    import duckdb
+
+    with duck.cursor() as parser, _mistakes(types):
+        checked = _check(parser, statement)
+    if checked.shows_tables:
+        return _shown(types)
+    with duck.errors():
+        tables = types.named(checked.tables)
+        create = provide(tables)
+        columns = sum(len(row_schema(spec)) for spec in tables.values())
+        while True:
+            try:
+                stream = _begun(duck, checked.text, parameters, types, create)
+                return Rows(stream.schema, _batches(duck, stream, types))
+            except duckdb.OutOfMemoryException:
+                if not duck.reopen_with_room(columns):
+                    raise
+            except (duckdb.InternalException, duckdb.FatalException) as error:
+                duck.reopen()
+                raise StorageBackendError(
+                    f"sql: DuckDB failed on this; write it in another way: {_said(error)}",
+                    operation="query",
+                ) from error
+
+
+def _begun(
+    duck: ConfinedDuck,
+    text: str,
+    parameters: Parameters | None,
+    types: StoredTypes,
+    create: Callable[[duckdb.DuckDBPyConnection], None],
+) -> Stream:
     cursor = duck.cursor()
     try:
-        with _mistakes(tables):
-            _check(cursor, statement)
-        with duck.errors():
-            named = {name: spec for name, spec in tables.items() if _may_name(statement, name)}
-            provide(cursor, named)
-        with duck.errors(), _mistakes(tables):
-            columns = sum(len(row_schema(spec)) for spec in named.values())
-            stream = Stream(duck, cursor, statement, parameters, columns=columns)
+        create(cursor)
+        with _mistakes(types):
+            return Stream(duck, cursor, text, parameters)
     except BaseException:
         cursor.close()
         raise
-    return Rows(stream.schema, _batches(duck, stream, tables))
 
 
-def _batches(duck: Duck, stream: Stream, tables: Tables) -> Iterator[pa.RecordBatch]:
-    with duck.errors(), _mistakes(tables):
+def _batches(duck: ConfinedDuck, stream: Stream, types: StoredTypes) -> Iterator[pa.RecordBatch]:
+    with duck.errors(), _mistakes(types):
         yield from stream.batches()
 
 
-def _may_name(statement: str, table: str) -> bool:
-    """Whether the text has the name in it; a table too many costs a little, one too few fails."""
-    if _ABOUT_TABLES.match(statement):
-        return True
-    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", statement, re.IGNORECASE) is not None
+def _shown(types: StoredTypes) -> Rows:
+    """`show tables`, as DuckDB would answer if there were the types and nothing else."""
+    table = pa.table({"name": pa.array(sorted(types.labels()), pa.string())})
+    return Rows(table.schema, iter(table.to_batches()))
 
 
-def _check(cursor: duckdb.DuckDBPyConnection, statement: str) -> None:
+# --- what may be asked --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _CheckedStatement:
+    text: str
+    tables: Sequence[str] = ()
+    shows_tables: bool = False
+
+
+def _check(parser: duckdb.DuckDBPyConnection, statement: str) -> _CheckedStatement:
+    """The statement, if it may be run. The text that is checked is the text that is run."""
     import duckdb
 
     if not isinstance(statement, str):
         raise TypeError(f"sql takes the text of a statement, not {statement!r}")
-    statements = cursor.extract_statements(statement)
+    if "\0" in statement:
+        raise ValueError("sql: a statement cannot have a NUL character in it")
+    statements = parser.extract_statements(statement)
     if len(statements) != 1:
-        raise ValueError(f"sql takes one statement, not {len(statements)}")
+        pivot = "; PIVOT needs its values: ON column IN (...)"
+        hint = pivot if re.search(r"\bpivot", statement, re.IGNORECASE) else ""
+        raise ValueError(f"sql takes one statement, not {len(statements)}{hint}")
     kind = statements[0].type
-    if kind == duckdb.StatementType.EXPLAIN and (explained := _EXPLAIN.match(statement)):
-        # EXPLAIN ANALYZE does what it explains.
-        kind = next((s.type for s in cursor.extract_statements(statement[explained.end() :])), kind)
+    select, prefix = statement, ""
+    if kind == duckdb.StatementType.EXPLAIN and (explain := _EXPLAIN.match(statement)):
+        select = statement[explain.end() :]
+        words = ("EXPLAIN", "ANALYZE" if explain["analyze"] else "", explain["options"] or "")
+        prefix = f"{' '.join(word for word in words if word)} "
+        inner = parser.extract_statements(select)
+        kind = inner[0].type if len(inner) == 1 else kind
     if kind != duckdb.StatementType.SELECT:
         raise ValueError(
             f"sql reads only: a SELECT is expected, not {kind.name}; "
             "data is written with session.ensure and session.ingest"
         )
+    node = _parsed(parser, select)
+    if not prefix and _shows_tables(node):
+        return _CheckedStatement(statement, shows_tables=True)
+    return _CheckedStatement(f"{prefix}{select}", _tables_of(node))
+
+
+def check_condition(parser: duckdb.DuckDBPyConnection, condition: str) -> None:
+    """Refuse, by a ValueError, text that is not one condition over columns."""
+    if "\0" in condition:
+        raise ValueError("a condition cannot have a NUL character in it")
+    node = _parsed(parser, f"SELECT (\n{condition}\n)")
+    clauses = ("where_clause", "group_expressions", "having", "modifiers", "qualify", "sample")
+    whole = (
+        node["type"] == "SELECT_NODE"
+        and len(node["select_list"]) == 1
+        and node["from_table"]["type"] == "EMPTY"
+        and not node["cte_map"]["map"]
+        and not any(node[clause] for clause in clauses)
+    )
+    if not whole or _tables_of(node):
+        raise ValueError("one condition over the columns of the type is expected")
+
+
+def _parsed(parser: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:
+    """One SELECT as DuckDB parses it."""
+    row = parser.execute("SELECT json_serialize_sql($1::VARCHAR)", [select]).fetchone()
+    assert row is not None
+    try:
+        answer = orjson.loads(row[0])
+    except orjson.JSONDecodeError:
+        raise ValueError(
+            "sql: the statement is nested too deeply; use common table expressions, and IN or "
+            "concat(...) instead of long chains of operators"
+        ) from None
+    if answer["error"]:
+        kind = answer["error_type"].capitalize()
+        raise ValueError(f"{kind} Error: {answer['error_message']}")
+    if len(answer["statements"]) != 1:
+        raise ValueError(f"sql takes one statement, not {len(answer['statements'])}")
+    node: dict[str, Any] = answer["statements"][0]["node"]
+    return node
+
+
+def _shows_tables(node: Mapping[str, Any]) -> bool:
+    source = node.get("from_table") or {}
+    asked = (source.get("table_name"), source.get("schema_name"), source.get("catalog_name"))
+    return source.get("type") == "SHOW_REF" and asked == ('"tables"', "", "")
+
+
+def _tables_of(root: Mapping[str, Any]) -> list[str]:
+    """The stored types that a statement names; SqlNotAllowedError for all else that it names.
+
+    A name is one of the statement's own where such a common table expression is in scope, as
+    DuckDB sees it: after its definition, and within itself only where it recurs.
+    """
+    tables: dict[str, None] = {}
+    rest: list[tuple[Any, frozenset[str]]] = [(root, frozenset())]
+    while rest:
+        part, own = rest.pop()
+        if isinstance(part, list):
+            rest += [(item, own) for item in part]
+        if not isinstance(part, dict):
+            continue
+        if "cte_map" in part:
+            _require(part["type"] in _QUERIES, part["type"])
+            for entry in part["cte_map"]["map"]:
+                rest.append((entry["value"], own))
+                own |= {entry["key"].casefold()}
+            if part["type"] == "RECURSIVE_CTE_NODE":
+                recurring = own | {part["cte_name"].casefold()}
+                rest.append((part["right"], recurring))
+                part = {key: value for key, value in part.items() if key != "right"}
+            part = {key: value for key, value in part.items() if key != "cte_map"}
+        elif "class" in part:
+            _check_expression(part)
+        elif "alias" in part and "sample" in part:
+            part = _check_source(part, own, tables)
+        rest += [(value, own) for value in part.values() if isinstance(value, dict | list)]
+    return list(tables)
+
+
+def _check_expression(node: Mapping[str, Any]) -> None:
+    _require(node["class"] in _EXPRESSIONS, f"{node['class']} ({node['type']})")
+    if "function_name" in node:
+        _require(is_allowed(node["function_name"]), f"the function {node['function_name']}")
+
+
+def _check_source(
+    node: Mapping[str, Any], own: frozenset[str], tables: dict[str, None]
+) -> dict[str, Any]:
+    """What is still to be looked at in a member of FROM."""
+    kind = node["type"]
+    _require(kind in _SOURCES, kind)
+    if kind == "BASE_TABLE":
+        name, schema, catalog = node["table_name"], node["schema_name"], node["catalog_name"]
+        if schema == "recurring" and not catalog and name.casefold() in own:
+            return {}  # of a recursive expression USING KEY
+        qualified = ".".join(filter(None, (catalog, schema, name)))
+        _require(not schema and not catalog, f"the table {qualified}")
+        _require(node["at_clause"] is None, "AT (...), session.at(...) looks back instead,")
+        if name.casefold() not in own:
+            tables[name] = None
+    elif kind == "TABLE_FUNCTION":
+        function = node["function"]
+        name = function["function_name"]
+        _require(name.lower() in TABLE_FUNCTIONS, f"the table function {name}")
+        return {**node, "function": function["children"]}
+    elif kind == "SHOW_REF":
+        _require(node["query"] is not None, "SHOW of anything but `show tables` by itself")
+    return dict(node)
+
+
+def _require(allowed: bool, what: str) -> None:
+    if not allowed:
+        raise SqlNotAllowedError(what)
+
+
+# --- mistakes -----------------------------------------------------------------------------------
 
 
 @contextmanager
-def _mistakes(stored: Tables) -> Iterator[None]:
+def _mistakes(types: StoredTypes) -> Iterator[None]:
     """What is wrong with a statement, without DuckDB's advice about tables that are not ours."""
     import duckdb
 
@@ -99,10 +365,12 @@ def _mistakes(stored: Tables) -> Iterator[None]:
         missing = _MISSING_TABLE.search(str(error))
         if missing is None:
             raise ValueError(f"sql: {_said(error)}") from error
-        tables = ", ".join(stored) or "none yet"
-        unknown = unknown_name(missing[1], stored, what="table")
-        raise ValueError(f"sql: {unknown} (the tables are the stored types: {tables})") from error
-    except (duckdb.ProgrammingError, duckdb.DataError) as error:
+        raise types.unknown(missing[1]) from error
+    except duckdb.PermissionException as error:  # the instance's own refusal, were all else passed
+        raise SqlNotAllowedError("a file that is not of the storage") from error
+    except (duckdb.ProgrammingError, duckdb.DataError, duckdb.NotSupportedError) as error:
+        if isinstance(error, duckdb.InvalidInputException) and "parquet" in str(error).lower():
+            raise  # a damaged file, and no mistake of the statement
         raise ValueError(f"sql: {_said(error)}") from error
 
 

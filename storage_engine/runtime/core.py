@@ -25,6 +25,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model.declarations import Event
 from storage_engine.model.spec import TypeSpec
+from storage_engine.process import renew_after_fork
 from storage_engine.repository.protocol import (
     Ack,
     CommitCounters,
@@ -249,6 +250,12 @@ class SessionCore:
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Whoever had the session at the fork is not here to give it back."""
+        self._mutex = threading.RLock()
+        self._committing = False
 
     # --- who may use it -------------------------------------------------------------------------
 

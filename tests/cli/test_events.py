@@ -286,7 +286,7 @@ def test_nothing_is_malformed(uri: str) -> None:
     assert "Nothing is malformed in namespace default." in done.out
 
 
-def test_times_are_iso_in_json_and_alike_in_tables(uri: str) -> None:
+def test_times_are_iso_in_json_and_in_tables(uri: str) -> None:
     register_worker(uri)
     (worker,) = onto("--json", "events", "sessions", "--storage-uri", uri).json["sessions"]
     iso = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
@@ -294,6 +294,5 @@ def test_times_are_iso_in_json_and_alike_in_tables(uri: str) -> None:
     assert iso.fullmatch(worker["last_heartbeat"])
     cleaned = onto("--json", "events", "cleanup", "--storage-uri", uri).json
     assert iso.fullmatch(cleaned["before"])
-    shown = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
     for command in ("sessions", "show", "dead-letters", "cleanup"):
-        assert re.search(shown, onto("events", command, "--storage-uri", uri).out), command
+        assert iso.search(onto("events", command, "--storage-uri", uri).out), command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,6 +196,55 @@ def test_traverse(shop: str) -> None:
     assert ask(shop, "traverse", "Client", "--via", "Knows", "--via", "Job", *few)["rows"] == [
         {"source": {"name": ""}, "relations": [{}, {"stint": "2023"}]},
         {"source": {"name": ""}, "relations": [{}, {"stint": "2024"}]},
+    ]
+
+
+def test_traverse_goes_both_ways_to_the_entities_at_the_end(shop: str) -> None:
+    found = ask(shop, "traverse", "Firm", "--via", "Job")
+    assert [path["source"]["id"] for path in found["rows"]] == ["acme", "acme", "acme"]
+    assert [path["relations"][0]["left_key"] for path in found["rows"]] == ["ann", "ann", "bob"]
+    assert [path["target"]["age"] for path in found["rows"]] == [32, 32, 7]
+    assert found["rows"][0]["target"]["tags"] == ["vip", "x"]
+
+    there = ask(shop, "traverse", "Client", "--via", "Knows", "--columns", "source.id,target.id")
+    back = ask(
+        shop,
+        *("traverse", "Client", "--via", "Knows:backwards", "--columns", "source.id,target.id"),
+    )
+    ends = [(path["source"]["id"], path["target"]["id"]) for path in there["rows"]]
+    assert ends
+    assert [(p["target"]["id"], p["source"]["id"]) for p in back["rows"]] == ends
+
+    table = onto("query", "traverse", "Firm", "--via", "Job", "--storage-uri", shop).out
+    assert "1. Job <- Client" in table
+    csv = ("--format", "csv", "--columns", "target.id,target.age")
+    told = onto("query", "traverse", "Firm", "--via", "Job", *csv, "--storage-uri", shop).out
+    assert told.splitlines()[0] == "target.id,target.age"
+
+
+@pytest.mark.parametrize("path", ["left.tier", "left.$.tier"])
+def test_filters_on_ends_are_written_as_the_specification_does_too(shop: str, path: str) -> None:
+    gold = ask(shop, "relations", "Job", "--filter", path, "==", '"Gold"')
+    assert [row["left_key"] for row in gold["rows"]] == ["ann", "ann"]
+    assert ask(shop, "relations", "Job", "--filter", path, "==", '"Iron"')["row_count"] == 0
+    acme = ask(shop, "relations", "Job", "--filter", "right.$.name", "is_not_null")
+    assert acme["row_count"] == 3
+    nested = ask(shop, "relations", "Job", "--filter", "left.$.profile.city", "==", '"Bern"')
+    assert nested["row_count"] == gold["row_count"]
+
+
+def test_sql_stays_inside(shop: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("never-to-be-seen")
+    line = ("query", "sql", f"select * from read_text('{tmp_path}/secret.txt')")
+
+    told = onto(*line, "--storage-uri", shop)
+    assert (told.code, told.out) == (2, "")
+    assert "the table function read_text is not allowed" in told.error()
+    error = onto(*line, "--storage-uri", shop, "--json").json["error"]
+    assert error["type"] == "SqlNotAllowedError"
+    assert error["facts"] == {"what": "the table function read_text"}
+    assert onto("query", "sql", "show tables", "--storage-uri", shop).out.split()[1:] == [
+        *("Client", "Firm", "Job", "Knows"),
     ]
 
 

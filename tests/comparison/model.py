@@ -169,13 +169,14 @@ class Model:
     def paths(self, spec: QuerySpec, seen: Seen) -> list[tuple[Version, ...]]:
         sources = self.rows(_without_via(spec), seen)
         paths: list[tuple[tuple[Version, ...], str]] = [((s,), s.identity[0]) for s in sources]
-        for relation in spec.via:
+        for number, relation in enumerate(spec.via):
             steps = self.visible(relation, seen)
+            start, end = (1, 0) if number in spec.backwards else (0, 1)
             paths = [
-                ((*path, step), step.identity[1])
+                ((*path, step), step.identity[end])
                 for path, reached in paths
                 for step in steps
-                if step.identity[0] == reached
+                if step.identity[start] == reached
             ]
         return [path for path, _ in paths]
 

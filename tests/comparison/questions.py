@@ -97,6 +97,7 @@ class Rows:
     time: Time
     form: Literal["collect", "arrow", "objects", "batches", "first"]
     via: tuple[Type, ...] = ()
+    backwards: tuple[bool, ...] = ()
 
     def query(self, storage: Storage) -> Any:
         begin = self.time.begin(storage)
@@ -112,8 +113,10 @@ class Rows:
         if self.offset:
             query = query.offset(self.offset)
         query = self.time.step(query, storage)
-        for relation in self.via:
-            query = query.via(relation.cls)
+        for relation, backwards in zip(self.via, self.backwards, strict=True):
+            # Said where it must be: elsewhere the side that fits is found.
+            both = relation.ends[0] is relation.ends[1]
+            query = query.via(relation.cls, backwards=backwards and both)
         return query
 
     def check(self, model: Model, storage: Storage) -> None:
@@ -157,6 +160,19 @@ class Rows:
             steps = [path.relations[n] for path in found]
             _same_objects(steps, [path[n + 1] for path in expected])
             _same_endpoints(model, steps, seen)
+        self._check_targets(model, query, found, seen)
+
+    def _check_targets(self, model: Model, query: Any, found: Any, seen: Seen) -> None:
+        relation, side = self.via[-1], 0 if self.backwards[-1] else 1
+        versions = {v.identity[0]: v for v in model.visible(spec_of(relation.ends[side]), seen)}
+        reached = [getattr(p.relations[-1], ("left_key", "right_key")[side]) for p in found]
+        there = [versions[key] for key in dict.fromkeys(reached) if key in versions]
+        _same_objects(list(query.targets()), there)
+        for path, key in zip(found, reached, strict=True):
+            if key in versions:
+                _same_objects([path.target], [versions[key]])
+            else:
+                _expect(IntegrityError, partial(getattr, path, "target"))
 
     def _remarks(
         self, model: Model, storage: Storage, spec: QuerySpec, seen: Seen
@@ -452,13 +468,14 @@ def _order(draw: st.DrawFn, asking: Asking, one: Type) -> tuple[tuple[Ref, bool]
 @st.composite
 def paths(draw: st.DrawFn, asking: Asking) -> Rows:
     relations = asking.schema.relations
-    steps = [draw(st.sampled_from(relations))]
+    ways = [(one, backwards) for one in relations for backwards in (False, True)]
+    steps = [draw(st.sampled_from(ways))]
     for _ in range(draw(st.integers(0, 2))):
-        following = [one for one in relations if one.ends[0] is steps[-1].ends[1]]
-        if not following:
-            break
+        reached = _end(*steps[-1])
+        following = [(one, back) for one, back in ways if _end(one, not back) is reached]
         steps.append(draw(st.sampled_from(following)))
-    source = asking.schema.of(steps[0].ends[0])
+    first, backwards = steps[0]
+    source = asking.schema.of(_end(first, not backwards))
     return Rows(
         source,
         draw(st.none() | filters(asking, source)),
@@ -467,8 +484,13 @@ def paths(draw: st.DrawFn, asking: Asking) -> Rows:
         draw(_OFFSETS),
         draw(times(asking, history=False)),
         "collect",
-        tuple(steps),
+        tuple(one for one, _ in steps),
+        tuple(backwards for _, backwards in steps),
     )
+
+
+def _end(relation: Type, backwards: bool) -> Any:
+    return relation.ends[0 if backwards else 1]
 
 
 @st.composite

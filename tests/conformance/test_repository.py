@@ -24,7 +24,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model import Entity, Field, TypeSpec, row_schema, spec_of
 from storage_engine.repository import Idempotency, ReadWindow, Repository, TypeChange, TypeInput
-from storage_engine.repository.protocol import Snapshot
+from storage_engine.repository.protocol import AppliedUnit, Snapshot
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -542,11 +542,19 @@ def test_idempotency_holds_across_sessions_and_streams(
     assert repository.read(CUSTOMER)["entity_key"].to_pylist() == ["a"]
 
 
-def test_a_unit_of_work_that_changed_nothing_is_not_recorded(repository: Repository) -> None:
+def test_a_unit_of_work_that_changed_nothing_is_done_too(repository: Repository) -> None:
     put(repository, customer("a"))
-    unit = Idempotency("loader", 1)
+    unit = Idempotency("loader", 2)
+    assert repository.applied(unit) is None
     assert commit(repository, rows_of(CUSTOMER, customer("a")), idempotency=unit) is None
-    assert put(repository, customer("b"), idempotency=unit).already_applied is False
+    assert repository.applied(unit) == AppliedUnit(None)
+    put(repository, customer("a", "Bea"))
+    for late in (unit, Idempotency("loader", 1)):
+        again = commit(repository, rows_of(CUSTOMER, customer("a")), idempotency=late)
+        assert again is None, "it would write an old value over a new one"
+    assert repository.head_commit_id() == 2
+    assert put(repository, customer("b"), idempotency=Idempotency("loader", 3)).commit_id == 3
+    assert repository.applied(unit) == AppliedUnit(3), "the newest record of the application"
 
 
 def test_expectations(repository: Repository) -> None:

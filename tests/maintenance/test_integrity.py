@@ -138,6 +138,22 @@ def changed(
     return lambda world: edit(world, key(world), change)
 
 
+def forget_hashes(world: World) -> None:
+    """Manifests and head name others without their hashes, as before format 2."""
+
+    def forget(document: dict[str, Any]) -> None:
+        links = [*document["skip"], *(f["previous"] or {} for f in document["files"])]
+        links += [top for tops in document["type_heads"].values() for top in tops.values()]
+        links += [link for name in ("events_before", "acks_before") if (link := document[name])]
+        for link in [document, *links]:
+            for name in ("parent_sha256", "manifest_sha256", "sha256"):
+                link.pop(name, None)
+
+    for commit_id in range(1, world.head().commit_id + 1):
+        edit(world, manifest_path(world, commit_id), forget)
+    edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None))
+
+
 def rewritten(world: World, commit_id: int, change: Callable[[pa.Table], pa.Table]) -> None:
     """Another file in the place of a committed one, with a manifest that believes in it."""
     path = data_file(world, commit_id)
@@ -156,6 +172,7 @@ def rewritten(world: World, commit_id: int, change: Callable[[pa.Table], pa.Tabl
     edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None, checkpoint=None))
     edit(world, layout.tag("v1"), lambda d: d.update(checkpoint=None))
     world.backend.remove(world.stored_keys(layout.INDICES))
+    forget_hashes(world)
 
 
 def head_manifest(world: World) -> str:
@@ -186,8 +203,8 @@ def wrong_checkpoint(world: World, change: Callable[[dict[str, Any]], Any]) -> N
         path = manifest_path(world, commit_id)
         if (world.document(path).get("checkpoint") or {}).get("path") == key:
             edit(world, path, lambda d: d["checkpoint"].update(sha256=digest))
-    edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None))
     edit(world, layout.tag("v1"), lambda d: d["checkpoint"].update(sha256=digest))
+    forget_hashes(world)
 
 
 def drop_entry(document: dict[str, Any]) -> None:

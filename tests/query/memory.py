@@ -58,19 +58,20 @@ class MemoryExecutor:
 
     def traverse(self, spec: QuerySpec) -> Traversal:
         self.asked.append(("traverse", spec))
-        sources = self._found(replace(spec, via=()))
+        sources = self._found(replace(spec, via=(), backwards=frozenset()))
         paths: list[tuple[tuple[int, ...], str]] = [
             ((n,), thing.id) for n, (_, thing) in enumerate(sources)
         ]
         tables = []
-        for relation in spec.via:
+        for number, relation in enumerate(spec.via):
+            start, end = (f"{side}_key" for side in spec.ends(number))
             found = self._found(QuerySpec(relation, when=spec.when))
             tables.append(self._table(relation, found))
             paths = [
-                ((*path, n), link.right_key)
+                ((*path, n), getattr(link, end))
                 for path, reached in paths
                 for n, (_, link) in enumerate(found)
-                if link.left_key == reached
+                if getattr(link, start) == reached
             ]
         names = ["source", *(f"step_{n}" for n in range(len(spec.via)))]
         columns = [pa.array([path[n] for path, _ in paths], pa.int64()) for n in range(len(names))]

@@ -285,6 +285,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
         ValueError,
         "via(PartOf) starts at Product, but the path has reached Customer",
     ),
+    (
+        lambda q: q.entities(Customer).via(Subscription, backwards=True),
+        ValueError,
+        "via(Subscription, backwards=True) starts at Product, but the path has reached Customer",
+    ),
     (lambda q: q.entities(Customer).via(Customer), TypeError, "Customer is declared as entity"),
     (
         lambda q: q.entities(Customer).with_history().via(Subscription),

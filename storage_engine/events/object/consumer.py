@@ -194,7 +194,8 @@ class ObjectConsumer:
         steps: list[Callable[[], Claim | None]] = []
         for candidate in chosen:
             name = candidate.envelope["id"], candidate.subscription.handler_id
-            if (self._claims.namespace, *name) in acked:
+            # Of one that was never looked at, the claim itself tells: another may have handled it.
+            if candidate.stands is not None and (self._claims.namespace, *name) in acked:
                 steps.append(partial(self._end_acked, candidate))
             else:
                 steps.append(partial(self._take, candidate, head))

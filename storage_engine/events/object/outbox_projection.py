@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import JsonVersion, rewrite
 from storage_engine.commitlog.parsing import optional_text, parsing, require_int
@@ -23,6 +23,8 @@ from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.outbox import create, event_key
 
 log = logging.getLogger(__name__)
+
+_FEW = 20  # events that are created without asking first
 
 
 def read_projected(store: ObjectStore, namespace: str, head: Head) -> JsonVersion[int]:
@@ -85,9 +87,24 @@ def sent_events(
             yield error
 
 
-def project(store: ObjectStore, missing: Sequence[tuple[str, Envelope]]) -> None:
-    """Create the objects of events that commits carry, where they are not there."""
+def project(store: ObjectStore, namespace: str, missing: Sequence[tuple[str, Envelope]]) -> None:
+    """Create the objects of events that commits carry, where they are not there. Of many, a
+    listing tells which are."""
+    if len(missing) > _FEW:
+        keys = sorted(key for key, _ in missing)
+        there = _listed(store, layout.events(namespace), keys[0], keys[-1])
+        missing = [event for event in missing if event[0] not in there]
     store.parallel.gather([partial(create, store, key, envelope) for key, envelope in missing])
+
+
+def _listed(store: ObjectStore, prefix: str, first: str, last: str) -> set[str]:
+    """The keys from one to another, both included."""
+    keys: set[str] = set()
+    for info in store.list(prefix, start_after=first[:-1]):
+        if info.key > last:
+            break
+        keys.add(info.key)
+    return keys
 
 
 def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
@@ -96,9 +113,9 @@ def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
     projected = read_projected(store, namespace, head)
     missing = [
         event
-        for link, manifest in chain.stretch(head.link, above=projected.value)
+        for link, manifest in state.carriers(chain, head, "events", above=projected.value)
         for event in sent_events(manifest, link.path, namespace)
         if not isinstance(event, IntegrityError)
     ]
-    project(store, missing)
+    project(store, namespace, missing)
     write_projected(store, namespace, head, projected)

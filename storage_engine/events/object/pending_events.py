@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, from_json
 from storage_engine.errors import IntegrityError, StorageBackendError
@@ -320,7 +320,7 @@ class PendingEvents:
         if floor is None:
             floor = self._positions.commit_id(projected.value)
         missing = []
-        for link, manifest in reversed(self.chain.stretch(head.link, above=floor)):
+        for link, manifest in reversed(state.carriers(self.chain, head, "events", above=floor)):
             for sent in sent_events(manifest, link.path, self.namespace):
                 if isinstance(sent, IntegrityError):
                     self.set_aside(sent)
@@ -335,7 +335,7 @@ class PendingEvents:
                         self._add(key, name, manifest.commit_id)  # gone if it was cleaned up
                 else:
                     self._reopen(event, manifest.commit_id)
-        project(self.store, missing)
+        project(self.store, self.namespace, missing)
         write_projected(self.store, self.namespace, head, projected)
         self._walked = head.commit_id
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state, tags
+from storage_engine.commitlog import layout, state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
@@ -36,9 +36,10 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import Owner
 from storage_engine.query.reference import Reference, check_tag
-from storage_engine.repository.duck import Duck
-from storage_engine.repository.object import commit_history
+from storage_engine.repository.duck import ConfinedDuck, Duck
+from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
@@ -83,6 +84,7 @@ class ObjectRepository(ABC):
         self.store = store
         self._config = config
         self._stamp = stamp
+        self._owner = Owner(store.uri)
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
@@ -92,6 +94,12 @@ class ObjectRepository(ABC):
             secret=store.duckdb_secret,
         )
         self.cache = cache_for(store, config)
+        self._sql_duck = ConfinedDuck(
+            uri=store.uri,
+            memory_limit=config.s3_duckdb_memory_limit,
+            secret=store.duckdb_secret,
+            folders=self._data_folders,
+        )
         scanner = Scanner(store, self._duck, self.cache)
         self._resident = Resident()
         self._versions = Versions(
@@ -107,7 +115,9 @@ class ObjectRepository(ABC):
             self._versions,
             scanner,
             self._duck,
-            self.known_types,
+            self._sql_duck,
+            self._type_refs,
+            self._stored_types,
             self._commit_at,
             v1=self.engine_version == "v1",
         )
@@ -203,11 +213,28 @@ class ObjectRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        heads = sorted(state.type_heads(self.chain, head).items())
-        records = self.store.parallel.map(
-            lambda item: state.schema_record(self.chain, head, *item), heads
-        )
-        return [TypeSpec.from_schema_dict(record["schema"]) for record in records if record]
+        return self._stored_types(head, self._type_refs(head))
+
+    def type_refs(self) -> list[TypeRef]:
+        return self._type_refs(self.chain.read_head().head)
+
+    def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return self._stored_types(self.chain.read_head().head, refs)
+
+    def _type_refs(self, head: Head) -> list[TypeRef]:
+        return stored_schema.type_refs(self.chain, head)
+
+    def _stored_types(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return stored_schema.stored_types(self.chain, self._documents, head, refs)
+
+    def _data_folders(self) -> list[str]:
+        """Where the files lie that DuckDB opens by itself, as it names them."""
+        folders = [str(self.cache.directory)] if self.cache is not None else []
+        for prefix in layout.DATA_PREFIXES:
+            folder = prefix.rstrip("/")
+            place = self.store.local_path(folder) or self.store.duckdb_url(folder)
+            folders += [f"{place}/"] if place is not None else []
+        return folders
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -223,6 +250,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
@@ -288,8 +316,11 @@ class ObjectRepository(ABC):
         self.publisher.flush()
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # all of it is the parent's
         self.flush()
         self._duck.close()
+        self._sql_duck.close()
         self.store.close()
 
     # -- after a commit -----------------------------------------------------------------------

@@ -275,15 +275,26 @@ def register(
     )
 
 
-def known_types(connection: sqlite3.Connection) -> list[tuple[int, TypeSpec]]:
-    """Every registered type's current version and schema, by kind and name."""
+def type_refs(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Kind and name of every registered type."""
+    return connection.execute(
+        "SELECT type_kind, type_name FROM schema_registry ORDER BY type_kind, type_name"
+    ).fetchall()
+
+
+def known_types(
+    connection: sqlite3.Connection, ref: tuple[str, str] | None = None
+) -> list[tuple[int, TypeSpec]]:
+    """Every registered type's current version and schema, by kind and name; of one, if told."""
+    only = "WHERE r.type_kind = ? AND r.type_name = ? " if ref is not None else ""
     rows = connection.execute(
         "SELECT r.type_kind, r.type_name, r.current_schema_version_id, v.schema_sha256, "
         "v.schema_json "
         "FROM schema_registry AS r LEFT JOIN schema_versions AS v "
         "ON v.type_kind = r.type_kind AND v.type_name = r.type_name "
         "AND v.schema_version_id = r.current_schema_version_id "
-        "ORDER BY r.type_kind, r.type_name"
+        f"{only}ORDER BY r.type_kind, r.type_name",
+        ref or (),
     ).fetchall()
     types = []
     for kind, name, *rest in rows:

@@ -29,7 +29,7 @@ from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference, check_tag
-from storage_engine.repository.duck import Duck
+from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,
     CommitRecord,
@@ -86,7 +86,8 @@ class SqliteRepository(ABC):
         self.path = str(path)
         self._config = config
         self._connections = Connections(path, config.s3_lock_timeout_ms)
-        self.duck = Duck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)  # for SQL of users
+        # For SQL of users, on tables in memory: it can open no file at all.
+        self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
@@ -488,6 +489,16 @@ class SqliteRepository(ABC):
             return (
                 [spec for _, spec in control_tables.known_types(connection)] if connection else []
             )
+
+    def type_refs(self) -> list[tuple[str, str]]:
+        with self.reading("read schema") as connection:
+            return control_tables.type_refs(connection) if connection else []
+
+    def stored_types(self, refs: Sequence[tuple[str, str]]) -> list[TypeSpec]:
+        with self.reading("read schema") as connection:
+            if connection is None:
+                return []
+            return [spec for ref in refs for _, spec in control_tables.known_types(connection, ref)]
 
     def storage_info(self) -> dict[str, Any]:
         with self.reading("read storage info") as connection:

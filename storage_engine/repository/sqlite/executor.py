@@ -22,7 +22,6 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
 from storage_engine.query.executor import (
     Diagnostic,
-    Executor,
     Parameters,
     Plan,
     Rows,
@@ -30,7 +29,6 @@ from storage_engine.query.executor import (
     endpoint_spec,
 )
 from storage_engine.query.spec import QuerySpec, When
-from storage_engine.repository.duck import Duck
 from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import ask, batches, plan_of
@@ -44,7 +42,7 @@ from storage_engine.repository.sqlite.visible import (
     visible,
     with_tables,
 )
-from storage_engine.repository.user_sql import Tables, run_sql, tables_of
+from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -88,24 +86,6 @@ def _versions(seen: Seen) -> str:
     if seen.history:
         return f"all versions after commit {seen.since} up to commit {seen.upto}"
     return f"the newest version of each identity as of commit {seen.upto}"
-
-
-def sql(
-    executor: Executor,
-    duck: Duck,
-    known_types: Callable[[], list[TypeSpec]],
-    upto: int,
-    statement: str,
-    parameters: Parameters | None,
-) -> Rows:
-    """All tables as of commit `upto`, whatever is committed meanwhile."""
-
-    def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
-        for name, spec in tables.items():
-            rows = executor.rows(QuerySpec(spec, when=When(as_of=upto)))
-            cursor.register(name, pa.Table.from_batches(rows.batches, schema=rows.schema))
-
-    return run_sql(duck, statement, parameters, tables_of(known_types()), provide)
 
 
 _ROWS = "visible"
@@ -177,10 +157,28 @@ class SqliteExecutor:
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         repository = self._repository
+        # All tables as of one commit, whatever is committed meanwhile.
         upto = repository.head_commit_id() if self._pinned is None else self._pinned
         self._note(upto)
-        stored_types = repository.known_types
-        return sql(self, repository.duck, stored_types, upto, statement, parameters)
+
+        def provide(tables: Tables) -> Callable[[duckdb.DuckDBPyConnection], None]:
+            answers = {
+                name: self.rows(QuerySpec(spec, when=When(as_of=upto)))
+                for name, spec in tables.items()
+            }
+            loaded = {
+                name: pa.Table.from_batches(rows.batches, schema=rows.schema)
+                for name, rows in answers.items()
+            }
+
+            def create(cursor: duckdb.DuckDBPyConnection) -> None:
+                for name, table in loaded.items():
+                    cursor.register(name, table)
+
+            return create
+
+        types = StoredTypes(repository.type_refs(), repository.stored_types)
+        return run_sql(repository.duck, statement, parameters, types, provide)
 
     # --- aggregates -----------------------------------------------------------------------------
 
@@ -213,11 +211,11 @@ class SqliteExecutor:
             if connection is None or any(hop.stored is None for hop in hops):
                 first, *others = [read_schema(hop.spec).empty_table() for hop in hops]
                 none = [pa.chunked_array([], pa.int64())] * len(hops)
-                return Traversal(first, tuple(others), _paths(none), remarks)
+                return Traversal(first, tuple(others), _paths(none), remarks, seen.upto)
             temporary = self._hops(connection, spec)
             for statement in self._fill(temporary, spec, types, steps):
                 ask(connection, statement).close()
-            return self._found(connection, temporary, hops, remarks)
+            return self._found(connection, temporary, hops, remarks, seen.upto)
 
     def _found(
         self,
@@ -225,6 +223,7 @@ class SqliteExecutor:
         temporary: Hops,
         hops: Sequence[_Type],
         remarks: tuple[Diagnostic, ...],
+        commit_id: int,
     ) -> Traversal:
         places: list[list[pa.Array]] = [[] for _ in hops]
         for columns in batches(ask(connection, Statement(temporary.paths(), {}))):
@@ -240,10 +239,10 @@ class SqliteExecutor:
             tables.append(pa.concat_tables(parts))
             through = pa.chunked_array(places[n], pa.int64())
             rows.append(pc.index_in(through, value_set=pa.array(numbers, pa.int64())))
-        return Traversal(tables[0], tuple(tables[1:]), _paths(rows), remarks)
+        return Traversal(tables[0], tuple(tables[1:]), _paths(rows), remarks, commit_id)
 
     def _hops(self, connection: sqlite3.Connection, spec: QuerySpec) -> Hops:
-        temporary = Hops(self._repository.temporary_name("hops"), len(spec.via))
+        temporary = Hops(self._repository.temporary_name("hops"), len(spec.via), spec.backwards)
         for create in temporary.create():
             connection.execute(create)
         return temporary
@@ -273,7 +272,7 @@ class SqliteExecutor:
     def endpoints(
         self, spec: QuerySpec, side: Literal["left", "right"], keys: pa.Array
     ) -> pa.Table:
-        entity = endpoint_spec(spec.type, side, self._repository.known_types)
+        entity = endpoint_spec(spec.type, side, lambda ref: self._repository.stored_types([ref]))
         with self._repository.reading("load endpoints") as connection:
             seen = self._seen(connection, When(as_of=spec.when.as_of))
             wanted = pa.table({"entity_key": keys})
@@ -338,7 +337,7 @@ class SqliteExecutor:
         ]
         for side, asked in sides:
             if asked:
-                entity = endpoint_spec(spec.type, side, lambda: _known(connection))
+                entity = endpoint_spec(spec.type, side, lambda ref: _stored(connection, ref))
                 name = _ENDPOINTS[side]
                 types[name] = self._type(connection, name, entity, seen)
         return types
@@ -383,8 +382,8 @@ def _remarks(types: Iterable[_Type]) -> tuple[Diagnostic, ...]:
     return next((stored.diagnostics for stored in types if stored.diagnostics), ())
 
 
-def _known(connection: sqlite3.Connection | None) -> list[TypeSpec]:
-    return [spec for _, spec in control_tables.known_types(connection)] if connection else []
+def _stored(connection: sqlite3.Connection | None, ref: tuple[str, str]) -> list[TypeSpec]:
+    return [spec for _, spec in control_tables.known_types(connection, ref)] if connection else []
 
 
 def _of_no_rows(spec: QuerySpec) -> list[tuple[int | None]]:

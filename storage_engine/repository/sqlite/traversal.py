@@ -6,7 +6,7 @@ tables hold keys and commits only; rows are fetched in the end, for those that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from storage_engine.repository.sqlite.data_table import DataTable, identity_columns, quoted
@@ -23,6 +23,7 @@ class Hops:
 
     name: str
     steps: int
+    backwards: Collection[int] = ()  # of the steps, counted from 0, those from right to left
 
     def create(self) -> list[str]:
         made = []
@@ -32,7 +33,8 @@ class Hops:
             made += [
                 f"CREATE TEMP TABLE {self._hop(number)} "
                 f"(n INTEGER PRIMARY KEY, commit_id INTEGER NOT NULL, {columns})",
-                f"CREATE INDEX temp.{self._hop(number)}_k0 ON {self._hop(number)} (k0)",
+                f"CREATE INDEX temp.{self._hop(number)}_start "
+                f"ON {self._hop(number)} ({self._start(number)})",
             ]
         places = ", ".join(f"{place} INTEGER NOT NULL" for place in self._places)
         return [*made, f"CREATE TEMP TABLE {self._paths} ({places})"]
@@ -43,13 +45,20 @@ class Hops:
 
     def step(self, number: int, relations: str) -> str:
         """The relations, out of a table of visible ones, that start where the last step ended."""
-        reached = "k0" if number == 1 else "k1"
         identity = ", ".join(f"q.{quoted(c)}" for c in identity_columns("relation"))
-        return (
-            f"SELECT q.commit_id, {identity} "
-            f"FROM (SELECT DISTINCT {reached} AS reached FROM temp.{self._hop(number - 1)}) AS r "
-            f"CROSS JOIN {quoted(relations)} AS q ON q.left_key = r.reached ORDER BY {identity}"
+        reached = (
+            f"(SELECT DISTINCT {self._end(number - 1)} AS reached "
+            f"FROM temp.{self._hop(number - 1)}) AS r"
         )
+        related = f"{quoted(relations)} AS q"
+        # Relations lie in the order of their left keys, by which each is found at once; by their
+        # right keys they are looked through, once.
+        joined = (
+            f"{related} CROSS JOIN {reached} ON r.reached = q.right_key"
+            if number - 1 in self.backwards
+            else f"{reached} CROSS JOIN {related} ON q.left_key = r.reached"
+        )
+        return f"SELECT q.commit_id, {identity} FROM {joined} ORDER BY {identity}"
 
     def fill_step(self, number: int, select: str) -> str:
         keys = ", ".join(_keys("relation"))
@@ -58,9 +67,9 @@ class Hops:
     def fill_paths(self) -> str:
         joined = [f"temp.{self._hop(0)} AS s0"]
         for number in range(1, self.steps + 1):
-            reached = "k0" if number == 1 else "k1"
             joined.append(
-                f"temp.{self._hop(number)} AS s{number} ON s{number}.k0 = s{number - 1}.{reached}"
+                f"temp.{self._hop(number)} AS s{number} "
+                f"ON s{number}.{self._start(number)} = s{number - 1}.{self._end(number - 1)}"
             )
         places = ", ".join(f"s{number}.n" for number in range(self.steps + 1))
         return (
@@ -81,6 +90,14 @@ class Hops:
             f"CROSS JOIN main.{quoted(table.name)} AS h ON {' AND '.join(same)} "
             f"WHERE s.n IN (SELECT h{number} FROM temp.{self._paths}) ORDER BY s.n"
         )
+
+    def _start(self, number: int) -> str:
+        """The column by which a hop is reached: its left key, or its right one."""
+        return "k1" if number - 1 in self.backwards else "k0"
+
+    def _end(self, number: int) -> str:
+        """The column that says what a hop reaches."""
+        return "k0" if number == 0 or number - 1 in self.backwards else "k1"
 
     def _hop(self, number: int) -> str:
         return f"{self.name}_{number}"

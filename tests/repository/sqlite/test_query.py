@@ -180,6 +180,10 @@ def test_paths_are_the_same(world: Both, when: When) -> None:
         QuerySpec(THING, Thing.text == "y", via=(LINK, STAY)),
         QuerySpec(THING, via=(LINK,), order=(Order(Thing.text.operand, True),), offset=1, limit=2),
         QuerySpec(PLACE, Place.size.is_not_null(), via=(ROAD,)),
+        QuerySpec(THING, via=(LINK,), backwards=frozenset({0})),
+        QuerySpec(THING, via=(LINK, LINK, LINK), backwards=frozenset({0, 2})),
+        QuerySpec(PLACE, via=(STAY,), backwards=frozenset({0})),
+        QuerySpec(PLACE, via=(ROAD, STAY, LINK, STAY), backwards=frozenset({0, 1})),
     ]
     for case in cases:
         spec = at(case, when)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 import pyarrow as pa
 
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Head
+from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
@@ -29,7 +28,7 @@ from storage_engine.query.executor import (
 )
 from storage_engine.query.reference import Reference
 from storage_engine.query.spec import QuerySpec, When, after_pin
-from storage_engine.repository.duck import Duck, Stream, quoted
+from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, quoted
 from storage_engine.repository.object.read.files import (
     Brought,
     MissingFileError,
@@ -42,7 +41,7 @@ from storage_engine.repository.object.read.splits import ChangePlan, change_shar
 from storage_engine.repository.object.read.visible import KeyTable, visible
 from storage_engine.repository.object.schema_check import check_schema
 from storage_engine.repository.protocol import ReadWindow
-from storage_engine.repository.user_sql import Tables, run_sql, tables_of
+from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
 
 if TYPE_CHECKING:
     import duckdb
@@ -99,6 +98,7 @@ def _type_lines(plan: TypePlan) -> list[str]:
 
 
 _ASKED = "asked"
+_PATH_KEYS = ("entity_key", "left_key", "right_key")
 Side = Literal["left", "right"]
 
 
@@ -110,7 +110,9 @@ class Engine:
     versions: Versions
     scanner: Scanner
     duck: Duck
-    known_types: Callable[[], Sequence[TypeSpec]]
+    sql_duck: ConfinedDuck
+    type_refs: Callable[[Head], Sequence[TypeRef]]
+    stored_types: Callable[[Head, Sequence[TypeRef]], Sequence[TypeSpec]]
     commit_at: Callable[[Head, Reference], int]
     v1: bool
 
@@ -190,22 +192,26 @@ class ObjectExecutor:
         head = self._head()
         window = self._window(spec.when, head)
         # The steps must see the state that the sources are read from.
-        sources = self.rows(replace(spec, via=(), when=When(as_of=window.upto)))
+        sources = self.rows(
+            replace(spec, via=(), backwards=frozenset(), when=When(as_of=window.upto))
+        )
         tables = [pa.Table.from_batches(sources.batches, schema=sources.schema)]
         steps = []
         column = "entity_key"
-        for relation in spec.via:
-            keys = pa.table({"left_key": tables[-1].column(column).unique()})
+        for number, relation in enumerate(spec.via):
+            start, end = spec.ends(number)
+            keys = pa.table({f"{start}_key": tables[-1].column(column).unique()})
             step, relations = self._fetch(head, relation, window, keys)
             steps.append(step)
             tables.append(relations)
-            column = "right_key"
+            column = f"{end}_key"
         remarks = sources.diagnostics or _remarks(steps)
-        return Traversal(tables[0], tuple(tables[1:]), self._paths(tables), remarks)
+        paths = self._paths(spec, tables)
+        return Traversal(tables[0], tuple(tables[1:]), paths, remarks, window.upto)
 
     def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
         head = self._head()
-        entity = endpoint_spec(spec.type, side, self._engine.known_types)
+        entity = self._end(spec.type, side, head)
         window = self._window(When(as_of=spec.when.as_of), head)
         return self._fetch(head, entity, window, pa.table({"entity_key": keys}))[1]
 
@@ -230,18 +236,25 @@ class ObjectExecutor:
         engine = self._engine
         head = self._head()
 
-        def provide(cursor: duckdb.DuckDBPyConnection, tables: Tables) -> None:
+        def provide(tables: Tables) -> Callable[[duckdb.DuckDBPyConnection], None]:
             window = self._window(When(), head)
             plans, brought = self._opened(head, window, list(tables.values()))
-            for name, plan in zip(tables, plans, strict=True):
-                ctes = visible(engine.scanner, cursor, plan, _ASKED, brought=brought)
-                columns = ", ".join(map(quoted, versioned_schema(plan.spec).names))
-                cursor.execute(
-                    f"CREATE TEMP VIEW {quoted(name)} AS "
-                    f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED}"
-                )
+            if any(isinstance(name, str) and name.startswith("s3://") for name in brought.values()):
+                engine.sql_duck.reach_s3()
 
-        return run_sql(engine.duck, statement, parameters, tables_of(engine.known_types()), provide)
+            def create(cursor: duckdb.DuckDBPyConnection) -> None:
+                for name, plan in zip(tables, plans, strict=True):
+                    ctes = visible(engine.scanner, cursor, plan, _ASKED, brought=brought)
+                    columns = ", ".join(map(quoted, versioned_schema(plan.spec).names))
+                    cursor.execute(
+                        f"CREATE TEMP VIEW {quoted(name)} AS "
+                        f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED}"
+                    )
+
+            return create
+
+        types = StoredTypes(engine.type_refs(head), lambda refs: engine.stored_types(head, refs))
+        return run_sql(engine.sql_duck, statement, parameters, types, provide)
 
     # --- for readers elsewhere ------------------------------------------------------------------
 
@@ -338,7 +351,7 @@ class ObjectExecutor:
         head = self._head()
         window = self._window(spec.when, head)
         sides: list[Side] = [s for s, asks in (("left", spec.left), ("right", spec.right)) if asks]  # type: ignore[misc]
-        ends = {side: endpoint_spec(spec.type, side, engine.known_types) for side in sides}
+        ends = {side: self._end(spec.type, side, head) for side in sides}
         compiler = Compiler(
             "duckdb", "columns", endpoints={side: f"{side}_entities" for side in sides}
         )
@@ -368,6 +381,9 @@ class ObjectExecutor:
         except BaseException:
             cursor.close()
             raise
+
+    def _end(self, relation: TypeSpec, side: Side, head: Head) -> TypeSpec:
+        return endpoint_spec(relation, side, lambda ref: self._engine.stored_types(head, [ref]))
 
     def _opened(
         self,
@@ -436,18 +452,19 @@ class ObjectExecutor:
             for batch in prepared.stream(self._engine.duck).batches():
                 yield batch.cast(schema)
 
-    def _paths(self, tables: Sequence[pa.Table]) -> pa.Table:
+    def _paths(self, spec: QuerySpec, tables: Sequence[pa.Table]) -> pa.Table:
         """Row numbers of the tables along each complete path, in order."""
-        names = ["source", *(f"step_{n}" for n in range(len(tables) - 1))]
-        ends = ["entity_key", *["right_key"] * len(names)]
+        names = ["source", *(f"step_{n}" for n in range(len(spec.via)))]
         with self._engine.duck.cursor() as cursor:
             for name, table in zip(names, tables, strict=True):
-                keys = [c for c in table.column_names if c in ("left_key", "right_key", ends[0])]
+                keys = [c for c in table.column_names if c in _PATH_KEYS]
                 numbers = pa.array(range(table.num_rows), pa.int64())
                 cursor.register(name, table.select(keys).append_column("row", numbers))
-            joins = names[0]
-            for (before, name), end in zip(pairwise(names), ends, strict=False):
-                joins += f" JOIN {name} ON {name}.left_key = {before}.{end}"
+            joins, reached = "source", "source.entity_key"
+            for number, name in enumerate(names[1:]):
+                start, end = spec.ends(number)
+                joins += f" JOIN {name} ON {name}.{start}_key = {reached}"
+                reached = f"{name}.{end}_key"
             listed = ", ".join(f"{name}.row AS {name}" for name in names)
             order = ", ".join(f"{name}.row" for name in names)
             return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()

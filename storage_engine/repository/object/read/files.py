@@ -7,16 +7,24 @@ several in a row, and kept in the immutable cache.
 Rows of small files are decoded once and kept in memory while there is room: a type that is written
 in many small commits has many small files until it is compacted, and opening each of them again
 for every query costs more than all the rest. Files never change.
+
+What is read whole is compared with the hash that the log has of it: fetched content each time,
+copies in the cache by the cache, small files of a directory once in the life of this process.
+Larger files are read in pieces, by what Parquet knows of them; `verify` reads all of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import re
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,9 +35,11 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import KIB, MIB
 from storage_engine.errors import IntegrityError
-from storage_engine.model.arrow import row_schema
-from storage_engine.model.spec import TypeSpec
-from storage_engine.objectstore.cache import ImmutableCache
+from storage_engine.model.arrow import row_schema, table_from_fields_json
+from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.spec import FieldSpec, TypeSpec
+from storage_engine.objectstore.cache import ImmutableCache, damaged
+from storage_engine.objectstore.local import is_there, path_errors
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import Duck, literal, quoted
 
@@ -39,6 +49,7 @@ if TYPE_CHECKING:
 SMALL_FILE = 128 * KIB
 MANY_FILES = 16  # fewer are scanned where they are, with what Parquet knows of them
 _KEPT_BYTES = 64 * MIB
+_REMEMBERED = 100_000
 
 Key = tuple[str, tuple[str, ...]]  # path, columns
 
@@ -71,6 +82,7 @@ class DecodedFiles:
 
 
 FETCH_WHOLE = 8 * MIB
+_PAYLOAD = "fields_json"  # of a row of engine v1, whole
 _GLOB = re.compile(r"[*?\[]")  # DuckDB would take such a path for a pattern
 _UNITED = 8  # commits whose files are united with their ids as constants; more are joined
 
@@ -120,7 +132,9 @@ class Scanner:
         self._duck = duck
         self._cache = cache
         self._decoded = DecodedFiles()
+        self._checked: dict[str, tuple[int, ...]] = {}  # local files whose content is right
         self._names = itertools.count()
+        self._secret = secrets.token_hex(16)  # no statement of a user can name such a table
 
     @property
     def duck(self) -> Duck:
@@ -142,11 +156,10 @@ class Scanner:
 
     def table(self, spec: TypeSpec, entries: Sequence[Entry]) -> pa.Table:
         """All rows of the entries, in memory."""
-        schema = versioned_schema(spec)
         files = files_of(entries)
         contents = self._bulk.parallel.map(self._content, [item.file for item in files])
-        tables = [_decode(schema, data, i) for data, i in zip(contents, files, strict=True)]
-        return pa.concat_tables(tables) if tables else schema.empty_table()
+        tables = [_decode(spec, data, i) for data, i in zip(contents, files, strict=True)]
+        return pa.concat_tables(tables) if tables else versioned_schema(spec).empty_table()
 
     def source(
         self,
@@ -169,7 +182,7 @@ class Scanner:
         parts = _parquet_selects(schema.names, [(n, i) for n, i in sources if isinstance(n, str)])
         tables = [rows.select(schema.names) for rows, _ in sources if isinstance(rows, pa.Table)]
         if tables or not parts:
-            name = f"fetched_{next(self._names)}"
+            name = f"fetched_{next(self._names)}_{self._secret}"
             rows = pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
             cursor.register(name, rows)
             parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
@@ -189,7 +202,7 @@ class Scanner:
         def there(path: str) -> bool:
             local = self._store.local_path(path)
             if local is not None:
-                return local.exists()
+                return is_there(local)
             return any(info.key == path for info in self._store.list(path))
 
         return all(self._bulk.parallel.map(there, {item.file.path: None for item in files}))
@@ -202,6 +215,7 @@ class Scanner:
         unique = {item.file.path: (spec, item) for spec, item in files}
         small = [path for path, (_, i) in unique.items() if 0 < i.file.bytes <= SMALL_FILE]
         as_rows = set(small) if len(small) > MANY_FILES else set()
+        as_rows |= {path for path, (spec, i) in unique.items() if self._is_foreign(spec, i.file)}
         brought: Brought = {}
         for path, (_, item) in unique.items():
             if path not in as_rows and (name := self._name(item.file)) is not None:
@@ -227,17 +241,26 @@ class Scanner:
     def _rows(
         self, spec: TypeSpec, item: DataFile, content: bytes, *, keep: Collection[str]
     ) -> pa.Table:
-        schema = versioned_schema(spec)
-        rows = _decode(schema, content, item)
+        rows = _decode(spec, content, item)
         if item.file.path in keep:
-            self._decoded.keep(item.file.path, tuple(schema.names), rows)
+            self._decoded.keep(item.file.path, tuple(rows.column_names), rows)
         return rows
+
+    def _is_foreign(self, spec: TypeSpec, file: CommitFile) -> bool:
+        """Whether the file must be read through its payloads, or may have to be.
+
+        Another implementation wrote it if the log does not say how large it is. What its columns
+        hold is in its footer, which is at hand where the file is."""
+        if file.bytes:
+            return False
+        path = self._store.local_path(file.path)
+        return path is None or (is_there(path) and _is_canonical_elsewhere(spec, _footer(path)))
 
     def _name(self, file: CommitFile) -> str | None:
         """What DuckDB can open the file by; None when its content must be brought first."""
         path = self._store.local_path(file.path)
-        if path is not None and not path.exists():
-            raise self._missing(file)
+        if path is not None:
+            self._check_local(file, path)
         if path is not None and not _GLOB.search(str(path)):
             return str(path)
         if file.bytes <= FETCH_WHOLE:
@@ -268,14 +291,41 @@ class Scanner:
             "key": file.path,
             "size": file.bytes or None,
             "sha256": file.content_sha256,
-            "fetch": lambda: self._get(file),
+            "fetch": lambda: self._fetched(file),
         }
 
     def _get(self, file: CommitFile) -> bytes:
+        data = self._fetched(file)
+        _check_content(file, data)
+        return data
+
+    def _fetched(self, file: CommitFile) -> bytes:
         try:
             return self._bulk.get(file.path).data
         except ObjectNotFound:
             raise self._missing(file) from None
+
+    def _check_local(self, file: CommitFile, path: Path) -> None:
+        """Of a file that DuckDB opens: that it is there and, of a small one, that it is right."""
+        with path_errors(path, "open"):
+            self._check_status(file, path)
+
+    def _check_status(self, file: CommitFile, path: Path) -> None:
+        try:
+            status = os.stat(path)
+            if file.bytes not in (0, status.st_size):
+                raise damaged(file.path, f"{status.st_size} bytes", str(file.bytes))
+            if not 0 < file.bytes <= SMALL_FILE:
+                return
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if self._checked.get(file.path) == identity:
+                return
+            _check_content(file, path.read_bytes())
+        except FileNotFoundError:
+            raise self._missing(file) from None
+        if len(self._checked) >= _REMEMBERED:
+            self._checked.clear()
+        self._checked[file.path] = identity
 
     def _missing(self, file: CommitFile) -> MissingFileError:
         return MissingFileError(
@@ -283,21 +333,88 @@ class Scanner:
         )
 
 
+def _check_content(file: CommitFile, data: bytes) -> None:
+    if file.bytes not in (0, len(data)):
+        raise damaged(file.path, f"{len(data)} bytes", str(file.bytes))
+    if file.content_sha256:  # the first implementation's indices do not tell
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != file.content_sha256:
+            raise damaged(file.path, f"sha256 {actual}", file.content_sha256)
+
+
 def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:
     """A file's rows in `versioned_schema`."""
-    return _decode(versioned_schema(spec), data, DataFile(entry, file))
+    return _decode(spec, data, DataFile(entry, file))
 
 
-def _decode(schema: pa.Schema, data: bytes, item: DataFile) -> pa.Table:
+def _decode(spec: TypeSpec, data: bytes, item: DataFile) -> pa.Table:
     entry, file = item
+    schema = versioned_schema(spec)
     names = schema.names if file.commit_id_source == "column" else schema.names[1:]
     # Not `read_table`, whose machinery for datasets costs more than a small file itself.
     with pq.ParquetFile(pa.BufferReader(data)) as opened:
+        if not file.bytes and _is_canonical_elsewhere(spec, opened.schema_arrow):
+            return _from_payloads(spec, opened)
         table = opened.read(columns=names, use_threads=False)
     if file.commit_id_source != "column":
         commit_ids = pa.repeat(pa.scalar(entry.max_commit_id, pa.int64()), table.num_rows)
         table = table.add_column(0, "commit_id", commit_ids)
     return table.select(schema.names).cast(schema)
+
+
+def _footer(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise IntegrityError(f"{path} is no Parquet file: {error}", key=str(path)) from error
+
+
+def _is_canonical_elsewhere(spec: TypeSpec, stored: pa.Schema) -> bool:
+    """Whether a file of another implementation has some values right in `fields_json` alone."""
+    return _PAYLOAD in stored.names and any(not _has(stored, field) for field in spec.fields)
+
+
+def _has(stored: pa.Schema, field: FieldSpec) -> bool:
+    """Whether a column is there and of a kind that we would write. Where that is JSON, the texts
+    of others may be anything."""
+    return (
+        field.storage != "json"
+        and field.name in stored.names
+        and same_values(ARROW_TYPES[field.storage], stored.field(field.name).type)
+    )
+
+
+def same_values(ours: pa.DataType, theirs: pa.DataType) -> bool:
+    """Whether all values of a type are values of one of ours."""
+    if pa.types.is_dictionary(theirs):
+        return same_values(ours, theirs.value_type)
+    if pa.types.is_timestamp(ours):
+        return pa.types.is_timestamp(theirs) and theirs.tz is not None
+    wider = {
+        pa.int64(): (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16(), pa.uint32()),
+        pa.float64(): (pa.float16(), pa.float32()),
+        pa.string(): (pa.large_string(), pa.string_view()),
+        pa.binary(): (pa.large_binary(), pa.binary_view()),
+    }
+    return theirs == ours or theirs in wider.get(ours, ())
+
+
+def _from_payloads(spec: TypeSpec, opened: pq.ParquetFile) -> pa.Table:
+    own = [field for field in spec.fields if _has(opened.schema_arrow, field)]
+    others = replace(spec, fields=tuple(field for field in spec.fields if field not in own))
+    columns = ["commit_id", *spec.identity, _PAYLOAD, *(field.name for field in own)]
+    table = opened.read(columns=columns, use_threads=False)
+    try:
+        rows = table_from_fields_json(others, table, table.column(_PAYLOAD))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise IntegrityError(
+            f"{spec.name}: what a payload says does not fit the type: {error}; declare the class "
+            "as it was when the storage was written"
+        ) from error
+    for name in ("commit_id", *(field.name for field in own)):
+        rows = rows.append_column(name, table.column(name))
+    schema = versioned_schema(spec)
+    return rows.select(schema.names).cast(schema)
 
 
 def _parquet_selects(names: Sequence[str], sources: Sequence[tuple[str, DataFile]]) -> list[str]:

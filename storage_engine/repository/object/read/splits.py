@@ -21,6 +21,7 @@ from storage_engine.repository.duck import Stream, quoted
 from storage_engine.repository.object.read.files import DataFile, versioned_schema
 from storage_engine.repository.object.read.plan import TypePlan, may_supersede
 from storage_engine.repository.object.read.visible import visible
+from storage_engine.repository.user_sql import check_condition
 
 if TYPE_CHECKING:
     import duckdb
@@ -122,9 +123,11 @@ def scan_share(
                 ctes = visible(engine.scanner, cursor, plan, _ASKED, brought=brought)
             named = ", ".join(f"{quoted(c)} AS {quoted(name)}" for name, c in columns.items())
             listed = ", ".join(map(quoted, shown))
+            if condition:
+                _check(cursor, condition, rows.spec.name)
             sql = (
                 f"WITH {', '.join(ctes)} SELECT {listed} FROM (SELECT {named} FROM {_ASKED}) r"
-                f"{f' WHERE ({condition})' if condition else ''}"
+                + (f" WHERE (\n{condition}\n)" if condition else "")
             )
             stream = _begun(engine, cursor, sql, condition, rows.spec.name)
     except BaseException:
@@ -139,6 +142,14 @@ def scan_share(
     return Rows(schema, batches())
 
 
+def _check(cursor: duckdb.DuckDBPyConnection, condition: str, type_name: str) -> None:
+    """A condition comes from users: it sees the type's columns and nothing else."""
+    try:
+        check_condition(cursor, condition)
+    except ValueError as error:
+        raise ConfigurationError(f"filter {condition!r} on {type_name}: {error}") from None
+
+
 def _begun(
     engine: Engine,
     cursor: duckdb.DuckDBPyConnection,
@@ -148,7 +159,7 @@ def _begun(
 ) -> Stream:
     import duckdb
 
-    mistakes = (duckdb.BinderException, duckdb.ParserException, duckdb.CatalogException)
+    mistakes = (duckdb.BinderException, duckdb.CatalogException)
     try:
         return Stream(engine.duck, cursor, sql)
     except mistakes as error:

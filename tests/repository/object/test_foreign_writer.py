@@ -1,0 +1,198 @@
+"""Storages of engine v1 that another implementation wrote, with what the specification asks for
+and no more: their types are known without classes, and rows are what their payloads say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage_engine import Entity, Field, Relation, Session
+from storage_engine.commitlog import layout
+from storage_engine.model import spec_of
+from tests.cli.support import onto
+
+MOMENT = "2026-02-10T12:34:56.789012+00:00"
+SEEN = datetime(2026, 2, 10, 12, tzinfo=UTC)
+
+
+class Customer(Entity):
+    id: Field[str] = Field(primary_key=True)
+    age: Field[int | None] = Field(default=None)
+    seen: Field[datetime | None] = Field(default=None)
+    tags: Field[list[str]] = Field(default_factory=list)
+    extra: Field[Any] = Field(default=None)
+
+
+class Knows(Relation[Customer, Customer]):
+    since: Field[int]
+
+
+ANN = {"id": "a", "age": 31, "seen": MOMENT, "tags": ["x", "y"], "extra": "plain"}
+BEN = {"id": "b", "age": None, "seen": None, "tags": [], "extra": {"k": [1]}}
+
+
+def _customers(rows: list[dict[str, Any]], commit_id: int) -> pa.Table:
+    """Columns as that implementation has them: a native list, texts for times."""
+    return pa.table(
+        {
+            "commit_id": pa.array([commit_id] * len(rows), pa.int64()),
+            "entity_type": ["Customer"] * len(rows),
+            "entity_key": [row["id"] for row in rows],
+            "schema_version_id": pa.array([1] * len(rows), pa.int64()),
+            "id": [row["id"] for row in rows],
+            "age": pa.array([row["age"] for row in rows], pa.int32()),
+            "seen": pa.array([row["seen"] for row in rows], pa.string()),
+            "tags": pa.array([row["tags"] for row in rows], pa.list_(pa.string())),
+            "extra": pa.array([str(row["extra"]) for row in rows], pa.string()),
+            "fields_json": [json.dumps(row) for row in rows],
+        }
+    )
+
+
+def _friends(commit_id: int) -> pa.Table:
+    return pa.table(
+        {
+            "commit_id": pa.array([commit_id], pa.int64()),
+            "relation_type": ["Knows"],
+            "left_key": ["a"],
+            "right_key": ["b"],
+            "instance_key": [""],
+            "schema_version_id": pa.array([1], pa.int64()),
+            "since": pa.array([7], pa.int64()),
+            "fields_json": ['{"since": 7}'],
+        }
+    )
+
+
+@pytest.fixture(params=["columns", "registry", "unknown words"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    root = tmp_path / "store"
+    commits = [
+        {("entity", "Customer"): _customers([{**ANN, "age": 30}, BEN], 1)},
+        {("entity", "Customer"): _customers([ANN], 2), ("relation", "Knows"): _friends(2)},
+    ]
+    parent = None
+    for commit_id, tables in enumerate(commits, start=1):
+        folder = f"commits/{commit_id}-a1b2c3d{commit_id}"
+        files = []
+        for (kind, name), table in tables.items():
+            path = f"{folder}/{layout.FOLDERS[kind]}/{name}.parquet"
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table, root / path)
+            files.append(
+                {
+                    "kind": kind,
+                    "type_name": name,
+                    "path": path,
+                    "row_count": table.num_rows,
+                    "schema_version_id": 1,
+                    "content_sha256": hashlib.sha256((root / path).read_bytes()).hexdigest(),
+                }
+            )
+        manifest = {
+            "commit_id": commit_id,
+            "parent_commit_id": commit_id - 1 or None,
+            "parent_manifest_path": parent,
+            "created_at": MOMENT,
+            "runtime_id": "writer-a",
+            "metadata": {},
+            "files": files,
+        }
+        parent = f"{folder}/manifest.json"
+        (root / parent).write_text(json.dumps(manifest))
+    head = {
+        "commit_id": 2,
+        "manifest_path": parent,
+        "updated_at": MOMENT,
+        "runtime_id": "writer-a",
+    }
+    names = {"entities": ["Customer"], "relations": ["Knows"], "updated_at": MOMENT}
+    documents: dict[str, Any] = {layout.HEAD: head, layout.TYPES: names}
+    if request.param != "columns":
+        documents[layout.REGISTRY] = {
+            spec.kind: {spec.name: {"schema_version_id": 1, "schema": spec.schema_dict()}}
+            for spec in (spec_of(Customer), spec_of(Knows))
+        }
+    if request.param == "unknown words":
+        documents[layout.REGISTRY] = {"entity": {"Customer": {"schema": {"fields": "id, age"}}}}
+        documents[layout.schema_versions("entity", "Customer")] = {"versions": 7}
+    for key, document in documents.items():
+        (root / key).parent.mkdir(parents=True, exist_ok=True)
+        (root / key).write_text(json.dumps(document))
+    return root
+
+
+def test_a_class_reads_what_the_payloads_say(store: Path) -> None:
+    with Session(str(store)) as session:
+        ann, ben = session.query().entities(Customer).collect()
+        assert (ann.age, ann.tags, ann.extra) == (31, ["x", "y"], "plain")
+        assert ann.seen == datetime.fromisoformat(MOMENT)
+        assert (ben.age, ben.tags, ben.extra) == (None, [], {"k": [1]})
+        tagged = session.query().entities(Customer).where(Customer.tags.contains("y"))
+        assert [customer.id for customer in tagged.collect()] == ["a"]
+        assert session.query().entities(Customer).where(Customer.seen >= SEEN).count() == 1
+        old = session.query().entities(Customer).as_of(1).where(Customer.id == "a").first()
+        assert old is not None
+        assert old.age == 30
+        path = session.query().entities(Customer).via(Knows).collect()[0]
+        assert (path.source.id, path.target.id, path.relations[0].since) == ("a", "b", 7)
+
+
+def test_what_is_written_after_goes_with_it(store: Path) -> None:
+    with Session(str(store)) as session:
+        session.ensure(Customer(**{**BEN, "age": 5}))
+        session.ensure(Customer(**{**ANN, "seen": datetime.fromisoformat(MOMENT)}))  # as it is
+        session.commit()
+        assert session.last_commit is not None
+        rows = session.sql("select id, age, tags from Customer order by id").collect()
+    assert [(row["id"], row["age"]) for row in rows] == [("a", 31), ("b", 5)]
+    assert rows[0]["tags"] == '["x","y"]'
+
+
+def test_types_are_seen_without_classes(store: Path) -> None:
+    with Session(str(store)) as session:
+        assert session.sql("show tables").collect() == [{"name": "Customer"}, {"name": "Knows"}]
+        rows = session.sql(
+            "select c.id, c.age, k.since from Customer c left join Knows k on k.left_key = c.id "
+            "order by 1"
+        )
+        assert rows.collect() == [
+            {"id": "a", "age": 31, "since": 7},
+            {"id": "b", "age": None, "since": None},
+        ]
+        tags = session.sql("select json_extract_string(tags, '$[1]') t from Customer order by id")
+        assert tags.collect() == [{"t": "y"}, {"t": None}]
+    done = onto("query", "entities", "Customer", "--storage-uri", str(store), "--json")
+    assert [row["age"] for row in done.json["rows"]] == [31, None]
+    assert done.json["rows"][0]["tags"] == ["x", "y"]
+    old = onto(
+        "query",
+        "entities",
+        "Customer",
+        "--as-of",
+        "1",
+        "--filter",
+        "id",
+        "==",
+        '"a"',
+        "--storage-uri",
+        str(store),
+        "--json",
+    )
+    assert [row["age"] for row in old.json["rows"]] == [30]
+
+
+def test_types_of_another_session_are_seen_at_once(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/onto.db"
+    with Session(uri) as reader, Session(uri) as writer:
+        assert reader.sql("show tables").collect() == []
+        writer.ensure(Customer(id="a"))
+        writer.commit()
+        assert reader.sql("select id from Customer").collect() == [{"id": "a"}]
