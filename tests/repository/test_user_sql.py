@@ -347,6 +347,31 @@ def test_too_little_memory_for_all_threads_is_enough_for_fewer(
     assert opened == [None, 1]
 
 
+def test_rows_under_way_outlive_the_instance_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another statement needs S3, or fewer threads: those that run go on."""
+    monkeypatch.setattr(duck, "load_httpfs", lambda _connection: None)
+    monkeypatch.setattr(duck, "create_secret", lambda _connection, _secret: None)
+    monkeypatch.setattr(duck, "_THREAD_BYTES", 256 * 1000**2)
+    confined = duck.ConfinedDuck(uri="x", memory_limit="256MB")
+    try:
+        first = duck.Stream(
+            confined, confined.cursor(), "select * from range(300000) t(n)"
+        ).batches()
+        read = next(first).num_rows
+        confined.reach_s3()
+        with confined.cursor() as second:
+            assert second.execute("select current_setting('threads') > 1").fetchall() == [(True,)]
+        assert confined.reopen_with_fewer_threads()
+        with confined.cursor() as third:
+            assert third.execute("select current_setting('threads')").fetchall() == [(1,)]
+        assert not confined.reopen_with_fewer_threads()
+        assert read + sum(batch.num_rows for batch in first) == 300_000
+    finally:
+        confined.close()
+
+
 def test_every_function_of_duckdb_is_sorted() -> None:
     """A new one stays out until it is put into one of the lists, after a look at what it does."""
     with duckdb.connect(":memory:") as connection:
