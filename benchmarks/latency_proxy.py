@@ -5,6 +5,10 @@ sign for the proxy's own address), holds back the first byte of each answer by t
 request's kind, and counts requests and body bytes by kind. The latency comes on top of the
 server's own time; opening a connection costs nothing extra, and bandwidth is not limited.
 
+Told so (`Faults`), it also fails: a request that is refused (503, the server never sees it), one
+that the server carries out and whose answer is lost (the connection closes) or replaced by a 503,
+and one whose answer comes late. Which request it hits is drawn from a seed.
+
     with latency_proxy(server.endpoint) as proxy:  # a process of its own
         ...  # clients talk to proxy.endpoint
         print(proxy.counts().requests)
@@ -19,6 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -26,7 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TextIO
 from urllib.parse import parse_qs, urlsplit
@@ -46,16 +51,34 @@ LATENCY_MS: dict[str, float] = {
 _CONTROL = "/-/counts"
 _BUFFER = 1 << 20
 _SMALL = 64 << 10  # a body that is passed on in one piece
+_UNAVAILABLE = (
+    b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+    b"Content-Length: 41\r\n\r\n<Error><Code>SlowDown</Code></Error>     "
+)
 _BROKEN = (ConnectionError, asyncio.IncompleteReadError, TimeoutError)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How likely each is, for every request."""
+
+    refused: float = 0.0  # 503 instead of the request
+    disowned: float = 0.0  # 503 instead of the answer: the request was carried out
+    lost: float = 0.0  # the connection closes instead of the answer
+    slow: float = 0.0  # the answer waits for up to `slow_ms` more
+    slow_ms: float = 0.0
+    seed: int = 0
 
 
 @dataclass
 class Counts:
-    """By kind of request: how many came, and the bytes of bodies sent up and received back."""
+    """By kind of request: how many came, and the bytes of bodies sent up and received back; by
+    name of fault, how many there were."""
 
     requests: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     received: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
@@ -80,16 +103,20 @@ class LatencyProxy:
         request = Request(self.endpoint + _CONTROL, method=method)
         with build_opener(ProxyHandler({})).open(request, timeout=30) as answer:
             raw = json.load(answer)
-        return Counts(*(Counter(raw[name]) for name in ("requests", "sent", "received")))
+        return Counts(**{f.name: Counter(raw[f.name]) for f in fields(Counts)})
 
 
 @contextmanager
 def latency_proxy(
-    upstream: str, latency_ms: Mapping[str, float] | None = None, log: Path | None = None
+    upstream: str,
+    latency_ms: Mapping[str, float] | None = None,
+    log: Path | None = None,
+    faults: Faults | None = None,
 ) -> Iterator[LatencyProxy]:
     """Run a proxy in a process of its own; it ends with the context, or with this process."""
     command = [sys.executable, "-m", "benchmarks.latency_proxy", "--with-parent"]
     command += ["--upstream", upstream, "--latency", json.dumps(dict(latency_ms or {}))]
+    command += ["--faults", json.dumps(asdict(faults or Faults()))]
     if log is not None:
         command += ["--log", str(log)]
     process = subprocess.Popen(
@@ -98,6 +125,7 @@ def latency_proxy(
         stdout=subprocess.PIPE,
         cwd=Path(__file__).resolve().parent.parent,
         text=True,
+        start_new_session=True,  # Ctrl-C is for us, who still need it
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -177,7 +205,11 @@ class Proxy:
     """One upstream, one latency table. Each client connection has an upstream one of its own."""
 
     def __init__(
-        self, upstream: str, latency_ms: Mapping[str, float], log: TextIO | None = None
+        self,
+        upstream: str,
+        latency_ms: Mapping[str, float],
+        log: TextIO | None = None,
+        faults: Faults | None = None,
     ) -> None:
         parts = urlsplit(upstream)
         if parts.scheme != "http" or parts.hostname is None:
@@ -187,7 +219,24 @@ class Proxy:
         self._address = (parts.hostname, parts.port or 80)
         self._delay = {k: ms / 1000 for k, ms in {**LATENCY_MS, **latency_ms}.items()}
         self._log = log
+        self._faults = faults or Faults()
+        self._random = random.Random(self._faults.seed)
         self.counts = Counts()
+
+    def _drawn(self, *, whole: bool) -> str:
+        """The fault that this request meets, "" for none. One whose body has not been read in
+        full cannot be refused."""
+        chances = self._faults
+        drawn = self._random.random()
+        for name in ("refused", "disowned", "lost", "slow"):
+            chance = getattr(chances, name)
+            if drawn < chance:
+                if name == "refused" and not whole:
+                    return ""
+                self.counts.faults[name] += 1
+                return name
+            drawn -= chance
+        return ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """All requests of one client connection, one after the other."""
@@ -230,8 +279,14 @@ class Proxy:
         if waits or request.chunked or length > _SMALL:
             upstream_writer.write(request.raw)
             body = asyncio.ensure_future(self._send_body(request, kind, reader, upstream_writer))
+            fault = self._drawn(whole=False)
         else:  # the way of most: no task, one write
-            upstream_writer.write(request.raw + await reader.readexactly(length))
+            data = await reader.readexactly(length)
+            fault = self._drawn(whole=True)
+            if fault == "refused":
+                writer.write(_UNAVAILABLE)
+                return False
+            upstream_writer.write(request.raw + data)
             self.counts.sent[kind] += length
         try:
             answer = await Head.read(upstream_reader)
@@ -242,6 +297,13 @@ class Proxy:
             if answer is None:
                 return False
             await asyncio.sleep(self._delay.get(kind, 0.0))
+            if fault == "slow":
+                await asyncio.sleep(self._random.random() * self._faults.slow_ms / 1000)
+            elif fault == "lost":
+                return False
+            elif fault == "disowned":
+                writer.write(_UNAVAILABLE)
+                return False
             # Refused before the client was told to send the body: it will not send it.
             refused = waits and body is not None and not body.done()
             head = answer.closing() if refused else answer.raw
@@ -353,7 +415,8 @@ async def _copy_chunked(
 
 async def _run(options: argparse.Namespace) -> None:
     with open(options.log, "w", buffering=1) if options.log else nullcontext() as log:
-        proxy = Proxy(options.upstream, json.loads(options.latency), log)
+        faults = Faults(**json.loads(options.faults))
+        proxy = Proxy(options.upstream, json.loads(options.latency), log, faults)
         server = await asyncio.start_server(
             proxy.serve, "127.0.0.1", options.port, limit=_BUFFER, backlog=1024
         )
@@ -375,6 +438,7 @@ def main() -> None:
     parser.add_argument(
         "--latency", default="{}", help='milliseconds by kind, such as {"GET": 5}; over the default'
     )
+    parser.add_argument("--faults", default="{}", help='chances, such as {"lost": 0.01, "seed": 7}')
     parser.add_argument("--log", help="a file: [start, end, kind, status, target] of each request")
     parser.add_argument("--with-parent", action="store_true", help="end when stdin is closed")
     options = parser.parse_args()

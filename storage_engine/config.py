@@ -44,6 +44,7 @@ class OntologiaConfig(BaseModel):
 
     runtime_id: str = Field(default="ontologia", min_length=1)
     max_batch_size: int = Field(default=10_000, ge=1)
+    max_commit_metadata_bytes: int = Field(default=64 * KIB, ge=0)
 
     s3_region: str | None = None
     s3_endpoint_url: str | None = None

@@ -10,7 +10,7 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, with_settings
 from storage_engine.cli.errors import CommandError
-from storage_engine.cli.output import Output
+from storage_engine.cli.output import Output, shown_time
 
 if TYPE_CHECKING:
     from storage_engine.maintenance.restore import Restore
@@ -197,7 +197,7 @@ def tag_list(invocation: Invocation) -> None:
     else:
         invocation.output.table(
             ["tag", "commit", "created", "runtime"],
-            [(tag.name, tag.commit_id, tag.created_at, tag.runtime_id) for tag in tags],
+            [(tag.name, tag.commit_id, shown_time(tag.created_at), tag.runtime_id) for tag in tags],
         )
 
 

@@ -123,6 +123,7 @@ def _sentence(totals: Totals) -> str:
         (totals.dead_lettered, "dead letters"),
         (totals.dropped, "lost to other workers"),
         (totals.fired, "fired by schedules"),
+        (totals.malformed, "malformed"),
         (totals.held, "in hand"),
     ):
         if count:

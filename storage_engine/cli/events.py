@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -12,19 +11,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from storage_engine.cli.arguments import Invocation, with_settings
+from storage_engine.cli.arguments import Invocation, parse_duration, with_settings
 from storage_engine.cli.errors import CommandError
 from storage_engine.cli.event_worker import Namespace, checked, run
-from storage_engine.cli.output import Output, one_line
+from storage_engine.cli.output import Output, moment, one_line
+from storage_engine.commitlog.records import timestamp
 
 if TYPE_CHECKING:
-    from storage_engine.events.protocol import DeadLetter, EventInfo, EventStore
+    from storage_engine.events.protocol import (
+        DeadLetter,
+        EventInfo,
+        EventStore,
+        MalformedObject,
+        WorkerSession,
+    )
     from storage_engine.events.records import ClaimRecord
 
 
 def event_document(info: EventInfo) -> dict[str, Any]:
     claims = [{**claim.as_dict(), "state": claim_state(claim)} for claim in info.claims]
-    return {**info.envelope, "status": info.status, "claims": claims}
+    document = {**info.envelope, "status": info.status, "claims": claims}
+    if info.malformed:
+        document["malformed_claims"] = [asdict(claim) for claim in info.malformed]
+    return document
+
+
+def session_document(session: WorkerSession) -> dict[str, Any]:
+    return {
+        **asdict(session),
+        "started_at": timestamp(session.started_at),
+        "last_heartbeat": timestamp(session.last_heartbeat),
+    }
 
 
 def claim_state(claim: ClaimRecord) -> str:
@@ -70,8 +87,12 @@ def show_event(output: Output, info: EventInfo) -> None:
         ]
     )
     output.line()
+    if info.malformed:
+        show_malformed(output, info.malformed)
+        output.line()
     if not info.claims:
-        output.line("No handler has claimed it.")
+        if not info.malformed:
+            output.line("No handler has claimed it.")
         return
     output.table(
         ["handler", "state", "attempts", "deliveries", "claimed", "lease until", "last error"],
@@ -90,10 +111,15 @@ def show_event(output: Output, info: EventInfo) -> None:
     )
 
 
+def show_malformed(output: Output, objects: Sequence[MalformedObject]) -> None:
+    output.table(
+        ["malformed", "key", "what is wrong"],
+        [(malformed.kind, malformed.key, one_line(malformed.error)) for malformed in objects],
+    )
+
+
 LIST_LIMIT = 20
 STATUSES = ("pending", "claimed", "acked", "dead_lettered")
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -151,7 +177,7 @@ def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
     with _bus(invocation) as store:
         listed = store.list_sessions(namespace, invocation.config().session_ttl_ms)
     if invocation.output.json:
-        invocation.output.document({"sessions": [asdict(s) for s in listed]})
+        invocation.output.document({"sessions": [session_document(s) for s in listed]})
     elif not listed:
         invocation.output.line(f"No workers in namespace {namespace}.")
     else:
@@ -163,7 +189,9 @@ def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
                     s.started_at,
                     s.last_heartbeat,
                     "dead" if s.is_dead else "alive",
-                    ", ".join(f"{name}={value}" for name, value in s.metadata.items()),
+                    one_line(s.malformed)
+                    if s.malformed is not None
+                    else ", ".join(f"{name}={value}" for name, value in s.metadata.items()),
                 )
                 for s in listed
             ],
@@ -182,6 +210,13 @@ def show(
     type: Annotated[
         str | None, typer.Option("--type", metavar="TYPE", help="Only events of this type.")
     ] = None,
+    malformed: Annotated[
+        bool,
+        typer.Option(
+            "--malformed",
+            help="Instead, objects of the bus that cannot be read and were set aside.",
+        ),
+    ] = False,
     limit: Limit = LIST_LIMIT,
 ) -> None:
     """List events, newest first, with what became of them."""
@@ -189,6 +224,13 @@ def show(
         raise typer.BadParameter(
             f"{status!r} is not one of {', '.join(STATUSES)}", param_hint="--status"
         )
+    if malformed:
+        if status is not None or type is not None:
+            raise typer.BadParameter(
+                "what is malformed has no status and no type", param_hint="--malformed"
+            )
+        _show_all_malformed(invocation, namespace, limit)
+        return
     with _bus(invocation) as store:
         events = store.list_events(namespace, limit, status=status, type=type)
     if invocation.output.json:
@@ -205,7 +247,10 @@ def show(
                     datetime.fromisoformat(info.envelope["created_at"]),
                     info.envelope["priority"],
                     info.status,
-                    ", ".join(f"{c.handler_id}: {claim_state(c)}" for c in info.claims),
+                    ", ".join(
+                        [f"{c.handler_id}: {claim_state(c)}" for c in info.claims]
+                        + [f"{claim.key}: malformed" for claim in info.malformed]
+                    ),
                 )
                 for info in events
             ],
@@ -343,32 +388,38 @@ def cleanup(
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="How old, such as 7d, 12h or 30m (event_retention_ms unless told).",
+            help="How old, such as 7d, 12h or 1d12h (event_retention_ms unless told).",
         ),
     ] = None,
     apply: Apply = False,
 ) -> None:
     """Delete old events and their claims, handled or not; dead letters stay."""
-    age = _age(older_than) if older_than is not None else None
-    if age is None:
+    if older_than is not None:
+        age = parse_duration(older_than)
+    else:
         age = timedelta(milliseconds=invocation.config().event_retention_ms)
     with _bus(invocation) as store:
-        before = store.now() - age
+        try:
+            before = store.now() - age
+        except OverflowError:
+            raise typer.BadParameter(
+                f"{older_than} ago is before the calendar begins", param_hint="--older-than"
+            ) from None
         count = store.cleanup_events(namespace, before, apply=apply)
     if invocation.output.json:
         invocation.output.document(
             {
                 "applied": apply,
                 "namespace": namespace,
-                "before": before.isoformat(),
+                "before": timestamp(before),
                 "events": count,
             }
         )
     elif apply:
-        invocation.output.line(f"Deleted {count} events from before {before.isoformat()}.")
+        invocation.output.line(f"Deleted {count} events from before {moment(before)}.")
     else:
         invocation.output.line(
-            f"Would delete {count} events from before {before.isoformat()}. To do it, add --apply."
+            f"Would delete {count} events from before {moment(before)}. To do it, add --apply."
         )
 
 
@@ -383,14 +434,15 @@ def _bus(invocation: Invocation) -> Iterator[EventStore]:
         yield open_event_store(repository, invocation.config())
 
 
-def _age(text: str) -> timedelta:
-    match = _DURATION.fullmatch(text.strip().lower())
-    if match is None:
-        raise typer.BadParameter(
-            f"{text!r} is no age: write a number and a unit, such as 7d, 12h or 30m",
-            param_hint="--older-than",
-        )
-    return timedelta(**{_UNITS[match.group(2)]: int(match.group(1))})
+def _show_all_malformed(invocation: Invocation, namespace: str, limit: int) -> None:
+    with _bus(invocation) as store:
+        objects = store.list_malformed(namespace, limit)
+    if invocation.output.json:
+        invocation.output.document({"malformed": [asdict(malformed) for malformed in objects]})
+    elif not objects:
+        invocation.output.line(f"Nothing is malformed in namespace {namespace}.")
+    else:
+        show_malformed(invocation.output, objects)
 
 
 app.command("run")(with_settings(run))

@@ -154,9 +154,13 @@ def verify(
     """Check the log, its checkpoints, tags and data files; exit code 3 if anything is wrong."""
     from storage_engine.maintenance.integrity import verify_storage
 
+    models = invocation.models().values()
     with invocation.repository() as repository, progress("verifying") as advance:
         report = verify_storage(
-            repository, deep=deep, progress=lambda _what, done, total: advance(done, total)
+            repository,
+            deep=deep,
+            models=models,
+            progress=lambda _what, done, total: advance(done, total),
         )
     if invocation.output.json:
         invocation.output.document(report.as_dict())
@@ -178,6 +182,7 @@ def _show_findings(output: Output, report: IntegrityReport) -> None:
             ("files", checked.get("files")),
             ("bytes read", size(checked["bytes"]) if "bytes" in checked else None),
             ("rows", checked.get("rows")),
+            ("declared types", checked.get("models")),
         ]
     )
     output.line()

@@ -166,7 +166,13 @@ def cell(value: Any) -> Text:
 
 
 def moment(value: datetime) -> str:
-    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    """For people: ISO 8601 in UTC, exact, so that it means the same when it is given back."""
+    return value.astimezone(UTC).isoformat()
+
+
+def shown_time(text: str | None) -> str | None:
+    """A stored time, for people."""
+    return moment(datetime.fromisoformat(text)) if text else None
 
 
 def printable(text: str) -> str:

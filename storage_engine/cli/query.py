@@ -91,7 +91,7 @@ def _line_options(
     history_since: Annotated[
         int | None,
         typer.Option(
-            "--history-since", metavar="N", min=0, help="Every version that came after commit N."
+            "--history-since", metavar="N", help="Every version that came after commit N."
         ),
     ] = None,
     limit: Annotated[

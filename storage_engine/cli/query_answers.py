@@ -73,7 +73,7 @@ class Question:
     def when(self) -> When:
         line = self.line
         if line.history_since is not None:
-            return When(history=True, since=min(line.history_since, INT64_MAX))
+            return When(history=True, since=min(max(line.history_since, 0), INT64_MAX))
         if line.with_history:
             return When(history=True)
         return When() if line.as_of is None else When(as_of=self.commit_id)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from storage_engine.cli.arguments import Invocation
-from storage_engine.cli.output import Output, moment, size
+from storage_engine.cli.output import Output, shown_time, size
 
 if TYPE_CHECKING:
     from storage_engine.repository import InitPlan, Repository
@@ -153,7 +152,7 @@ def _show_info(output: Output, report: dict[str, Any]) -> None:
             ("prefix", report.get("prefix") or None),
             ("database", report.get("db_path")),
             ("head", _head(head)),
-            ("head written", _time(report.get("head_updated_at"))),
+            ("head written", shown_time(report.get("head_updated_at"))),
             ("checkpoint", _checkpoint(report)),
             ("write lock", _lock(report["lock"]) if requests is not None else None),
             ("requests", _requests(requests) if requests is not None else None),
@@ -180,7 +179,7 @@ def _backend(report: dict[str, Any]) -> str:
 def _head(head: dict[str, Any] | None) -> str:
     if head is None:
         return "no commits yet"
-    return f"commit {head['id']} of {_time(head['created_at'])} by {head['runtime_id']}"
+    return f"commit {head['id']} of {shown_time(head['created_at'])} by {head['runtime_id']}"
 
 
 def _checkpoint(report: dict[str, Any]) -> str | None:
@@ -194,7 +193,7 @@ def _lock(lock: dict[str, Any] | None) -> str:
     if lock is None:
         return "free"
     holder = ", ".join(f"{name} {value}" for name, value in lock["holder"].items())
-    until = f"since {_time(lock['acquired_at'])}, lease until {_time(lock['expires_at'])}"
+    until = f"since {shown_time(lock['acquired_at'])}, lease until {shown_time(lock['expires_at'])}"
     state = "expired, the next writer takes it over" if lock["expired"] else "held"
     return f"{state}: {lock['owner_id']}{f' ({holder})' if holder else ''} {until}"
 
@@ -206,7 +205,3 @@ def _requests(requests: dict[str, int]) -> str:
         if kind not in ("total", "bytes_read", "bytes_written")
     ]
     return f"{requests['total']} ({', '.join(kinds)}), {size(requests['bytes_read'])} read"
-
-
-def _time(text: str | None) -> str | None:
-    return moment(datetime.fromisoformat(text)) if text else None

@@ -184,9 +184,13 @@ def _parse_document(key: str, data: bytes | None) -> Document | None:
     if data is None:
         return None
     try:
-        return from_json(data, key=key)
+        document = from_json(data, key=key)
+        to_json(document)
     except IntegrityError as error:
         raise SchemaMetadataError(str(error), key=key) from error
+    except TypeError as error:  # more can be read than written
+        raise SchemaMetadataError(f"{key} is nested too deeply: {error}", key=key) from error
+    return document
 
 
 def _encode_document(document: Document | None, write_id: str) -> bytes:

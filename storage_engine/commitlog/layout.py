@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 COMMITS = "commits/"
 SNAPSHOTS = "snapshots/"
@@ -77,12 +77,19 @@ _MANIFEST = "/manifest.json"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
 _BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
-    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{8}}))?[./]",
+    rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
+
+_EVENT = re.compile(rf"{EVENTS}[^/]+/\d{{4}}-\d\d-\d\dT[^_/]+_([^/]+)\.json")  # {time}_{id}.json
 
 
 def new_id() -> str:
-    """A short random identifier of a write attempt."""
+    """Of what is staged before there is a commit: it must be unique in the storage for ever."""
+    return secrets.token_hex(16)
+
+
+def new_commit_attempt() -> str:
+    """Of an attempt at one commit, whose id is in the key as well."""
     return secrets.token_hex(4)
 
 
@@ -312,19 +319,27 @@ def event(namespace: str, moment: datetime, event_id: str) -> str:
     return f"{events(namespace)}{event_time(moment)}_{segment(event_id)}.json"
 
 
-def event_name(key: str) -> str:
-    """The quoted id in an event's key: enough to tell events apart."""
-    return key.rpartition("/")[2].partition("_")[2].removesuffix(".json")
+def event_name(key: str) -> str | None:
+    """The quoted id in an event's key: enough to tell events apart. None when it is no such key."""
+    match = _EVENT.fullmatch(key)
+    return match[1] if match is not None else None
 
 
 def is_event(key: str) -> bool:
-    """Whether an object under `events/` is one. Our own objects sort after all of them."""
-    return not key.split("/", 2)[2].startswith("_")
+    """Whether an object under `events/` is one, by its key."""
+    return event_name(key) is not None
 
 
-def namespace_of(key: str) -> str:
-    """Of any object of the bus."""
-    return key.split("/", 2)[1]
+def is_beside_events(key: str) -> bool:
+    """Whether an object under `events/` is one of our own beside them, which sort after them."""
+    parts = key.split("/", 2)
+    return len(parts) == 3 and parts[2].startswith("_")
+
+
+def namespace_of(key: str) -> str | None:
+    """Of any object of the bus; None when it lies in no namespace."""
+    parts = key.split("/", 2)
+    return parts[1] if len(parts) == 3 else None
 
 
 def claims(namespace: str, event_id: str | None = None) -> str:
@@ -361,11 +376,20 @@ def event_session(namespace: str, session_id: str) -> str:
     return f"{event_sessions(namespace)}{segment(session_id)}.json"
 
 
+def last_segment(key: str) -> str:
+    """What `segment` was given for the last part of an object's key."""
+    return unquote(key.rpartition("/")[2].removesuffix(".json"))
+
+
 def projected(namespace: str) -> str:
     """Up to which commit the outbox has been projected. Sorts after every event."""
     return f"{events(namespace)}_projected.json"
 
 
+def positions(namespace: str) -> str:
+    return f"{events(namespace)}_positions/"
+
+
 def position(namespace: str, handler_id: str) -> str:
     """How far a handler has come. Sorts after every event."""
-    return f"{events(namespace)}_positions/{segment(handler_id)}.json"
+    return f"{positions(namespace)}{segment(handler_id)}.json"

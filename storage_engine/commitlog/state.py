@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
@@ -32,6 +32,9 @@ from storage_engine.commitlog.records import (
 )
 
 PAGE_COMMITS = 1000
+_FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
+_RANGES = 32  # of the log that are followed at once
+_PER_SPLIT = 8  # manifests read before what is left is split once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +132,65 @@ def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | N
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
     """(namespace, event, handler) of the events that commits beyond `above` have handled."""
-    if head.commit_id <= above:
-        return set()
     return {
         (ack["namespace"], ack["event_id"], ack["handler_id"])
-        for _, manifest in chain.stretch(head.link, above=above)
+        for _, manifest in carriers(chain, head, "acks", above=above)
         for ack in manifest.acks
     }
+
+
+def carriers(
+    chain: Chain, head: Head, what: Literal["events", "acks"], *, above: int
+) -> list[tuple[ManifestLink, Manifest]]:
+    """The manifests beyond `above` that carry events or acks, newest first.
+
+    Each names the one before it, so that no others need be read, but one after the other. Where
+    there are many, skip pointers split what is left into ranges that are followed at once: at most
+    one more manifest is read for every `_PER_SPLIT`. Below a manifest that was written before
+    there were such pointers, all are read.
+    """
+    carrying: dict[str, tuple[ManifestLink, Manifest]] = {}
+    ranges: list[tuple[ManifestLink, int]] = []  # from a manifest down to the one after a commit
+    if head.link is not None and head.commit_id > above:
+        ranges.append((head.link, above))
+    read = splits = 0
+    while ranges:
+        manifests = chain.parallel.map(chain.manifest, [link for link, _ in ranges])
+        read += len(manifests)
+        following: list[tuple[ManifestLink, int, ManifestLink | None]] = []
+        for (link, floor), manifest in zip(ranges, manifests, strict=True):
+            if manifest.format < _FORMAT_OF_POINTERS:
+                for older in chain.stretch(link, above=floor):
+                    if _carried(older[1], what)[0]:
+                        carrying[older[0].path] = older
+                continue
+            carried, before = _carried(manifest, what)
+            if carried:
+                carrying[link.path] = link, manifest
+            if before is not None and before.commit_id > floor:
+                following.append((before, floor, _middle(manifest, floor, before.commit_id)))
+        ranges, room = [], _RANGES - len(following)
+        for link, floor, middle in sorted(following, key=lambda r: r[1] - r[0].commit_id):
+            if middle is not None and room > 0 and splits < read // _PER_SPLIT:
+                splits, room = splits + 1, room - 1
+                ranges += [(link, middle.commit_id), (middle, floor)]
+            else:
+                ranges.append((link, floor))
+    return sorted(carrying.values(), key=lambda item: -item[0].commit_id)
+
+
+def _carried(
+    manifest: Manifest, what: Literal["events", "acks"]
+) -> tuple[Sequence[Mapping[str, Any]], ManifestLink | None]:
+    if what == "events":
+        return manifest.events, manifest.events_before
+    return manifest.acks, manifest.acks_before
+
+
+def _middle(manifest: Manifest, above: int, below: int) -> ManifestLink | None:
+    """The skip pointer that leads nearest to the middle between two commits."""
+    between = [link for link in manifest.skip if above < link.commit_id < below]
+    return min(between, key=lambda link: abs(2 * link.commit_id - above - below), default=None)
 
 
 def commit_at(chain: Chain, head: Head, moment: datetime) -> int:

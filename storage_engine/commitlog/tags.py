@@ -2,7 +2,9 @@
 
 Created if absent, deleted if unchanged. A tag also keeps the checkpoint that head named when it
 was made, so that the files which held the commit then are pinned, whatever compaction does later.
-Tags of an erased log do not count.
+Tags of an erased log do not count. A tag whose manifest is not on the chain tells of another
+history (of a storage that was copied while it was written, or whose head was put back): it is
+listed and can be deleted, but it names no commit here.
 """
 
 from __future__ import annotations
@@ -16,6 +18,14 @@ from typing import Any, Self
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.parsing import (
+    optional_object,
+    optional_text,
+    optional_time,
+    parsing,
+    require_int,
+    require_text,
+)
 from storage_engine.commitlog.records import (
     CheckpointRef,
     Head,
@@ -79,19 +89,17 @@ class Tag:
     @classmethod
     def parse(cls, data: bytes, *, key: str) -> Self:
         raw = from_json(data, key=key)
-        try:
-            ref = raw.get("checkpoint")
+        with parsing(key, "tag"):
+            checkpoint = optional_object(raw, "checkpoint")
             return cls(
                 name=layout.tag_name(key),
-                commit_id=int(raw["commit_id"]),
-                created_at=raw.get("created_at", ""),
-                runtime_id=raw.get("runtime_id", ""),
-                manifest_path=raw["manifest_path"],
-                log_id=raw.get("log_id", ""),
-                checkpoint=CheckpointRef(**ref) if ref else None,
+                commit_id=require_int(raw, "commit_id", minimum=1),
+                created_at=optional_time(raw, "created_at") or "",
+                runtime_id=optional_text(raw, "runtime_id", ""),
+                manifest_path=require_text(raw, "manifest_path"),
+                log_id=optional_text(raw, "log_id", ""),
+                checkpoint=CheckpointRef.parse(checkpoint) if checkpoint is not None else None,
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{key} is not a tag: {error!r}", key=key) from error
 
 
 def check_name(name: str) -> str:
@@ -125,7 +133,7 @@ def resolve_tag(chain: Chain, name: str, head: Head | None = None) -> Tag:
     if _NAME.fullmatch(name) and (stored := _read(chain, layout.tag(name))) is not None:
         tag, _ = stored
         if _of_log(tag, head):
-            return tag
+            return _on_chain(chain, head, tag)
     raise unknown(name, [tag.name for tag in list_tags(chain, head)])
 
 
@@ -137,7 +145,7 @@ def create_tag(chain: Chain, name: str, commit_id: int | None, *, runtime_id: st
         tag = _drafted(chain, head, name, commit_id, runtime_id)
         existing = _read(chain, layout.tag(name))
         if existing is not None and _of_log(existing[0], head):
-            return _same(existing[0], tag)
+            return _same(_on_chain(chain, head, existing[0]), tag)
         write_id = layout.new_write_id()
         outcome = write_conditionally(
             chain.store,
@@ -157,11 +165,11 @@ def create_tag(chain: Chain, name: str, commit_id: int | None, *, runtime_id: st
 
 
 def delete_tag(chain: Chain, name: str) -> Tag:
-    """Take the name away; the commit stays."""
+    """Take the name away; the commit stays. Of an object that is no tag, commit 0 is returned."""
     head = chain.read_head().head
     failure: Exception | None = None
     for _ in range(_ATTEMPTS):
-        existing = _read(chain, layout.tag(name)) if _NAME.fullmatch(name) else None
+        existing = _read_any(chain, layout.tag(name)) if _NAME.fullmatch(name) else None
         if existing is None or not _of_log(existing[0], head):
             if existing is None and failure is not None:
                 break  # an unanswered request of ours, or somebody else: it is gone
@@ -199,6 +207,29 @@ def _drafted(chain: Chain, head: Head, name: str, commit_id: int | None, runtime
     )
 
 
+def _on_chain(chain: Chain, head: Head, tag: Tag) -> Tag:
+    """The tag, if the commit that it names is one of this log."""
+    link = chain.locate(head, tag.commit_id)
+    if link is not None and link.path == tag.manifest_path:
+        return tag
+    newer = chain.read_head().head  # the tag may be newer than the head at hand
+    if newer.commit_id > head.commit_id:
+        link = chain.locate(newer, tag.commit_id)
+        if link is not None and link.path == tag.manifest_path:
+            return tag
+    here = (
+        f"commit {tag.commit_id} is {link.path}"
+        if link is not None
+        else (f"the log ends with commit {newer.commit_id}")
+    )
+    raise IntegrityError(
+        f"tag {tag.name!r} names commit {tag.commit_id} of another history: "
+        f"{tag.manifest_path} is not in this log, in which {here}. Delete it with "
+        f"`onto tag delete {tag.name}` and create it again",
+        key=layout.tag(tag.name),
+    )
+
+
 def _same(existing: Tag, asked: Tag) -> Tag:
     if existing.commit_id != asked.commit_id:
         raise TagExistsError(existing.name, commit_id=existing.commit_id, asked=asked.commit_id)
@@ -211,6 +242,14 @@ def _read(chain: Chain, key: str) -> tuple[Tag, StoredObject] | None:
     except ObjectNotFound:
         return None
     return Tag.parse(stored.data, key=key), stored
+
+
+def _read_any(chain: Chain, key: str) -> tuple[Tag, StoredObject] | None:
+    """A tag, or what is in the place of one and must be deleted to make room."""
+    try:
+        return _read(chain, key)
+    except IntegrityError:
+        return Tag(layout.tag_name(key), 0, "", ""), chain.store.get(key)
 
 
 def _of_log(tag: Tag, head: Head) -> bool:

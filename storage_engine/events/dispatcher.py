@@ -74,6 +74,7 @@ class Totals:
     fired: int = 0
     iterations: int = 0
     held: int = 0
+    malformed: int = 0  # set aside, as it or its claim cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +405,7 @@ class Dispatcher:
 
     def _report(self) -> None:
         self.totals.held = len(self.held.all())
+        self.totals.malformed = self.consumer.malformed
         if self._progress is not None:
             self._progress(self.totals)
 

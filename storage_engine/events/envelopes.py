@@ -10,12 +10,24 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from storage_engine.commitlog.layout import segment
+from storage_engine.commitlog.parsing import (
+    LARGEST_INT,
+    FieldError,
+    optional_int,
+    optional_object,
+    optional_text,
+    parsing,
+    require_int,
+    require_object,
+    require_text,
+)
 from storage_engine.commitlog.records import timestamp
 from storage_engine.errors import ValidationError
-from storage_engine.events.protocol import DeadLetter, EventInfo
-from storage_engine.events.records import ClaimRecord, Envelope
+from storage_engine.events.protocol import DeadLetter, EventInfo, MalformedObject
+from storage_engine.events.records import ClaimRecord, Envelope, require_moment
 from storage_engine.model.declarations import Event
 from storage_engine.model.field import Field
 
@@ -125,8 +137,13 @@ def status_of(claims: Sequence[ClaimRecord], now: datetime) -> str:
     return "pending"
 
 
-def event_info(envelope: Envelope, claims: Sequence[ClaimRecord], now: datetime) -> EventInfo:
-    return EventInfo(envelope, status_of(claims, now), tuple(claims))
+def event_info(
+    envelope: Envelope,
+    claims: Sequence[ClaimRecord],
+    now: datetime,
+    malformed: Sequence[MalformedObject] = (),
+) -> EventInfo:
+    return EventInfo(envelope, status_of(claims, now), tuple(claims), tuple(malformed))
 
 
 def with_letter_event(letter: DeadLetter, envelope: Envelope | None) -> DeadLetter:
@@ -136,16 +153,45 @@ def with_letter_event(letter: DeadLetter, envelope: Envelope | None) -> DeadLett
     return replace(letter, event=envelope, event_type=letter.event_type or envelope["type"])
 
 
-def letter_of(raw: Mapping[str, object], namespace: str) -> DeadLetter:
+def parse_envelope(
+    raw: Mapping[str, Any], namespace: str, *, key: str, name: str | None = None
+) -> Envelope:
+    """An event as it is stored; `name` is the id in its key. Other implementations may leave out
+    lineage and what the key says."""
+    with parsing(key, "event"):
+        event_id = require_text(raw, "id")
+        quoted = segment(event_id)
+        if name not in (None, event_id, quoted):
+            raise FieldError("id", f"{name} as in its key", event_id)
+        if len(quoted) > MAX_NAME:
+            raise FieldError("id", f"a text of at most {MAX_NAME} letters", event_id)
+        require_text(raw, "type")
+        require_object(raw, "payload")
+        require_moment(raw, "created_at")
+        require_int(raw, "priority", minimum=-LARGEST_INT)
+        optional_text(raw, TARGET)
+        if optional_text(raw, "namespace", namespace) != namespace:
+            raise FieldError("namespace", f"{namespace} as in its key", raw["namespace"])
+        lineage = {
+            "namespace": namespace,
+            "root_event_id": optional_text(raw, "root_event_id") or event_id,
+            "chain_depth": optional_int(raw, "chain_depth", 0),
+        }
+    return {**raw, **lineage}
+
+
+def parse_letter(raw: Mapping[str, Any], namespace: str, *, key: str) -> DeadLetter:
     """From what is stored; fields beyond the specification may be missing."""
-    attempts, error, event = raw.get("attempts"), raw.get("last_error"), raw.get("event")
-    return DeadLetter(
-        namespace=namespace,
-        event_id=str(raw["event_id"]),
-        handler_id=str(raw["handler_id"]),
-        failed_at=str(raw["failed_at"]),
-        attempts=attempts if isinstance(attempts, int) else 0,
-        last_error=str(error) if error is not None else None,
-        event_type=str(raw.get("event_type") or ""),
-        event=event if isinstance(event, Mapping) else None,
-    )
+    with parsing(key, "dead letter"):
+        require_moment(raw, "failed_at")
+        event = optional_object(raw, "event")
+        return DeadLetter(
+            namespace=namespace,
+            event_id=require_text(raw, "event_id"),
+            handler_id=require_text(raw, "handler_id"),
+            failed_at=raw["failed_at"],
+            attempts=optional_int(raw, "attempts", 0),
+            last_error=optional_text(raw, "last_error"),
+            event_type=optional_text(raw, "event_type", ""),
+            event=parse_envelope(event, namespace, key=key) if event is not None else None,
+        )

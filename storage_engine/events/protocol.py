@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from storage_engine.commitlog.parsing import optional_object, parsing, require_text
 from storage_engine.commitlog.records import parse_timestamp
-from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure, Policy
+from storage_engine.errors import IntegrityError
+from storage_engine.events.records import (
+    Claim,
+    ClaimRecord,
+    Envelope,
+    Failure,
+    Policy,
+    require_moment,
+)
 
 if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
@@ -37,6 +46,10 @@ class Consumer(Protocol):
 
     suspects: bool
     """Whether the last claim saw a suspect one that is due."""
+
+    @property
+    def malformed(self) -> int:
+        """How many events were set aside, as they or their claims cannot be read."""
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         """Up to `limit` events that are due, by priority. A suspect one, whose handler may be
@@ -97,7 +110,8 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSession:
-    """A worker as others see it."""
+    """A worker as others see it. One whose record is `malformed` is judged by when that was
+    written, as far as the store tells."""
 
     namespace: str
     session_id: str
@@ -105,6 +119,37 @@ class WorkerSession:
     last_heartbeat: datetime
     metadata: Mapping[str, Any]
     is_dead: bool
+    malformed: str | None = None
+
+    @classmethod
+    def parse(
+        cls, raw: Mapping[str, Any], namespace: str, *, key: str, alive_since: datetime
+    ) -> Self:
+        """From what is stored; alive with a heartbeat at or after that time."""
+        with parsing(key, "worker session"):
+            beat = require_moment(raw, "last_heartbeat")
+            return cls(
+                namespace=namespace,
+                session_id=require_text(raw, "session_id"),
+                started_at=require_moment(raw, "started_at"),
+                last_heartbeat=beat,
+                metadata=optional_object(raw, "metadata") or {},
+                is_dead=beat < alive_since,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedObject:
+    """An object (a row) of the bus that is not what it should be: it is set aside, and others go
+    on."""
+
+    kind: str  # event, claim, dead letter, session, position or projection
+    key: str
+    error: str
+
+    @classmethod
+    def of(cls, kind: str, error: IntegrityError) -> Self:
+        return cls(kind, error.key or "", str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +170,7 @@ class EventInfo:
     envelope: Envelope
     status: str  # dead_lettered, acked, claimed or pending
     claims: Sequence[ClaimRecord]
+    malformed: Sequence[MalformedObject] = ()  # claims that cannot be read
 
 
 OpenEvent = tuple[Envelope, ClaimRecord | None]  # an event, and a handler's claim on it
@@ -221,6 +267,9 @@ class EventStore(Protocol):
         self, namespace: str, limit: int, *, status: str | None = None, type: str | None = None
     ) -> list[EventInfo]:
         """The latest events, newest first."""
+
+    def list_malformed(self, namespace: str, limit: int) -> list[MalformedObject]:
+        """What is not as it should be, of every kind. Reads everything in the namespace."""
 
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None

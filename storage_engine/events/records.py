@@ -16,9 +16,17 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Self
 
+from storage_engine.commitlog.parsing import (
+    FieldError,
+    optional_int,
+    optional_text,
+    parsing,
+    require_int,
+    require_text,
+    require_time,
+)
 from storage_engine.commitlog.records import parse_timestamp, timestamp
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import IntegrityError
 from storage_engine.repository.protocol import Ack
 
 Envelope = Mapping[str, Any]
@@ -54,6 +62,23 @@ class Policy:
         return timedelta(milliseconds=longest + random.uniform(0, JITTER_MS))
 
 
+def require_moment(raw: Mapping[str, Any], field: str) -> datetime:
+    """A point in time that can be reckoned with."""
+    text = require_time(raw, field)
+    try:
+        moment = parse_timestamp(text)
+    except OverflowError:  # the first or last hours of the calendar, in another zone
+        raise FieldError(field, "a time within the calendar", text) from None
+    if not 1 < moment.year < 9999:
+        raise FieldError(field, "a time within the calendar", text)
+    return moment
+
+
+def _optional_moment(raw: Mapping[str, Any], field: str) -> datetime | None:
+    return None if raw.get(field) is None else require_moment(raw, field)
+
+
+_MOST = 2**31  # attempts or deliveries that anybody can have counted
 _MOMENTS = ("claimed_at", "lease_until", "ack_at", "available_at", "dead_lettered_at")
 
 
@@ -101,13 +126,23 @@ class ClaimRecord:
     @classmethod
     def parse(cls, raw: Mapping[str, Any], *, key: str) -> Self:
         """Fields that the specification does not have may be missing."""
-        try:
-            values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
-            for name in _MOMENTS:
-                values[name] = parse_timestamp(values[name]) if values[name] is not None else None
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{key} is not a claim: {error!r}", key=key) from error
+        with parsing(key, "claim"):
+            return cls(
+                event_id=require_text(raw, "event_id"),
+                handler_id=require_text(raw, "handler_id"),
+                session_id=require_text(raw, "session_id"),
+                claimed_at=require_moment(raw, "claimed_at"),
+                lease_until=require_moment(raw, "lease_until"),
+                available_at=require_moment(raw, "available_at"),
+                ack_at=_optional_moment(raw, "ack_at"),
+                attempts=require_int(raw, "attempts", maximum=_MOST),
+                last_error=optional_text(raw, "last_error"),
+                dead_lettered_at=_optional_moment(raw, "dead_lettered_at"),
+                token=optional_text(raw, "token", ""),
+                deliveries=optional_int(raw, "deliveries", 0, maximum=_MOST),
+                head_commit=optional_int(raw, "head_commit", 0),
+                redriven_as=optional_text(raw, "redriven_as"),
+            )
 
 
 _NAMES = tuple(f.name for f in fields(ClaimRecord))

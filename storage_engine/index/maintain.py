@@ -1,8 +1,9 @@
 """Writer side: what a commit does to the indices after its CAS.
 
 v1 moves the watermark of every known type; v2 writes the touched types only, because the head
-manifest's `type_heads` already tell a reader whether an index is complete. Either way a gap left
-by an earlier writer is filled from the chain first.
+manifest's `type_heads` already tell a reader whether an index is complete. Either way what an
+earlier writer left out is filled in from the chain first, and what does not prove to belong to
+this chain is replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.publisher import PublishedCommit
 from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
 from storage_engine.index.record import IndexObjects, TypeIndex
-from storage_engine.index.resolve import checked
+from storage_engine.index.resolve import belongs, resolve_type
 
 
 def index_writes(
@@ -44,52 +45,73 @@ def _advanced(
     before: TypeHead | None,
 ) -> TypeIndex | None:
     manifest = published.manifest
-    if index.max_indexed_commit >= manifest.commit_id:
-        return None  # a later writer has been here and covered our commit too
-    head = published.base.head
-    if before is not None:
-        # Once head has moved on nobody compares its path again: what is wrong goes now.
-        index, _ = checked(chain, index, head, ref, before, watermark_is_head=False)
-    gap = state.entries(chain, head, ref, top=before, above=index.max_indexed_commit)
-    index = index.with_missing(gap)
     ours = entry_of(manifest, ref)
+    top = before
     if ours is not None:
-        index = index.with_entry(ours)
-    current = (chain.type_heads(manifest) or {}).get(ref)
-    return replace(
-        index,
-        max_indexed_commit=manifest.commit_id,
+        top = (chain.type_heads(manifest) or {}).get(ref)
+    if index.max_indexed_commit >= manifest.commit_id:
+        _, newest = index.upto(manifest.commit_id)
+        built_on_ours = newest is not None and newest.manifest_path == published.manifest_path
+        if built_on_ours or _is_later(chain, index, top):
+            return None  # a later writer has been here and covered our commit too
+    resolved = resolve_type(chain, index, published.base.head, ref, before)
+    return described(
+        ref,
+        [*resolved.entries, ours] if ours is not None else resolved.entries,
+        commit_id=manifest.commit_id,
         log_id=manifest.log_id,
-        current_schema_version_id=current.schema_version_id if current else None,
-        activation_commit_id=current.activation_commit_id if current else None,
+        top=top,
+    )
+
+
+def _is_later(chain: Chain, index: TypeIndex, top: TypeHead | None) -> bool:
+    """Whether an index that is as far as a commit of ours, or further, is this log's, and `top`
+    is in it. One that is ahead may tell of another history: head now decides."""
+    entries, newest = index.upto(index.max_indexed_commit)
+    if top is not None and (newest is None or newest.commit_id < top.commit_id):
+        return False
+    head = chain.read_head().head
+    return belongs(chain, index, head) if entries else index.max_indexed_commit <= head.commit_id
+
+
+def described(
+    ref: TypeRef, entries: Iterable[Entry], *, commit_id: int, log_id: str, top: TypeHead | None
+) -> TypeIndex:
+    """The index of a type with these entries, the newest of which `top` committed."""
+    return TypeIndex(
+        ref[1],
+        max_indexed_commit=commit_id,
+        entries=tuple(entries),
+        log_id=log_id,
+        current_schema_version_id=top.schema_version_id if top else None,
+        activation_commit_id=top.activation_commit_id if top else None,
+        max_indexed_manifest=top.manifest_path if top else None,
     )
 
 
 def with_snapshots(
-    index: TypeIndex, truth: Sequence[Entry], head: Head, top: TypeHead | None
+    chain: Chain,
+    index: TypeIndex,
+    truth: Sequence[Entry],
+    head: Head,
+    ref: TypeRef,
+    top: TypeHead | None,
 ) -> TypeIndex | None:
-    """The index with the snapshots that the log has, in the place of what they replaced; None
-    when it has them and lacks nothing. Entries that reach further than a snapshot are a later
-    compaction's: they stay.
+    """The index with the snapshots that the log has; None when it has them and lacks nothing.
+
+    A later writer's index keeps what it says of later commits; entries in it that reach further
+    than a snapshot are a later compaction's.
     """
-    snapshots = [entry for entry in truth if entry.is_snapshot]
-    kept = [e for e in index.entries if not any(snapshot.covers(e) for snapshot in snapshots)]
-    added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
-    entries = sorted([*kept, *added], key=lambda entry: entry.min_commit_id)
-    beyond = [entry for entry in truth if entry.max_commit_id > index.max_indexed_commit]
-    changed = replace(index, entries=tuple(entries)).with_missing(beyond)
-    same_paths = _paths(changed.entries) == _paths(index.entries)
-    if same_paths and index.max_indexed_commit >= head.commit_id:
-        return None
-    if index.max_indexed_commit > head.commit_id:
-        return changed  # a later writer has been here: what it says of the head is newer
-    return replace(
-        changed,
-        max_indexed_commit=head.commit_id,
-        log_id=head.log_id,
-        current_schema_version_id=top.schema_version_id if top else None,
-        activation_commit_id=top.activation_commit_id if top else None,
-    )
+    if index.max_indexed_commit > head.commit_id and _is_later(chain, index, top):
+        snapshots = [entry for entry in truth if entry.is_snapshot]
+        kept = [e for e in index.entries if not any(s.covers(e) for s in snapshots)]
+        added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
+        entries = tuple(sorted([*kept, *added], key=lambda entry: entry.min_commit_id))
+        return None if _paths(entries) == _paths(index.entries) else replace(index, entries=entries)
+    right = described(ref, truth, commit_id=head.commit_id, log_id=head.log_id, top=top)
+    proven = index.max_indexed_manifest == right.max_indexed_manifest
+    same = proven and _paths(index.entries) == _paths(truth)
+    return None if same and index.max_indexed_commit == head.commit_id else right
 
 
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:

@@ -102,7 +102,8 @@ def write_indices(
     def write(examined_type: Examination) -> None:
         def change(index: TypeIndex) -> TypeIndex | None:
             lease.guard()
-            if index.max_indexed_commit > version.head.commit_id:
+            ahead = index.max_indexed_commit > version.head.commit_id
+            if ahead and verifier.chain.read_head().etag != version.etag:
                 return None  # a later writer has been here, and filled its gap from the log
             if index == examined_type.version.value:
                 return examined_type.correct

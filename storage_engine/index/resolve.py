@@ -1,16 +1,22 @@
-"""Reader side: which files hold a type, by index first and by the chain where that falls short."""
+"""Which files hold a type: by its index where that is proven, by the chain where it falls short.
+
+An index is believed for the entries of which the newest ends with a commit of this chain: the
+type's head, or an ancestor of it that what comes after names. A watermark is no proof. Storages
+are copied while they are written, and heads are restored from older versions; then an index is
+ahead of head and tells of another history.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import JsonVersion
-from storage_engine.commitlog.records import Entry, Head, Manifest, TypeHead, TypeRef
-from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex
+from storage_engine.commitlog.records import Entry, Head, Manifest, Previous, TypeHead, TypeRef
+from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex, same_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +50,8 @@ def resolve(
     versions = [version for version in fetched if isinstance(version, JsonVersion)]
     heads = state.type_heads(chain, head)
     return chain.parallel.map(
-        lambda item: _resolved(
-            chain, head, item[0], heads.get(item[0]), item[1].value, watermark_is_head
+        lambda item: resolve_type(
+            chain, item[1].value, head, item[0], heads.get(item[0]), watermark_is_head
         ),
         zip(refs, versions, strict=True),
     )
@@ -64,49 +70,120 @@ def resolve_from_chain(chain: Chain, head: Head, refs: Sequence[TypeRef]) -> lis
     ]
 
 
-def _resolved(
+def resolve_type(
     chain: Chain,
+    index: TypeIndex,
     head: Head,
     ref: TypeRef,
     top: TypeHead | None,
-    index: TypeIndex,
-    watermark_is_head: bool,
+    watermark_is_head: bool = False,
 ) -> Resolution:
+    """The entries up to `head`, where `top` last touched the type, without a request while the
+    index is proven and complete."""
     if top is None:
         return Resolution(())
-    index, warning = checked(chain, index, head, ref, top, watermark_is_head)
-    if warning is None:
-        return Resolution(_upto(head, index))
-    missing = state.entries(chain, head, ref, top=top, above=index.max_indexed_commit)
-    index = index.with_missing(missing)
-    return Resolution(_upto(head, index), fallback=bool(missing), warning=warning)
-
-
-def _upto(head: Head, index: TypeIndex) -> tuple[Entry, ...]:
-    """An index read after the head may be ahead of it."""
-    return tuple(e for e in index.entries if e.min_commit_id <= head.commit_id)
-
-
-def checked(
-    chain: Chain, index: TypeIndex, head: Head, ref: TypeRef, top: TypeHead, watermark_is_head: bool
-) -> tuple[TypeIndex, str | None]:
-    """The trustworthy part of an index, and what is wrong with the rest."""
     name = ref[1]
-    needed = head.commit_id if watermark_is_head else top.commit_id
-    if index.max_indexed_commit < needed:
-        return index, f"index of {name} is at commit {index.max_indexed_commit}, needs {needed}"
-    if top.commit_id != head.commit_id:
-        return index, None
-    # The head manifest is at hand and touches the type: its paths must be the indexed ones.
-    manifest = chain.head_manifest(head)
-    committed = {f.path for f in manifest.files_of(ref)} if manifest is not None else set()
-    covering = [e for e in index.entries if e.contains(head.commit_id)]
-    is_snapshot = any(e.is_snapshot for e in covering)
-    if is_snapshot or (covering and {f.path for f in covering[0].files} == committed):
-        return index, None
-    kept = tuple(e for e in index.entries if e not in covering)
-    problem = "another path than the head manifest" if covering else "no entry"
+    lag = _lag(index, head, top, name, watermark_is_head)
+    entries, newest = index.upto(head.commit_id)
+    if newest is not None and _ends_with(entries, newest, top):
+        return Resolution(entries, warning=lag)
+    if newest is not None and newest.commit_id < top.commit_id:
+        for above in dict.fromkeys((index.max_indexed_commit, newest.commit_id)):
+            missing = state.entries(chain, head, ref, top=top, above=above)
+            joined = _joined(chain, head, index, entries, missing)
+            if joined is not None:
+                warning = lag or f"index of {name} has no entry for commit {top.commit_id}"
+                return Resolution(joined, fallback=True, warning=warning)
+    truth = tuple(state.entries(chain, head, ref, top=top))
+    unproven = _unproven(index, head, top, name, truth)
+    return Resolution(truth, True, unproven if index.problem else lag or unproven)
+
+
+def _ends_with(entries: Sequence[Entry], newest: Previous, top: TypeHead) -> bool:
+    return newest.manifest_path == top.manifest_path and entries[-1].contains(top.commit_id)
+
+
+def belongs(chain: Chain, index: TypeIndex, head: Head) -> bool:
+    """Whether all that the index says was committed up to `head`, and by this chain."""
+    entries, newest = index.upto(head.commit_id)
     return (
-        replace(index, entries=kept, max_indexed_commit=head.commit_id - 1),
-        f"index of {name} has {problem} for head commit {head.commit_id}",
+        newest is not None
+        and len(entries) == len(index.entries)
+        and index.max_indexed_commit <= head.commit_id
+        and _is_committed(chain, head, newest)
     )
+
+
+def _joined(
+    chain: Chain,
+    head: Head,
+    index: TypeIndex,
+    entries: Sequence[Entry],
+    missing: Sequence[Entry],
+) -> tuple[Entry, ...] | None:
+    """The entries of an index and those that the chain has beyond them, in the place of those
+    that a snapshot spans; None when they do not prove to follow each other."""
+    if not missing:
+        return None
+    first = missing[0]
+    kept = [entry for entry in entries if entry.max_commit_id < first.min_commit_id]
+    if any(entry.min_commit_id < first.min_commit_id for entry in entries[len(kept) :]):
+        return None  # cut in two
+    before = index.commit_at(len(kept) - 1) if kept else None
+    if not _follows(chain, head, first.files[0].previous, before):
+        return None
+    return (*kept, *missing)
+
+
+def _follows(chain: Chain, head: Head, named: Previous | None, before: Previous | None) -> bool:
+    """Whether the commit before an entry is the one that the index ends with."""
+    if before is None:
+        return named is None
+    if named is not None:
+        return same_commit(named, before)
+    # The entry does not say: a snapshot of ours before 0.2, or the first implementation's.
+    return _is_committed(chain, head, before)
+
+
+def _is_committed(chain: Chain, head: Head, commit: Previous) -> bool:
+    link = chain.locate(head, commit.commit_id)
+    return link is not None and link.path == commit.manifest_path
+
+
+def _lag(
+    index: TypeIndex, head: Head, top: TypeHead, name: str, watermark_is_head: bool
+) -> str | None:
+    needed = head.commit_id if watermark_is_head else top.commit_id
+    if index.max_indexed_commit >= needed:
+        return None
+    return f"index of {name} is at commit {index.max_indexed_commit}, needs {needed}"
+
+
+def _unproven(
+    index: TypeIndex, head: Head, top: TypeHead, name: str, truth: Sequence[Entry]
+) -> str | None:
+    """What is wrong with an index that was not believed."""
+    if index.problem:
+        return f"index of {name} {index.problem}; read from the commit chain"
+    if index.max_indexed_manifest is not None and index.entries:
+        if index.entries[-1].max_commit_id > head.commit_id:
+            return None  # of commits that came after this head was read, as far as anybody can see
+        return (
+            f"index of {name} belongs to another history: it ends with "
+            f"{index.max_indexed_manifest}, the log with {top.manifest_path}; read from the "
+            "commit chain"
+        )
+    # Written before indices could be proven. It is right when it says what the log says, but for
+    # snapshots of the first implementation, which the log does not know.
+    commits = {entry.commits: _paths(entry) for entry in truth}
+    upto = [entry for entry in index.entries if entry.min_commit_id <= head.commit_id]
+    singles = [entry for entry in upto if entry.is_single]
+    if any(commits.get(entry.commits) != _paths(entry) for entry in singles):
+        return f"index of {name} has another path than the log; read from the commit chain"
+    if not any(entry.contains(top.commit_id) for entry in upto):
+        return f"index of {name} has no entry for commit {top.commit_id}"
+    return None
+
+
+def _paths(entry: Entry) -> set[str]:
+    return {file.path for file in entry.files}

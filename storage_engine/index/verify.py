@@ -15,7 +15,15 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.ranges import CommitRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
-from storage_engine.index.record import UNREADABLE, IndexObjects, IndexVersion, TypeIndex
+from storage_engine.index.maintain import described
+from storage_engine.index.record import (
+    UNREADABLE,
+    IndexObjects,
+    IndexVersion,
+    TypeIndex,
+    same_commit,
+)
+from storage_engine.index.resolve import belongs
 
 CountRows = Callable[[CommitFile], int | None]
 """The rows that a file really has; None when it is missing or no Parquet file."""
@@ -167,7 +175,7 @@ class IndexVerifier:
             needed = top.commit_id if top is not None else 0
         truth = state.entries(self.chain, head, ref, top=top)
         upto = [e for e in index.entries if e.min_commit_id <= head.commit_id]
-        proven, unproven = self._snapshots(upto, truth, present)
+        proven, unproven = self._snapshots(index, head, upto, truth, present)
         right = _replaced(truth, proven)
         findings: list[IndexFinding] = []
 
@@ -198,13 +206,11 @@ class IndexVerifier:
                 note("missing_latest_entry", "has no entry for the latest commit", top.commit_id)
             elif entry.max_commit_id <= index.max_indexed_commit:
                 note("missing_entry", "has no entry for this commit", entry.max_commit_id)
+        if index.problem and not findings:
+            note("altered", index.problem)
         correct = replace(
-            index,
-            max_indexed_commit=head.commit_id,
-            entries=tuple(right),
-            log_id=head.log_id,
-            current_schema_version_id=top.schema_version_id if top else None,
-            activation_commit_id=top.activation_commit_id if top else None,
+            described(ref, right, commit_id=head.commit_id, log_id=head.log_id, top=top),
+            historical_versions=index.historical_versions,
         )
         return Examination(ref, version, needed, tuple(findings), correct)
 
@@ -225,6 +231,22 @@ class IndexVerifier:
             note("unreadable", "the object cannot be parsed")
         elif stored and head.log_id and stored != head.log_id:
             note("other_log", "belongs to a log that was erased")
+        else:
+            self._check_history(version.value, head, note)
+
+    def _check_history(self, index: TypeIndex, head: Head, note: Callable[..., None]) -> None:
+        """Whether the index tells of this log: not of one that went on from an older head."""
+        reached = max([index.max_indexed_commit, *(e.max_commit_id for e in index.entries[-1:])])
+        if reached > head.commit_id:
+            now = self.chain.read_head().head  # the index may have been read after more commits
+            if reached > now.commit_id or (
+                index.max_indexed_manifest and not belongs(self.chain, index, now)
+            ):
+                message = f"reaches to commit {reached}, the log to {now.commit_id}"
+                note("other_history", message, now.commit_id)
+        elif index.max_indexed_manifest is not None and not belongs(self.chain, index, head):
+            message = f"ends with {index.max_indexed_manifest}, which the log does not have"
+            note("other_history", message, index.entries[-1].max_commit_id)
 
     def _check_stray(
         self,
@@ -246,17 +268,33 @@ class IndexVerifier:
             note("superseded", "the log has this commit in a snapshot", commit_id, path)
 
     def _snapshots(
-        self, entries: Sequence[Entry], truth: Sequence[Entry], present: set[str]
+        self,
+        index: TypeIndex,
+        head: Head,
+        entries: Sequence[Entry],
+        truth: Sequence[Entry],
+        present: set[str],
     ) -> tuple[list[Entry], dict[CommitRange, str]]:
         """Snapshots that only the index knows (the first implementation's): those that can take
         the place of what the log has, and why the others cannot."""
-        logged = {e.commits for e in truth}
+        logged = {e.commits: sorted(f.path for f in e.files) for e in truth}
         proven: list[Entry] = []
         unproven: dict[CommitRange, str] = {}
+        # As many rows as the log has are no proof where the index tells of another history.
+        strange = index.problem or any(
+            logged.get(e.commits) != sorted(f.path for f in e.files)
+            for e in entries
+            if e.is_single and e.max_commit_id <= head.commit_id
+        )
+        if index.max_indexed_manifest is not None:
+            strange = not belongs(self.chain, index, head)
         for entry in entries:
             if entry.is_single or entry.commits in logged:
                 continue
             if any(entry.overlaps(other) for other in proven):
+                continue
+            if strange:
+                unproven[entry.commits] = "the index is not the log's"
                 continue
             reason = self._refuted(entry, truth, present)
             if reason is None:
@@ -321,6 +359,10 @@ def _compare(entry: Entry, expected: Entry, note: Callable[..., None], *, versio
     for file in entry.files:
         if file.row_count < 0 and not file.content_sha256:
             continue  # an entry of the first implementation: a path and nothing else
+        before = facts[file.path].previous
+        if file.previous is not None and (before is None or not same_commit(file.previous, before)):
+            message = f"says that commit {file.previous.commit_id} was before it"
+            note("wrong_facts", message, _at(entry), file.path)
         if _file_facts(file, versioned) != _file_facts(facts[file.path], versioned):
             note("wrong_facts", "says other facts of the file than the log", _at(entry), file.path)
 

@@ -7,6 +7,7 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import CommitFile
 from storage_engine.index.record import IndexObjects
@@ -17,12 +18,13 @@ from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.schema.catalogs import known_types
 
 
-def index_verifier(repository: ObjectRepository) -> IndexVerifier:
-    """With a view of the indices of its own: nothing that the repository remembers is believed."""
+def index_verifier(repository: ObjectRepository, chain: Chain | None = None) -> IndexVerifier:
+    """With a view of the indices of its own: nothing that the repository remembers is believed.
+    `chain`: another than the repository's."""
     store = repository.store
     documents = Documents(store)
     return IndexVerifier(
-        repository.chain,
+        chain or repository.chain,
         IndexObjects(store, engine_version=repository.engine_version),
         known_types=lambda: known_types(documents),
         watermark_is_head=repository.engine_version == "v1",

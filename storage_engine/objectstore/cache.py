@@ -21,7 +21,6 @@ import re
 import stat
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,6 +32,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.objectstore import local
 from storage_engine.objectstore.cache_space import CacheSpace, Identity
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import renew_after_fork
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ImmutableCache:
         self._counts: Counter[str] = Counter()
         self._flights: dict[str, Future[Path | bytes]] = {}
         self._lock = threading.Lock()
-        _caches.add(self)
+        renew_after_fork(self)
 
     @property
     def directory(self) -> Path:
@@ -236,11 +236,11 @@ class ImmutableCache:
         data = wanted.fetch()
         self._count(misses=1, bytes_missed=len(data))
         if wanted.size not in {None, len(data)}:
-            raise _damaged(wanted.key, f"{len(data)} bytes", str(wanted.size))
+            raise damaged(wanted.key, f"{len(data)} bytes", str(wanted.size))
         if _SHA256.fullmatch(wanted.sha256):
             actual = hashlib.sha256(data).hexdigest()
             if actual != wanted.sha256:
-                raise _damaged(wanted.key, f"sha256 {actual}", wanted.sha256)
+                raise damaged(wanted.key, f"sha256 {actual}", wanted.sha256)
         return data
 
     def _is_checked(self, name: str, status: os.stat_result) -> bool:
@@ -274,7 +274,7 @@ class ImmutableCache:
             self._warned.add(what)
         self._warn(message)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Threads of the parent are not here to end what they were doing."""
         self._lock = threading.Lock()
         self._flights = {}
@@ -293,18 +293,10 @@ def _name(namespace: str, key: str, sha256: str) -> str:
     return hashlib.sha256("\0".join([namespace, key, sha256]).encode()).hexdigest()
 
 
-def _damaged(key: str, what: str, expected: str) -> IntegrityError:
+def damaged(key: str, what: str, expected: str) -> IntegrityError:
+    """An object has other content than the log says."""
     return IntegrityError(
         f"{key} has {what} where the log says {expected}: the object is damaged; "
         "restore it from a copy of the storage",
         key=key,
     )
-
-
-def _after_fork() -> None:
-    for cache in list(_caches):
-        cache._after_fork()
-
-
-_caches: weakref.WeakSet[ImmutableCache] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)

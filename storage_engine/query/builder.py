@@ -149,9 +149,9 @@ class RowQuery(_Steps, Generic[S]):
         return self._with(when=self._when(When(history=True)))
 
     def history_since(self, commit_id: int) -> Self:
-        """Every version that came after a commit."""
-        since = When(history=True, since=_whole(commit_id, "history_since"))
-        return self._with(when=self._when(since))
+        """Every version that came after a commit; below 0 counts as 0, as in `as_of`."""
+        since = min(max(_integer(commit_id, "history_since"), 0), INT64_MAX)
+        return self._with(when=self._when(When(history=True, since=since)))
 
     # --- rows ---------------------------------------------------------------------------------
 
@@ -370,9 +370,14 @@ def _typed(cls: Any, kind: str, bind: Callable[[Any], TypeSpec] = spec_of) -> Ty
     return spec
 
 
-def _whole(value: object, name: str) -> int:
+def _integer(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} takes a whole number, not {value!r}")
+    return value
+
+
+def _whole(value: object, name: str) -> int:
+    value = _integer(value, name)
     if not 0 <= value <= INT64_MAX:
         raise ValueError(f"{name} takes a number from 0 on, not {value}")
     return value

@@ -52,18 +52,32 @@ def target_of(uri_or_path: str | Path | None) -> Location:
 
 def bind(db_path: str | Path | None, storage_uri: str | None) -> Location:
     """RFC 0004 1.1: `db_path` means SQLite; both are allowed only if they mean the same file."""
-    if storage_uri is None:
-        return target_of(db_path)
-    target = target_of(storage_uri)
     if db_path is None:
-        return target
-    path = str(db_path)
-    stated = Location(f"sqlite:///{path}", path) if "://" not in path else target_of(path)
+        return target_of(storage_uri)
+    stated = _sqlite_file(db_path)
+    if storage_uri is None:
+        return stated
+    target = target_of(storage_uri)
     if target.sqlite_path is None or not _same_file(stated.sqlite_path, target.sqlite_path):
         raise ConfigurationError(
-            f"db path {path!r} and storage URI {storage_uri!r} name different storages; give one"
+            f"db path {str(db_path)!r} and storage URI {storage_uri!r} name different storages; "
+            "give one"
         )
     return target
+
+
+def _sqlite_file(db_path: str | Path) -> Location:
+    """A SQLite file, whatever it is called (RFC 0004 7)."""
+    text = str(db_path)
+    if text.lower().startswith("sqlite:") or text == MEMORY:
+        return target_of(text)
+    if "://" in text:
+        raise ConfigurationError(
+            f"db path {text!r} is no SQLite file: give other storages as storage URI "
+            "(`--storage-uri`, `Ontology(storage_uri=...)`)"
+        )
+    path = Path(text).expanduser()
+    return Location(f"sqlite:///{path}", str(path))
 
 
 def _sqlite(uri: str) -> Location:

@@ -8,26 +8,36 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import orjson
 import pyarrow as pa
 
-from storage_engine.errors import ConfigurationError, LeaseExpiredError, UnsupportedEngineError
+from storage_engine.errors import (
+    CommitMetadataTooLargeError,
+    ConcurrentWriteError,
+    ConfigurationError,
+    LeaseExpiredError,
+    UnsupportedEngineError,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference
 
 if TYPE_CHECKING:
-    from storage_engine.commitlog.records import TypeRef
     from storage_engine.commitlog.tags import Tag
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
 
+CONFLICTS_SHOWN = 100
 Operation = Literal["insert", "update"]
+TypeRef = tuple[str, str]  # kind, name
+Identity = tuple[str, ...]  # values of the identity columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +97,52 @@ class ClaimLost(LeaseExpiredError):
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """As of which commit a unit of work knows each identity that it may target.
+
+    By identity where rows were read, by type where only the type was, else `commit_id`.
+    """
+
+    commit_id: int
+    types: Mapping[TypeRef, int] = field(default_factory=dict)
+    rows: Mapping[TypeRef, Mapping[Identity, int]] = field(default_factory=dict)
+    own: Sequence[tuple[int, int]] = ()  # ranges of commits that are no conflict
+
+    def since(self, ref: TypeRef) -> int:
+        """Nothing at or below this commit is a conflict."""
+        return min([self._of(ref), *self.rows.get(ref, {}).values()])
+
+    def of_identity(self, ref: TypeRef, identity: Identity) -> int:
+        return self.rows.get(ref, {}).get(identity, self._of(ref))
+
+    def _of(self, ref: TypeRef) -> int:
+        return self.types.get(ref, self.commit_id)
+
+    def check(self, ref: TypeRef, latest: Iterable[tuple[Identity, int]]) -> None:
+        """ConcurrentWriteError if one of these identities, with the commits that last changed
+        them, was changed by somebody else after it was known. Read no further than is told."""
+        conflicts = (
+            identity
+            for identity, commit_id in latest
+            if commit_id > self.of_identity(ref, identity)
+            and not any(first <= commit_id <= last for first, last in self.own)
+        )
+        shown = list(islice(conflicts, CONFLICTS_SHOWN))
+        if shown:
+            raise ConcurrentWriteError(
+                type=ref[1],
+                identities=[identity[0] if len(identity) == 1 else identity for identity in shown],
+                snapshot=min(self.of_identity(ref, identity) for identity in shown),
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRequest:
     inputs: Sequence[TypeInput]
     metadata: Mapping[str, str] = field(default_factory=dict)
     expect: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (kind, name) -> commit
     idempotency: Idempotency | None = None
-    snapshot: int | None = None  # fail if a targeted identity changed after this commit
+    snapshot: Snapshot | None = None  # fail if a targeted identity changed since
     events: Sequence[Mapping[str, Any]] = ()  # outbox: full envelopes
     acks: Sequence[Ack] = ()  # LeaseExpiredError if another commit has handled one of them
     holder: Mapping[str, Any] = field(default_factory=dict)  # shown to whom waits for the lock
@@ -203,12 +253,20 @@ class CommitRecord:
         return {
             "id": self.id,
             "parent_id": self.parent_id,
-            "created_at": self.created_at.isoformat(),
+            "created_at": self.created_at.isoformat(timespec="microseconds"),
             "runtime_id": self.runtime_id,
             "kind": self.kind,
             "metadata": dict(self.metadata),
             "types": list(self.types),
         }
+
+
+def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
+    """Refuse more than a commit may carry: everybody who reads the log reads it."""
+    size = len(orjson.dumps(dict(metadata)))
+    if size > limit:
+        largest = max(metadata, key=lambda key: len(key) + len(metadata[key]), default="")
+        raise CommitMetadataTooLargeError(size=size, limit=limit, largest=largest)
 
 
 def checked_commit(reference: Reference, commit_id: int, head: int) -> int:
@@ -305,8 +363,11 @@ class Repository(Protocol):
     def type_head(self, spec: TypeSpec) -> int:
         """The commit that last changed the type, 0 when it was never written."""
 
-    def executor(self, pinned: int | None = None) -> SqlExecutor:
-        """Answers queries. With `pinned`, as if that commit were the head for ever."""
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> SqlExecutor:
+        """Answers queries. With `pinned`, as if that commit were the head for ever. `on_head` is
+        told the head that an answer is of, before there are rows."""
 
     def commit_at(self, reference: Reference) -> int:
         """The commit that a reference means: an id clamped to 0..head; for an instant the last

@@ -22,6 +22,7 @@ from storage_engine.errors import (
     SqlNotAllowedError,
     StorageBackendError,
 )
+from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.executor import Parameters, Rows
@@ -158,13 +159,15 @@ def run_sql(
     if checked.shows_tables:
         return _shown(types)
     with duck.errors():
-        create = provide(types.named(checked.tables))
+        tables = types.named(checked.tables)
+        create = provide(tables)
+        columns = sum(len(row_schema(spec)) for spec in tables.values())
         while True:
             try:
                 stream = _begun(duck, checked.text, parameters, types, create)
                 return Rows(stream.schema, _batches(duck, stream, types))
             except duckdb.OutOfMemoryException:
-                if not duck.reopen_with_fewer_threads():
+                if not duck.reopen_with_room(columns):
                     raise
             except (duckdb.InternalException, duckdb.FatalException) as error:
                 duck.reopen()

@@ -1,6 +1,6 @@
 """Arguments of sessions and commits, checked and brought into the form that engines take.
 
-Promise: no two types of a session, and none of a module, are stored under one name.
+Promise: no two types of a session, and none of a module, are stored under one kind and name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class BoundTypes:
         entity_types: Iterable[type[Entity]] | None = None,
         relation_types: Iterable[type[Relation[Any, Any]]] | None = None,
     ) -> None:
-        self._by_name: dict[str, TypeSpec] = {}  # SQL cannot tell names by case: lower case
+        # By name in lower case, as SQL cannot tell names by case, then by kind.
+        self._by_name: dict[str, dict[str, TypeSpec]] = {}
         self._specs: dict[Any, TypeSpec] = {}
         self._closed = False
         for option, base, classes in (
@@ -68,12 +69,14 @@ class BoundTypes:
                 f"{spec.name} is not among this session's types ({names}); add the class to "
                 f"{option}"
             )
-        other = self._by_name.setdefault(spec.name.lower(), spec)
-        if other.name != spec.name:
-            raise ConfigurationError(
-                f"the types {other.name} and {spec.name} differ in case only, which SQL cannot "
-                "tell; give one of them another name"
-            )
+        namesakes = self._by_name.setdefault(spec.name.lower(), {})
+        for namesake in namesakes.values():
+            if namesake.name != spec.name:
+                raise ConfigurationError(
+                    f"the types {namesake.name} and {spec.name} differ in case only, which SQL "
+                    "cannot tell; give one of them another name"
+                )
+        other = namesakes.setdefault(spec.kind, spec)
         if other is not spec:
             raise ConfigurationError(
                 f"two classes are stored as {spec.name}: {_origin(other)} and {_origin(spec)}; "
@@ -90,12 +93,17 @@ class BoundTypes:
                 return self.bind(named)
             except TypeDeclarationError as error:
                 raise ConfigurationError(str(error)) from None
-        spec = self._by_name.get(named.lower())
-        if spec is None or spec.name != named:
+        specs = [s for s in self._by_name.get(named.lower(), {}).values() if s.name == named]
+        if len(specs) > 1:
+            raise ConfigurationError(
+                f"{named!r} is an entity type and a relation type of this session; give the "
+                "class itself"
+            )
+        if not specs:
             raise ConfigurationError(
                 f"{named!r} is not a type of this session; give the class itself"
             )
-        return spec
+        return specs[0]
 
 
 def _listed(option: str, classes: Any) -> list[Any]:

@@ -12,20 +12,31 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import pyarrow as pa
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ClosedError, ConfigurationError, OntologiaError
+from storage_engine.errors import (
+    ClosedError,
+    ConcurrentWriteError,
+    ConfigurationError,
+    OntologiaError,
+)
 from storage_engine.model.declarations import Event
 from storage_engine.model.spec import TypeSpec
+from storage_engine.process import renew_after_fork
 from storage_engine.repository.protocol import (
     Ack,
     CommitCounters,
     CommitRequest,
     CommitResult,
     Idempotency,
+    Identity,
     Repository,
+    Snapshot,
     TypeInput,
+    TypeRef,
 )
 from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import BoundTypes, StoredClass
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
     from storage_engine.runtime.worker import EventWorker
 
 log = logging.getLogger(__name__)
+_ROWS_REMEMBERED = 100_000
 
 
 def internals(session: Session) -> SessionCore:
@@ -84,6 +96,139 @@ class Terms:
     acks: Sequence[Ack] = ()
 
 
+class _HandedOut(NamedTuple):
+    """Identities that one read handed out; they stay Arrow data until somebody asks."""
+
+    unit: int
+    head: int
+    columns: list[pa.Array | pa.ChunkedArray]
+
+    def identities(self) -> Iterable[Identity]:
+        return zip(*(column.to_pylist() for column in self.columns), strict=True)
+
+
+class _TypeReads:
+    """The rows of one type."""
+
+    def __init__(self) -> None:
+        self.count = 0  # of what is remembered, repetitions included
+        self._reads: list[_HandedOut] = []
+        self._heads: dict[Identity, tuple[int, int]] = {}  # unit and head
+
+    def add(self, read: _HandedOut) -> None:
+        self._reads.append(read)
+        self.count += len(read.columns[0])
+
+    def heads(self) -> dict[Identity, int]:
+        self.settle()
+        return {identity: head for identity, (_, head) in self._heads.items()}
+
+    def settle(self) -> None:
+        """Make each identity count once."""
+        for read in self._reads:
+            for identity in read.identities():
+                earlier = self._heads.get(identity)
+                if earlier is None or earlier[0] < read.unit:
+                    self._heads[identity] = (read.unit, read.head)
+        self._reads.clear()
+        self.count = len(self._heads)
+
+
+class ReadSet:
+    """What a session has read of the latest state, so that a commit can ask whether it stands.
+
+    `isolation="snapshot"` refuses to write an identity that another commit has changed since this
+    session looked at it. When that was is kept here: for rows that queries handed out, by
+    identity; for what was only counted, summed or not found, by type; for SQL, for all types.
+
+        unit of work   from a commit (or its refusal) to the next
+        a row          counts from its first read in the unit; a read in a later unit replaces it
+        a type         counts from its first read in the session, until `clear`
+        own commits    are no conflict, whatever was read before them
+
+    Promise: forgetting (only so many rows are remembered) can refuse a write that might have
+    passed, and never lets one pass that must not. Safe to use from several threads.
+    """
+
+    def __init__(self, rows_remembered: int = _ROWS_REMEMBERED) -> None:
+        self._limit = rows_remembered
+        self._mutex = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew: what was read is of no account any more."""
+        with self._mutex:
+            self._unit = 0
+            self.first: int | None = None  # head of the first read
+            self._everything: int | None = None  # head of the first SQL
+            self._types: dict[TypeRef, int] = {}
+            self._rows: dict[TypeRef, _TypeReads] = {}
+            self._own: list[tuple[int, int]] = []  # ranges of commits, ascending
+
+    def next_unit(self) -> None:
+        """From here on, what is read replaces what was read before."""
+        with self._mutex:
+            self._unit += 1
+
+    def add_own(self, commit_id: int) -> None:
+        with self._mutex:
+            if self._own and self._own[-1][1] == commit_id - 1:
+                self._own[-1] = (self._own[-1][0], commit_id)
+            else:
+                self._own.append((commit_id, commit_id))
+
+    def add_everything(self, head: int) -> None:
+        with self._mutex:
+            if self._everything is None:
+                self._everything = head
+            if self.first is None:
+                self.first = head
+
+    def add_type(self, ref: TypeRef, head: int) -> None:
+        with self._mutex:
+            self._types.setdefault(ref, head)
+            if self.first is None:
+                self.first = head
+
+    def add_rows(self, spec: TypeSpec, head: int, rows: pa.RecordBatch | pa.Table) -> None:
+        """Rows of a type, which has been added."""
+        if not rows.num_rows:
+            return
+        with self._mutex:
+            columns = [rows.column(name) for name in spec.identity]
+            kept = self._rows.setdefault(spec.ref, _TypeReads())
+            kept.add(_HandedOut(self._unit, head, columns))
+            self._make_room()
+
+    def _make_room(self) -> None:
+        if sum(rows.count for rows in self._rows.values()) <= self._limit:
+            return
+        for rows in self._rows.values():
+            rows.settle()
+        # Half full at most: to settle at every read would cost more than the reads.
+        while sum(rows.count for rows in self._rows.values()) > self._limit // 2:
+            largest = max(self._rows, key=lambda ref: self._rows[ref].count)
+            del self._rows[largest]  # from now on the first read of the type counts
+
+    def snapshot(self, base: int) -> Snapshot:
+        """As of when a commit knows what it targets; `base` where nothing was read."""
+        with self._mutex:
+            if self._everything is not None:
+                base = min(base, self._everything)
+            types = {ref: min(head, base) for ref, head in self._types.items()}
+            if self._everything is None:
+                types = dict(self._types)
+            rows = {ref: kept.heads() for ref, kept in self._rows.items()}
+            return Snapshot(base, types, rows, tuple(self._own))
+
+
+def _pending(type_names: Sequence[str]) -> str:
+    return (
+        f"what was stated of {', '.join(type_names)} is still pending: commit() again, or "
+        "discard() it"
+    )
+
+
 class SessionCore:
     """The state of one session. Who reads or changes it says so with `use`."""
 
@@ -94,6 +239,7 @@ class SessionCore:
         self.settings = settings
         self.types = settings.types
         self.intents = Intents(settings.types)
+        self.read_set = ReadSet()
         self.metadata: dict[str, str] = {}
         self.last_commit: CommitResult | None = None
         self.counters = CommitCounters()
@@ -104,6 +250,12 @@ class SessionCore:
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Whoever had the session at the fork is not here to give it back."""
+        self._mutex = threading.RLock()
+        self._committing = False
 
     # --- who may use it -------------------------------------------------------------------------
 
@@ -141,8 +293,15 @@ class SessionCore:
     def base(self) -> int:
         """The commit on which the session is based."""
         if self._snapshot is None:
-            self._snapshot = self.repository.head_commit_id()
+            first = self.read_set.first
+            self._snapshot = self.repository.head_commit_id() if first is None else first
         return self._snapshot
+
+    def discard(self) -> None:
+        """Drop what was not committed, and what was read: the next use begins anew."""
+        self.forget()
+        self.read_set.clear()
+        self._snapshot = None
 
     def forget(self) -> None:
         """Drop what was not committed."""
@@ -152,22 +311,29 @@ class SessionCore:
 
     # --- committing -----------------------------------------------------------------------------
 
-    def commit(self, terms: Terms) -> int | None:
-        """Publish the intents; they stay, and the terms with them, when that fails."""
+    def commit(self, terms: Terms, *, again: bool = True) -> int | None:
+        """Publish the intents; they stay, and the terms with them, when that fails: the error
+        says so if it can be tried `again`."""
         self._unfinished = terms
-        result = self._publish(
-            CommitRequest(
-                inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
-                metadata={**self.metadata, **terms.metadata},
-                expect=terms.expect,
-                idempotency=terms.idempotency,
-                snapshot=self.base() if terms.isolated else None,
-                events=terms.events,
-                acks=terms.acks,
-                holder=self.settings.instance_metadata,
+        try:
+            result = self._publish(
+                CommitRequest(
+                    inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
+                    metadata={**self.metadata, **terms.metadata},
+                    expect=terms.expect,
+                    idempotency=terms.idempotency,
+                    snapshot=self.read_set.snapshot(self.base()) if terms.isolated else None,
+                    events=terms.events,
+                    acks=terms.acks,
+                    holder=self.settings.instance_metadata,
+                )
             )
-        )
+        except OntologiaError as error:
+            if again and self.intents:
+                error.args = (f"{error}; {_pending(self.intents.type_names)}", *error.args[1:])
+            raise
         self.forget()
+        self.read_set.next_unit()
         if result is None:
             return None
         self.last_commit = result
@@ -220,7 +386,7 @@ class SessionCore:
                 events=events,
                 acks=(ack,),
             )
-            return self.commit(terms) is not None
+            return self.commit(terms, again=False) is not None
 
     def _publish(self, request: CommitRequest) -> CommitResult | None:
         stated = request.inputs or request.events or request.expect or request.idempotency
@@ -229,12 +395,16 @@ class SessionCore:
         self._committing = True
         try:
             result = self.repository.commit(request)
-        except BaseException:
+        except BaseException as error:
             self.counters.failure()
+            if isinstance(error, ConcurrentWriteError):
+                self.read_set.next_unit()  # who reads again now knows that it is again
             raise
         finally:
             self._committing = False
         self.counters.succeeded(result)
+        if result is not None and not result.already_applied:
+            self.read_set.add_own(result.commit_id)
         return result
 
     # --- events ---------------------------------------------------------------------------------
@@ -279,7 +449,7 @@ class SessionCore:
         try:
             if not self._closed and (self.intents or self._unfinished):
                 with self.use("commit"):
-                    self.commit(self._unfinished or Terms())
+                    self.commit(self._unfinished or Terms(), again=False)
         except BaseException:
             self._abandon()
             raise

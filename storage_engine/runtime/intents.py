@@ -81,6 +81,10 @@ class Intents:
             raise BatchSizeExceededError(size=size, limit=limit)
         return [intents.input() for intents in self._intents.values()]
 
+    @property
+    def type_names(self) -> list[str]:
+        return [intents.spec.name for intents in self._intents.values()]
+
     def clear(self) -> None:
         self._intents.clear()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from storage_engine.model.spec import TypeSpec
 from storage_engine.query.builder import Query
 from storage_engine.query.executor import Parameters, Plan, Rows, SqlExecutor, Traversal
 from storage_engine.query.reference import Reference, checked_reference
@@ -16,50 +17,110 @@ from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import history
 from storage_engine.runtime.arguments import BoundTypes
 
+if TYPE_CHECKING:
+    from storage_engine.runtime.core import ReadSet
+
 
 class OpenExecutor:
     """Answers for as long as the session or ontology it came from is open.
 
     The storage underneath may outlive them: queries that were begun and rows that are still being
-    read end here.
+    read end here. What is read of the latest state is told to `reads`.
     """
 
-    def __init__(self, executor: SqlExecutor, check_open: Callable[[str], None]) -> None:
-        self._executor = executor
+    def __init__(
+        self,
+        repository: Repository,
+        check_open: Callable[[str], None],
+        pinned: int | None = None,
+        reads: ReadSet | None = None,
+    ) -> None:
+        self._repository = repository
         self._check_open = check_open
+        self._pinned = pinned
+        self._reads = reads
+        self._plain = repository.executor(pinned)
 
     def rows(self, spec: QuerySpec) -> Rows:
         self._check_open("query")
-        return self._while_open(self._executor.rows(spec))
+        executor, heads = self._begin(spec)
+        rows = executor.rows(spec)
+        self._note_types(spec, heads)
+        return replace(rows, batches=self._checked(rows.batches, spec.type, heads))
 
     def aggregate(self, spec: QuerySpec) -> pa.Table:
         self._check_open("query")
-        return self._executor.aggregate(spec)
+        executor, heads = self._begin(spec)
+        table = executor.aggregate(spec)
+        self._note_types(spec, heads)
+        return table
 
     def traverse(self, spec: QuerySpec) -> Traversal:
         self._check_open("query")
-        return self._executor.traverse(spec)
+        executor, heads = self._begin(spec)
+        traversal = executor.traverse(spec)
+        self._note_types(spec, heads)
+        self._note_rows(spec.type, heads, traversal.sources)
+        for relation, table in zip(spec.via, traversal.relations, strict=True):
+            self._note_rows(relation, heads, table)
+        return traversal
 
     def endpoints(
         self, spec: QuerySpec, side: Literal["left", "right"], keys: pa.Array
     ) -> pa.Table:
         self._check_open("query")
-        return self._executor.endpoints(spec, side, keys)
+        executor, heads = self._begin(spec)
+        table = executor.endpoints(spec, side, keys)
+        name = spec.type.left if side == "left" else spec.type.right
+        self._note_rows(TypeSpec(kind="entity", name=name or "", fields=()), heads, table)
+        return table
 
     def explain(self, spec: QuerySpec) -> Plan:
         self._check_open("query")
-        return self._executor.explain(spec)
+        return self._plain.explain(spec)
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         self._check_open("sql")
-        return self._while_open(self._executor.sql(statement, parameters))
-
-    def _while_open(self, rows: Rows) -> Rows:
+        executor, heads = self._begin(None)
+        rows = executor.sql(statement, parameters)
+        if self._reads is not None and heads:
+            self._reads.add_everything(heads[0])
         return replace(rows, batches=self._checked(rows.batches))
 
-    def _checked(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _begin(self, spec: QuerySpec | None) -> tuple[SqlExecutor, list[int]]:
+        """An executor, and the list to which it adds the head that its answer is of; nothing is
+        added where the latest state is not what is asked for."""
+        past = spec is not None and (spec.when.history or spec.when.as_of is not None)
+        if self._reads is None or self._pinned is not None or past:
+            return self._plain, []
+        heads: list[int] = []
+        return self._repository.executor(on_head=heads.append), heads
+
+    def _note_types(self, spec: QuerySpec, heads: Sequence[int]) -> None:
+        if self._reads is None or not heads:
+            return
+        self._reads.add_type(spec.type.ref, heads[0])
+        for name, asked in ((spec.type.left, spec.left), (spec.type.right, spec.right)):
+            if asked and name:
+                self._reads.add_type(("entity", name), heads[0])
+
+    def _note_rows(
+        self, spec: TypeSpec, heads: Sequence[int], rows: pa.Table | pa.RecordBatch
+    ) -> None:
+        if self._reads is not None and heads:
+            self._reads.add_type(spec.ref, heads[0])
+            self._reads.add_rows(spec, heads[0], rows)
+
+    def _checked(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        spec: TypeSpec | None = None,
+        heads: Sequence[int] = (),
+    ) -> Iterator[pa.RecordBatch]:
         self._check_open("query")
         for batch in batches:
+            if spec is not None:
+                self._note_rows(spec, heads, batch)
             yield batch
             self._check_open("query")
 
@@ -113,11 +174,17 @@ class Reads:
     """What sessions and ontologies read. It sees what is committed."""
 
     def __init__(
-        self, repository: Repository, types: BoundTypes, check_open: Callable[[str], None]
+        self,
+        repository: Repository,
+        types: BoundTypes,
+        check_open: Callable[[str], None],
+        read_set: ReadSet | None = None,
     ) -> None:
+        """`read_set` is told what is read of the latest state."""
         self._repository = repository
         self._types = types
         self._check_open = check_open
+        self._read_set = read_set
 
     def query(self) -> Query:
         return Query(self._executor(), self._types.bind)
@@ -148,4 +215,4 @@ class Reads:
         return self._repository.commit_at(checked_reference(reference, call))
 
     def _executor(self, pinned: int | None = None) -> OpenExecutor:
-        return OpenExecutor(self._repository.executor(pinned), self._check_open)
+        return OpenExecutor(self._repository, self._check_open, pinned, self._read_set)

@@ -73,7 +73,7 @@ class Session:
 
     def _begin(self, core: SessionCore) -> None:
         self._core = core
-        self._reads = Reads(core.repository, core.types, core.check_open)
+        self._reads = Reads(core.repository, core.types, core.check_open, core.read_set)
 
     # --- stating intents ------------------------------------------------------------------------
 
@@ -108,9 +108,10 @@ class Session:
             self._core.metadata |= arguments.texts("add_commit_meta", {key: value})
 
     def discard(self) -> None:
-        """Forget the intents and commit metadata that were not committed."""
+        """Forget the intents and commit metadata that were not committed, and what was read:
+        the session is based on what it reads or states next."""
         with self._core.use("discard"):
-            self._core.forget()
+            self._core.discard()
 
     # --- committing -----------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Session:
         idempotency:  (app id, version) of this unit of work; if it was applied before, nothing is
                       published and the id of the commit that did it is returned
         isolation:    "snapshot": ConcurrentWriteError if another commit changed one of the
-                      identities after `snapshot`
+                      identities after this session read it (after `snapshot` if it did not)
 
         Whatever goes wrong, nothing is published (CommitStateUnknownError is the one exception)
         and the intents stay, BatchSizeExceededError included: call `commit()` again, or
@@ -157,8 +158,9 @@ class Session:
 
     @property
     def snapshot(self) -> int:
-        """The commit on which this session is based: head when the session was first used (for
-        intents or for this property), then the session's own latest commit."""
+        """The commit on which this session is based: head when the session was first used (to
+        read the latest state, for intents or for this property), then the session's own latest
+        commit. What was read keeps the head as of which it was read."""
         with self._core.use("snapshot"):
             return self._core.base()
 

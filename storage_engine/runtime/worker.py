@@ -10,7 +10,7 @@ import socket
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -129,7 +129,7 @@ class EventWorker:
         context: HandlerContext[Any] | None = None
         try:
             event_class = handler.event_types[claim.envelope["type"]]
-            event = event_class.from_envelope(_stored(claim.envelope))
+            event = event_class.from_envelope(claim.envelope)
             context = HandlerContext(
                 event, claim, self._handler_session, self._config.max_event_chain_depth
             )
@@ -158,11 +158,6 @@ class EventWorker:
         log.info("%s failed on event %s", handler.id, claim.event_id, exc_info=error)
         message = "".join(traceback.format_exception_only(error)).strip()
         return HandlerFailure(message[:_ERROR_LENGTH], retry)
-
-
-def _stored(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Other implementations may leave out lineage."""
-    return {"root_event_id": envelope["id"], "chain_depth": 0, **envelope}
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from storage_engine.commitlog.json_object import Document, Documents
 from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.errors import SchemaMetadataError
 
+_RECORD_TYPES = {"schema_version_id": int, "type_kind": str, "type_name": str}
+
 Record = Mapping[str, Any]  # kind, type_name, schema_version_id, schema_sha256, schema
 
 
@@ -74,7 +76,7 @@ def _version_write(
     }
 
     def change(document: Document | None) -> Document:
-        versions = (document or {}).get("versions", [])
+        versions = _records(document, "versions", ("schema_version_id",))
         others = [v for v in versions if v["schema_version_id"] != version["schema_version_id"]]
         return {
             "type_kind": record["kind"],
@@ -103,7 +105,10 @@ def _with_names(
 
 
 def _with_schemas(document: Document | None, registered: Sequence[Record]) -> Document:
-    merged: Document = {kind: dict((document or {}).get(kind, {})) for kind in layout.FOLDERS}
+    merged: Document = {}
+    for kind in layout.FOLDERS:
+        stored = (document or {}).get(kind)
+        merged[kind] = dict(stored) if isinstance(stored, dict) else {}
     for record in registered:
         merged[record["kind"]][record["type_name"]] = {
             "schema_version_id": record["schema_version_id"],
@@ -116,7 +121,7 @@ def _with_schemas(document: Document | None, registered: Sequence[Record]) -> Do
 def _with_layouts(
     document: Document | None, registered: Sequence[Record], commit_id: int
 ) -> Document:
-    layouts = [dict(entry) for entry in (document or {}).get("layouts", [])]
+    layouts = _records(document, "layouts", ("schema_version_id", "type_kind", "type_name"))
     for record in registered:
         ref = (record["kind"], record["type_name"])
         others = []
@@ -137,6 +142,20 @@ def _with_layouts(
             },
         ]
     return {"layouts": layouts}
+
+
+def _records(document: Document | None, field: str, required: Sequence[str]) -> list[Document]:
+    """The objects of a list, without those that have another shape: what nobody can read is
+    left out when the catalog is written anew."""
+    stored = (document or {}).get(field)
+    if not isinstance(stored, list):
+        return []
+    return [
+        dict(record)
+        for record in stored
+        if isinstance(record, dict)
+        and all(type(record.get(name)) is _RECORD_TYPES[name] for name in required)
+    ]
 
 
 def _names(value: Any) -> bool:

@@ -20,7 +20,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.write.staged_write import StagedWrite
-from storage_engine.repository.protocol import CommitResult
+from storage_engine.repository.protocol import CommitResult, check_metadata
 from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
@@ -122,6 +122,8 @@ class _Write:
         self._cached: list[DataFrame] = []
         self._published = False
         check_options(spec, options)
+        limit = internals(session).settings.config.max_commit_metadata_bytes
+        check_metadata(arguments.texts("meta", options.meta), limit)  # before the job, not after
 
     def run(self) -> WriteResult:
         before = self._requests()

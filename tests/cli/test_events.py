@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from storage_engine import Event, Field, HandlerContext, OntologiaConfig, Session, on_event
+from storage_engine.events.protocol import open_event_store
+from storage_engine.repository import open_repository
 from tests.cli.support import ROOT, onto
 from tests.cli.support import create as create_storage
 
@@ -104,7 +107,7 @@ def test_show(uri: str) -> None:
         "bad": "dead_lettered",
         "new": "pending",
     }
-    out = onto("events", "show", "--status", "acked", "--type", "Ordered", "--db", _path(uri)).out
+    out = onto("events", "show", "--status", "acked", "--type", "Ordered", "--storage-uri", uri).out
     assert "good" in out
     assert "new" not in out
     wrong = onto("events", "show", "--status", "lost", "--storage-uri", uri)
@@ -163,7 +166,10 @@ def test_cleanup_previews_and_applies(uri: str) -> None:
     assert onto("--json", "events", "show", "--storage-uri", uri).json["events"] == []
     wrong = onto("events", "cleanup", "--older-than", "long", "--storage-uri", uri)
     assert wrong.code == 2
-    assert "such as 7d" in wrong.error()
+    assert "write 90s, 30m, 12h, 7d" in wrong.error()
+    wrong = onto("events", "cleanup", "--older-than", "900000d", "--storage-uri", uri)
+    assert wrong.code == 2
+    assert "before the calendar begins" in wrong.error()
 
 
 def test_run_drains(uri: str, module: str) -> None:
@@ -218,3 +224,75 @@ def test_a_worker_ends_in_order_at_sigterm(uri: str, module: str, tmp_path: Path
     assert (worker.returncode, err) == (0, "")
     assert re.fullmatch(r"1 handled, 0 failed\n", out)
     assert onto("--json", "events", "sessions", "--storage-uri", uri).json["sessions"] == []
+
+
+def register_worker(uri: str) -> None:
+    """One that is alive, and not running here."""
+    config = OntologiaConfig()
+    repository = open_repository(uri, config)
+    open_event_store(repository, config).register_session("default", "worker", {})
+    repository.close()
+
+
+def test_what_is_malformed_is_listed_and_keeps_nothing_from_the_others(
+    uri: str, module: str
+) -> None:
+    """An event, a claim and a worker's record are broken."""
+    register_worker(uri)
+    if uri.startswith("sqlite"):
+        connection = sqlite3.connect(_path(uri))
+        connection.execute("UPDATE events SET envelope = '{}' WHERE id = 'good'")
+        connection.execute("UPDATE event_claims SET attempts = -1 WHERE event_id = 'bad'")
+        connection.execute("UPDATE event_sessions SET started_at = 'now'")
+        connection.commit()
+        connection.close()
+    else:
+        root = Path(uri.removeprefix("file://"))
+        (event,) = root.glob("events/default/*_good.json")
+        event.write_bytes(b"{}")
+        (root / "claims/default/bad/shop.bill.json").write_bytes(b"\xff")
+        (root / "sessions/default/worker.json").write_bytes(b'{"session_id": 5}')
+
+    listed = onto("--json", "events", "show", "--malformed", "--storage-uri", uri).json["malformed"]
+    assert [m["kind"] for m in listed] == ["event", "claim", "session"]
+    assert all(m["key"] and m["key"] in m["error"] for m in listed)
+    shown = onto("events", "show", "--malformed", "--storage-uri", uri).out
+    assert all(m["key"] in shown for m in listed)
+    both = onto("events", "show", "--malformed", "--type", "Ordered", "--storage-uri", uri)
+    assert both.code == 2
+    assert "no status and no type" in both.error()
+
+    events = onto("--json", "events", "show", "--storage-uri", uri).json["events"]
+    assert {e["id"] for e in events if e["type"] == "Ordered"} == {"bad", "new"}
+    (bad,) = [e for e in events if e["id"] == "bad"]
+    assert [m["key"] for m in bad["malformed_claims"]] == [listed[1]["key"]]
+    assert "malformed" in onto("events", "show", "--storage-uri", uri).out
+    assert listed[1]["key"] in onto("events", "inspect", "bad", "--storage-uri", uri).out
+    broken = onto("events", "inspect", "good", "--storage-uri", uri)
+    assert broken.code == 3
+    assert "is not a valid event: id should be a text and is absent" in broken.error()
+    (worker,) = onto("--json", "events", "sessions", "--storage-uri", uri).json["sessions"]
+    assert worker["malformed"]
+    assert "not a valid worker session" in onto("events", "sessions", "--storage-uri", uri).out
+    done = onto("--json", "events", "run", "--handlers", module, "--drain", "--storage-uri", uri)
+    assert done.json["handled"] == 1
+
+
+def test_nothing_is_malformed(uri: str) -> None:
+    assert onto("--json", "events", "show", "--malformed", "--storage-uri", uri).json == {
+        "malformed": []
+    }
+    done = onto("events", "show", "--malformed", "--storage-uri", uri)
+    assert "Nothing is malformed in namespace default." in done.out
+
+
+def test_times_are_iso_in_json_and_in_tables(uri: str) -> None:
+    register_worker(uri)
+    (worker,) = onto("--json", "events", "sessions", "--storage-uri", uri).json["sessions"]
+    iso = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00")
+    assert iso.fullmatch(worker["started_at"])
+    assert iso.fullmatch(worker["last_heartbeat"])
+    cleaned = onto("--json", "events", "cleanup", "--storage-uri", uri).json
+    assert iso.fullmatch(cleaned["before"])
+    for command in ("sessions", "show", "dead-letters", "cleanup"):
+        assert iso.search(onto("events", command, "--storage-uri", uri).out), command

@@ -72,6 +72,20 @@ def test_rfc0004_05_db_alone_means_sqlite_and_nothing_means_onto_db(tmp_path: Pa
     assert default["engine_version"] == LATEST_ENGINE
 
 
+def test_rfc0004_07_db_means_sqlite_whatever_the_path(tmp_path: Path) -> None:
+    for name in ("plain", "with.suffix"):
+        path = tmp_path / name
+        assert onto("init", "--db", path).code == 0
+        assert path.is_file()
+        assert onto("info", "--db", path, "--json").json["backend"] == "sqlite"
+    refused = onto("info", "--db", "s3://bucket/prefix")
+    assert refused.code == 2
+    assert "--storage-uri" in refused.error()
+    directory = onto("info", "--db", tmp_path)
+    assert directory.code == 5
+    assert "directory, not a SQLite file" in directory.error()
+
+
 def test_the_environment_names_the_storage(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", shop)
 

@@ -187,3 +187,10 @@ def test_verification_lists_where_rows_are(either_world: World) -> None:
     assert verify_indices(writer.repo).ok
     assert listed
     assert set(listed) <= set(layout.DATA_PREFIXES)
+
+
+def test_names_that_must_be_unique_for_ever_have_128_bits() -> None:
+    """A collision of 32 bits is expected after some 77,000 names."""
+    assert re.fullmatch(r"[0-9a-f]{32}", layout.new_id())
+    assert len({layout.new_id() for _ in range(1000)}) == 1000
+    assert re.fullmatch(r"[0-9a-f]{8}", layout.new_commit_attempt()), "the id is in the key as well"

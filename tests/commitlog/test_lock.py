@@ -567,13 +567,13 @@ def test_a_renewal_that_failed_during_the_upload_stops_the_commit(world: World) 
     held: list[Lease] = []
     original = ours.repo.lock.try_acquire
 
-    def note() -> Lease | None:
-        lease = original()
+    def note(*tenure: Any) -> Lease | None:
+        lease = original(*tenure)
         if lease is not None:
             held.append(lease)
         return lease
 
-    ours.repo.lock.try_acquire = note  # type: ignore[method-assign]
+    ours.repo.lock.try_acquire = note  # type: ignore[method-assign,assignment]
     ours.fail(FaultKind.TIMEOUT, "put_if_match", layout.LOCK, times=None)
     at(ours.store, "PUT", "commits/*/manifest.json", lambda: held[0].renew())
 

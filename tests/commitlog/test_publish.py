@@ -21,7 +21,7 @@ from storage_engine.errors import (
 from storage_engine.model import Entity, Field, spec_of
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.latest import Resident, ResidentType
-from storage_engine.repository.protocol import Idempotency
+from storage_engine.repository.protocol import Idempotency, Snapshot
 from storage_engine.testing.faults import FaultKind, plan_of
 from tests.commitlog.support import World, Writer, at
 from tests.engines import (
@@ -594,7 +594,7 @@ def test_snapshot_isolation_finds_conflicts_at_every_attempt(
     intent = stream_of(CUSTOMER, rows) if bulk else rows_of(CUSTOMER, *rows)
 
     with pytest.raises(ConcurrentWriteError) as caught:
-        ours.commit(intent, snapshot=1)
+        ours.commit(intent, snapshot=Snapshot(1))
 
     assert caught.value.identities == ["b"]
     assert world.open().ages() == {"a": 1, "b": 9}
@@ -607,7 +607,7 @@ def test_snapshot_isolation_lets_other_identities_pass(world: World, when: str) 
     ours.put(customer("a", age=1))
     meet(world, ours, when, lambda: rival.put(customer("b", age=9)))
 
-    assert ours.put(customer("a", age=2), snapshot=1).commit_id == 3
+    assert ours.put(customer("a", age=2), snapshot=Snapshot(1)).commit_id == 3
     assert ours.ages() == {"a": 2, "b": 9}
 
 

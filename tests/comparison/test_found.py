@@ -69,7 +69,7 @@ def test_an_answer_says_of_every_type_that_it_was_not_there_yet() -> None:
     )
     run(
         ([Thing(id="a")], []),
-        ([link], [Rows(THING, None, (), None, 0, Time("as_of", 1), "collect", (LINK,))]),
+        ([link], [Rows(THING, None, (), None, 0, Time("as_of", 1), "collect", (LINK,), (False,))]),
     )
 
 

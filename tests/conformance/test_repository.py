@@ -24,6 +24,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model import Entity, Field, TypeSpec, row_schema, spec_of
 from storage_engine.repository import Idempotency, ReadWindow, Repository, TypeChange, TypeInput
+from storage_engine.repository.protocol import AppliedUnit, Snapshot
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -541,11 +542,19 @@ def test_idempotency_holds_across_sessions_and_streams(
     assert repository.read(CUSTOMER)["entity_key"].to_pylist() == ["a"]
 
 
-def test_a_unit_of_work_that_changed_nothing_is_not_recorded(repository: Repository) -> None:
+def test_a_unit_of_work_that_changed_nothing_is_done_too(repository: Repository) -> None:
     put(repository, customer("a"))
-    unit = Idempotency("loader", 1)
+    unit = Idempotency("loader", 2)
+    assert repository.applied(unit) is None
     assert commit(repository, rows_of(CUSTOMER, customer("a")), idempotency=unit) is None
-    assert put(repository, customer("b"), idempotency=unit).already_applied is False
+    assert repository.applied(unit) == AppliedUnit(None)
+    put(repository, customer("a", "Bea"))
+    for late in (unit, Idempotency("loader", 1)):
+        again = commit(repository, rows_of(CUSTOMER, customer("a")), idempotency=late)
+        assert again is None, "it would write an old value over a new one"
+    assert repository.head_commit_id() == 2
+    assert put(repository, customer("b"), idempotency=Idempotency("loader", 3)).commit_id == 3
+    assert repository.applied(unit) == AppliedUnit(3), "the newest record of the application"
 
 
 def test_expectations(repository: Repository) -> None:
@@ -581,14 +590,14 @@ def test_snapshot_isolation(storage: Storage, repository: Repository, bulk: bool
     other.close()
     # Identities that nobody changed since are free, new ones too.
     rows = [customer("a", "ours"), customer("d")]
-    assert commit(repository, make(CUSTOMER, *rows), snapshot=1) is not None
+    assert commit(repository, make(CUSTOMER, *rows), snapshot=Snapshot(1)) is not None
     rows = [customer("a", "more"), customer("b", "ours"), customer("c", "theirs")]
     with pytest.raises(ConcurrentWriteError) as caught:
-        commit(repository, make(CUSTOMER, *rows), snapshot=1)
+        commit(repository, make(CUSTOMER, *rows), snapshot=Snapshot(1))
     assert (caught.value.type, caught.value.snapshot) == ("Customer", 1)
     assert caught.value.identities == ["a", "b", "c"]
     assert repository.head_commit_id() == 3
-    assert commit(repository, make(CUSTOMER, *rows), snapshot=3) is not None
+    assert commit(repository, make(CUSTOMER, *rows), snapshot=Snapshot(3)) is not None
 
 
 def stream_rows(spec: Any, *rows: Any) -> TypeInput:
@@ -599,7 +608,7 @@ def test_snapshot_isolation_names_relations_by_their_identity(repository: Reposi
     rows = rows_of(SUBSCRIPTION, edge("a", "p", seats=1))
     commit(repository, rows)
     with pytest.raises(ConcurrentWriteError) as caught:
-        commit(repository, rows_of(SUBSCRIPTION, edge("a", "p", seats=2)), snapshot=0)
+        commit(repository, rows_of(SUBSCRIPTION, edge("a", "p", seats=2)), snapshot=Snapshot(0))
     assert [tuple(identity) for identity in caught.value.identities] == [("a", "p", "")]
 
 
@@ -686,7 +695,7 @@ def test_storage_info(storage: Storage, timeline: Repository) -> None:
     assert info["backend"] == timeline.backend == storage.backend
     assert info["engine_version"] == timeline.engine_version == storage.engine_version
     assert info["head_commit_id"] == 4
-    assert info["format"] == 1
+    assert info["format"] == 2
     assert info["uri"] == timeline.uri
     if storage.backend == "sqlite":
         assert info["db_path"] == str(storage.path)

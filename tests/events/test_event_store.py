@@ -402,6 +402,22 @@ def test_a_commit_acks(bus: Bus) -> None:
     } == {"acked"}
 
 
+def test_an_event_that_another_commit_has_handled_does_not_stop_a_takeover(bus: Bus) -> None:
+    """Found by the soak: the log is asked for an expired claim and tells of other events too."""
+    store = bus.open(**bus.short)
+    store.enqueue([order(1)])
+    one(bus.worker(store=store))  # and it dies
+    survivor = bus.worker(**bus.short)
+    assert survivor.claim(10) == []
+    store.enqueue([order(2)])
+    handled = bus.worker(store=store).claim(10)
+    assert ids(handled) == ["order-2"]
+    bus.opened[0].commit(CommitRequest([], events=[order(3)], acks=[handled[0].as_ack()]))
+    bus.pass_lease(store)
+
+    assert "order-1" in ids(take_all(survivor))
+
+
 @on_servers
 def test_two_workers_cannot_both_commit_for_one_event(bus: Bus) -> None:
     store = bus.open(**bus.short)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from storage_engine.commitlog import layout
+from storage_engine.index.record import sealed
 from storage_engine.model import TypeSpec
 from tests.commitlog.support import World, Writer
 from tests.engines import CUSTOMER, PRODUCT, product, rows_of
@@ -27,14 +28,40 @@ def covered(world: World, spec: TypeSpec = CUSTOMER) -> list[int]:
 
 
 def spoil(world: World, document: dict[str, Any], spec: TypeSpec = CUSTOMER) -> None:
+    """Damage: no writer would leave it, as its hash is another."""
     world.backend.write(layout.index(*spec.ref), json.dumps(document).encode())
+
+
+def unproven(document: dict[str, Any]) -> dict[str, Any]:
+    """An index as it was written before indices could be proven."""
+    return {n: v for n, v in document.items() if n not in ("sha256", "max_indexed_manifest")}
+
+
+def resealed(document: dict[str, Any]) -> bytes:
+    """As a writer would have left it."""
+    unsealed = {name: value for name, value in document.items() if name != "sha256"}
+    return sealed(json.dumps(unsealed).encode())
+
+
+def set_back(document: dict[str, Any], commit_id: int) -> dict[str, Any]:
+    """An index as it was at a commit."""
+    kept = [e for e in document["entries"] if e["max_commit_id"] <= commit_id]
+    following = document["entries"][len(kept) : len(kept) + 1]
+    newest = document["max_indexed_manifest"]
+    if following:
+        newest = following[0].get("previous", {}).get("manifest_path")
+    return {
+        **document,
+        "entries": kept,
+        "max_indexed_commit": commit_id,
+        "max_indexed_manifest": newest,
+    }
 
 
 def lag_behind(world: World, commit_id: int, spec: TypeSpec = CUSTOMER) -> None:
     """Set an index back to what it was when head was at `commit_id`."""
-    document = index_of(world, spec)
-    kept = [e for e in document["entries"] if e["max_commit_id"] <= commit_id]
-    spoil(world, {**document, "entries": kept, "max_indexed_commit": commit_id}, spec)
+    document = set_back(index_of(world, spec), commit_id)
+    world.backend.write(layout.index(*spec.ref), resealed(document))
 
 
 def put_product(writer: Writer, key: str, price: float) -> int:

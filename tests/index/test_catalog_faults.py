@@ -74,13 +74,26 @@ def test_rfc0004_15_types_json_unreadable(kind: FaultKind) -> None:
         assert world.open().repo.index_warnings() == []
 
 
-def test_rfc0004_15_v2_does_not_need_types_json(world: World) -> None:
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
+def test_rfc0004_15_types_json_broken_v2(world: World, content: bytes | None) -> None:
+    """v2 needs it for nothing, so the first commit of a session looks at it, and each one after
+    that until it is good: a warm commit makes no request for it."""
+    world.open("before").put(customer("a", age=1))
+    good = break_types(world, content)
+    before = {k: v for k, v in world.backend.objects().items() if "indices" in k}
     writer = world.open("writer")
-    writer.put(customer("a", age=1))
-    break_types(world, None)
-    writer.put(customer("a", age=2))
-    assert writer.warning() is None
-    assert watermark(world) == 2
+    for age in (2, 3):
+        assert writer.put(customer("a", age=age)).commit_id == age
+        assert layout.TYPES in str(writer.warning())
+        assert f"indices left unchanged by commit {age}" in str(writer.warning())
+        after = {k: v for k, v in world.backend.objects().items() if "indices" in k}
+        assert after == before
+        assert world.open("reader").ages() == {"a": age}
+
+    world.backend.write(layout.TYPES, good)
+    writer.put(customer("a", age=4))
+    assert (watermark(world), covered(world)) == (4, [1, 2, 3, 4])
+    assert world.open().repo.index_warnings() == []
 
 
 def test_a_lost_types_json_is_complete_again_after_the_next_registration(

@@ -78,7 +78,8 @@ def test_rfc0004_14_queries_are_right_when_an_index_lags(either_world: World, at
     assert "index of Product" in str(reader.warning())
     assert len(reader.repo.index_warnings()) == 1
     walked = set(watch.gets("manifest.json"))
-    assert len(walked) == min(COMMITS - at, COMMITS), "no further than the index reaches"
+    reached = at if at > 1 else 0  # without an entry it proves nothing
+    assert len(walked) == COMMITS - reached, "no further than the index reaches"
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])

@@ -138,6 +138,22 @@ def changed(
     return lambda world: edit(world, key(world), change)
 
 
+def forget_hashes(world: World) -> None:
+    """Manifests and head name others without their hashes, as before format 2."""
+
+    def forget(document: dict[str, Any]) -> None:
+        links = [*document["skip"], *(f["previous"] or {} for f in document["files"])]
+        links += [top for tops in document["type_heads"].values() for top in tops.values()]
+        links += [link for name in ("events_before", "acks_before") if (link := document[name])]
+        for link in [document, *links]:
+            for name in ("parent_sha256", "manifest_sha256", "sha256"):
+                link.pop(name, None)
+
+    for commit_id in range(1, world.head().commit_id + 1):
+        edit(world, manifest_path(world, commit_id), forget)
+    edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None))
+
+
 def rewritten(world: World, commit_id: int, change: Callable[[pa.Table], pa.Table]) -> None:
     """Another file in the place of a committed one, with a manifest that believes in it."""
     path = data_file(world, commit_id)
@@ -155,6 +171,8 @@ def rewritten(world: World, commit_id: int, change: Callable[[pa.Table], pa.Tabl
     edit(world, own, believe)
     edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None, checkpoint=None))
     edit(world, layout.tag("v1"), lambda d: d.update(checkpoint=None))
+    world.backend.remove(world.stored_keys(layout.INDICES))
+    forget_hashes(world)
 
 
 def head_manifest(world: World) -> str:
@@ -185,8 +203,8 @@ def wrong_checkpoint(world: World, change: Callable[[dict[str, Any]], Any]) -> N
         path = manifest_path(world, commit_id)
         if (world.document(path).get("checkpoint") or {}).get("path") == key:
             edit(world, path, lambda d: d["checkpoint"].update(sha256=digest))
-    edit(world, layout.HEAD, lambda d: d.update(commit_sha256=None))
     edit(world, layout.tag("v1"), lambda d: d["checkpoint"].update(sha256=digest))
+    forget_hashes(world)
 
 
 def drop_entry(document: dict[str, Any]) -> None:
@@ -450,3 +468,42 @@ def test_the_command(storage: Storage) -> None:
     assert "missing_endpoint" in shown.out
     reported = onto("verify", "--deep", "--json", *place)
     assert (reported.code, reported.json["findings_total"]) == (3, 1)
+
+
+# -- declared classes ---------------------------------------------------------------------------
+
+
+MODELS = """
+from storage_engine import Entity, Field
+
+class Customer(Entity):
+    id: Field[str] = Field(primary_key=True)
+    name: Field[str]
+    age: Field[{age}] = Field(default=None)
+
+class NeverWritten(Entity):
+    id: Field[str] = Field(primary_key=True)
+"""
+
+
+def test_verify_compares_the_declared_classes(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = storage.open()
+    commit(repository, rows_of(CUSTOMER, customer("a", age=1)))
+    repository.close()
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, age in (("same_models", "int | None"), ("other_models", "str | None")):
+        (tmp_path / f"{module}.py").write_text(MODELS.format(age=age))
+    where = ("verify", "--storage-uri", storage.uri)
+
+    same = onto(*where, "--models", "same_models", "--json")
+    assert (same.code, same.json["checked"]["models"]) == (0, 2)
+
+    other = onto(*where, "--models", "other_models", "--json")
+    assert other.code == 3
+    (finding,) = other.json["findings"]
+    assert (finding["area"], finding["reason"]) == ("models", "schema_differs")
+    assert finding["type_name"] == "Customer"
+    assert "'age' was int | None, is str | None" in finding["message"]
+    assert onto(*where, "--models", "no_such_models").code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -209,6 +210,17 @@ def test_the_commands(storage: Storage) -> None:
     assert "names commit 1, not 2" in taken.error()
     listed = onto("tag", "list", "--json", *place).json["tags"]
     assert [t["name"] for t in listed] == ["again", "first"]
+    newest = onto("commits", "--json", *place).json["commits"][0]
+    for text in (listed[0]["created_at"], newest["created_at"]):
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00", text), text
+    for words in (["tag", "list"], ["commits"], ["commits", "examine", "1"]):
+        shown = onto(*words, *place).out
+        times = re.findall(r"\d{4}-\d\d-\d\d[^ \n]*", shown)
+        assert times
+        for time in times:
+            assert re.fullmatch(r"[-0-9]{10}T\d\d:\d\d:\d\d(\.\d{6})?\+00:00", time), shown
+    preview = onto("restore", times[-1], "--json", *place)
+    assert preview.json["commit_id"] == 1, "what is shown can be given back"
     assert "first" in onto("tag", "list", *place).out
     unknown = onto("tag", "delete", "frist", *place)
     assert unknown.code == 4

@@ -232,7 +232,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda q: q.entities(Customer).limit(True), TypeError, "limit takes a whole number, not True"),
     (lambda q: q.entities(Customer).offset("1"), TypeError, "offset takes a whole number"),
     (lambda q: q.entities(Customer).offset(2**64), ValueError, "offset takes a number from 0 on"),
-    (lambda q: q.entities(Customer).history_since(-1), ValueError, "history_since takes a number"),
+    (lambda q: q.entities(Customer).history_since("1"), TypeError, "history_since takes a whole"),
     (lambda q: q.entities(Customer).as_of(1.5), TypeError, "as_of takes a commit id, a datetime"),
     (lambda q: q.entities(Customer).as_of(True), TypeError, "as_of takes a commit id, a datetime"),
     (lambda q: q.entities(Customer).as_of(""), ValueError, "the name of a tag is not empty"),

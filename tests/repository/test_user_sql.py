@@ -363,10 +363,10 @@ def test_rows_under_way_outlive_the_instance_they_come_from(
         confined.reach_s3()
         with confined.cursor() as second:
             assert second.execute("select current_setting('threads') > 1").fetchall() == [(True,)]
-        assert confined.reopen_with_fewer_threads()
+        assert confined.reopen_with_room(0)
         with confined.cursor() as third:
             assert third.execute("select current_setting('threads')").fetchall() == [(1,)]
-        assert not confined.reopen_with_fewer_threads()
+        assert not confined.reopen_with_room(0)
         assert read + sum(batch.num_rows for batch in first) == 300_000
     finally:
         confined.close()

@@ -12,6 +12,7 @@ from storage_engine import (
     ConfigurationError,
     OntologiaConfig,
     Ontology,
+    StorageBackendError,
     UninitializedStorageError,
 )
 from tests.runtime.support import names
@@ -31,6 +32,24 @@ def test_the_first_argument_is_a_sqlite_path(tmp_path: Path) -> None:
     assert names(str(path)) == {"c1": "Ann"}
     with Ontology(db_path=str(path)) as ontology:
         assert [c["id"] for c in ontology.list_commits()] == [1]
+
+
+@pytest.mark.parametrize("name", ["onto", "onto.data", "onto.db"])
+def test_rfc0004_07_db_path_is_sqlite_whatever_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with Ontology(db_path=path) as ontology, ontology.session() as session:
+        session.ensure(ANN)
+    assert path.is_file()
+    assert names(f"sqlite:///{path}") == {"c1": "Ann"}
+    with Ontology(str(path), storage_uri=f"sqlite:///{path}") as ontology:
+        assert len(ontology.list_commits()) == 1
+
+
+def test_rfc0004_07_db_path_takes_no_other_storage(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"'s3://b/p' is no SQLite file.*storage_uri"):
+        Ontology("s3://b/p")
+    with pytest.raises(StorageBackendError, match="this is a directory, not a SQLite file"):
+        Ontology(tmp_path)
 
 
 def test_storage_uri_selects_the_backend(uri: str) -> None:

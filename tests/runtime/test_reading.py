@@ -58,6 +58,15 @@ def test_a_type_that_was_never_written_is_empty(shop: Session) -> None:
     assert shop.query().entities(Everything).sum(Everything.number) is None
 
 
+def test_rfc0004_history_since_clamps(shop: Session) -> None:
+    people = shop.query().entities(Customer)
+    everything = [c.meta().commit_id for c in people.with_history().collect()]
+    for below in (-1, -(2**70), 0):
+        assert [c.meta().commit_id for c in people.history_since(below).collect()] == everything
+    for above in (3, 4, 2**62, 2**70):
+        assert people.history_since(above).collect() == []
+
+
 def test_only_the_types_of_the_session_can_be_asked_for(uri: str) -> None:
     with Session(uri, entity_types=[Customer]) as session:
         assert session.query().entities(Customer).collect() == []

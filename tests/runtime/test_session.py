@@ -436,6 +436,26 @@ def test_given_types_are_the_only_ones(uri: str) -> None:
     session.close()
 
 
+def test_an_entity_and_a_relation_may_share_a_name(session: Session) -> None:
+    """They are kept apart by kind, in the storage and in a session; a name alone is ambiguous."""
+
+    class Edge(Relation[Product, Product], name="Customer"):
+        weight: Field[int]
+
+    session.ensure([ANN, Edge(left_key="p", right_key="q", weight=1)])
+    assert session.commit() == 1
+    session.ensure([ANN, Edge(left_key="p", right_key="q", weight=2)])
+    assert session.commit(expect={Customer: 1, Edge: 1}) == 2
+    with pytest.raises(ConfigurationError, match="an entity type and a relation type"):
+        session.commit(expect={"Customer": 1})
+    session.discard()
+    assert [c.id for c in session.query().entities(Customer).collect()] == [ANN.id]
+    assert [e.weight for e in session.query().relations(Edge).collect()] == [2]
+    rows = session.sql('select weight, name from "relation:Customer", "entity:Customer"').collect()
+    assert rows == [{"weight": 2, "name": ANN.name}]
+    assert [(c["kind"], c["type_name"]) for c in session.diff(1, 2)] == [("relation", "Customer")]
+
+
 def test_two_classes_with_one_name_are_refused(local: Session) -> None:
     class Other(Entity, name="Customer"):
         id: Field[str] = Field(primary_key=True)
@@ -443,7 +463,7 @@ def test_two_classes_with_one_name_are_refused(local: Session) -> None:
     class Lower(Entity, name="customer"):
         id: Field[str] = Field(primary_key=True)
 
-    class Edge(Relation[Product, Product], name="Customer"):
+    class LowerEdge(Relation[Product, Product], name="customer"):
         pass
 
     local.ensure(ANN)
@@ -451,8 +471,8 @@ def test_two_classes_with_one_name_are_refused(local: Session) -> None:
         local.ensure(Other(id="o1"))
     with pytest.raises(ConfigurationError, match="differ in case only"):
         local.ensure(Lower(id="o1"))
-    with pytest.raises(ConfigurationError, match="two classes are stored as Customer"):
-        local.ensure(Edge(left_key="a", right_key="b"))
+    with pytest.raises(ConfigurationError, match="differ in case only"):
+        local.ensure(LowerEdge(left_key="a", right_key="b"))
     with pytest.raises(ConfigurationError, match="two classes are stored as Customer"):
         Session(":memory:", entity_types=[Customer, Other])
     assert local.commit() == 1

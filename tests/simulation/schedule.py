@@ -34,7 +34,7 @@ CHANCES: Mapping[FaultKind, float] = {
 _LEASES_MS = (500, 1_000, 5_000)  # short ones run out while a writer is held
 _LONGEST_S = 8.0
 _HOLD_CHANCE = 0.1
-_ID = re.compile(r"[0-9a-f]{8}")
+_ID = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}")
 
 
 class Scheduler:

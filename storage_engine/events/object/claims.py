@@ -16,6 +16,7 @@ from typing import Any
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, to_json
+from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
 from storage_engine.events.protocol import DeadLetter, OpenEvent
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
@@ -57,13 +58,24 @@ class ObjectClaims:
         return self.parse(stored, event_id, handler_id)
 
     def parse(self, stored: StoredObject, event_id: str, handler_id: str) -> StoredClaim:
+        """Raises an IntegrityError when it is no claim, or not this one."""
         key = layout.claim(self.namespace, event_id, handler_id)
-        return StoredClaim(ClaimRecord.parse(from_json(stored.data, key=key), key=key), stored.etag)
+        record = ClaimRecord.parse(from_json(stored.data, key=key), key=key)
+        if (record.event_id, record.handler_id) != (event_id, handler_id):
+            raise IntegrityError(
+                f"{key} is not a valid claim: it is one of {record.handler_id} on "
+                f"{record.event_id}",
+                key=key,
+            )
+        return StoredClaim(record, stored.etag)
 
-    def open_event(self, envelope: Envelope, handler_id: str) -> OpenEvent:
-        """An event, with a handler's claim on it. Dead without a letter is as good as unclaimed:
-        the letter is left to do."""
-        stands = self.read(envelope["id"], handler_id)
+    def open_event(self, envelope: Envelope, handler_id: str) -> OpenEvent | None:
+        """An event, with a handler's claim on it; None where that cannot be read. Dead without a
+        letter is as good as unclaimed: the letter is left to do."""
+        try:
+            stands = self.read(envelope["id"], handler_id)
+        except IntegrityError:
+            return None
         if stands is None:
             return envelope, None
         record = stands.record

@@ -20,7 +20,7 @@ from typing import Any
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import Lost
-from storage_engine.errors import StorageBackendError
+from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events import records
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
@@ -85,6 +85,10 @@ class ObjectConsumer:
         self._alone = False  # whether the last claim was a suspect
         self.suspects = False
 
+    @property
+    def malformed(self) -> int:
+        return len(self._pending.malformed)
+
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
@@ -116,6 +120,8 @@ class ObjectConsumer:
             elif isinstance(outcome, StorageBackendError):
                 failure = failure or outcome
                 self._wait(candidate, self._store.now() + _PAUSE)
+            elif isinstance(outcome, IntegrityError):
+                self._set_aside(candidate, outcome)
             elif outcome is not None:
                 raise outcome
         if failure is not None and not won:
@@ -181,15 +187,15 @@ class ObjectConsumer:
         head = self._pending.head_commit
         if earlier:
             version = self._chain.read_head()
-            since = min(record.head_commit for record in earlier)
-            head, acked = (
-                version.head.commit_id,
-                state.acked_since(self._chain, version.head, since),
-            )
+            head = version.head.commit_id
+            # A claim that says it was made after head is of another history, and tells nothing.
+            since = min(r.head_commit if r.head_commit <= head else 0 for r in earlier)
+            acked = state.acked_since(self._chain, version.head, since)
         steps: list[Callable[[], Claim | None]] = []
         for candidate in chosen:
             name = candidate.envelope["id"], candidate.subscription.handler_id
-            if (self._claims.namespace, *name) in acked:
+            # Of one that was never looked at, the claim itself tells: another may have handled it.
+            if candidate.stands is not None and (self._claims.namespace, *name) in acked:
                 steps.append(partial(self._end_acked, candidate))
             else:
                 steps.append(partial(self._take, candidate, head))
@@ -259,6 +265,8 @@ class ObjectConsumer:
         ):
             if isinstance(outcome, StorageBackendError):
                 log.warning("a dead letter is left for later: %s", outcome)
+            elif isinstance(outcome, IntegrityError):
+                self._pending.set_aside(outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
         for claim, record in zip(claims, done, strict=True):
@@ -322,7 +330,17 @@ class ObjectConsumer:
             return
         handler_id = candidate.subscription.handler_id
         event_id = candidate.envelope["id"]
-        self._known(candidate, self._claims.parse(lost.current, event_id, handler_id))
+        try:
+            stands = self._claims.parse(lost.current, event_id, handler_id)
+        except IntegrityError as error:
+            self._set_aside(candidate, error)
+        else:
+            self._known(candidate, stands)
+
+    def _set_aside(self, candidate: Candidate, error: IntegrityError) -> None:
+        """Nobody can tell whether this handler has had the event: it is left to a person."""
+        self._pending.set_aside(error)
+        self._finish(candidate)
 
     def _known(self, candidate: Candidate, stands: StoredClaim) -> None:
         record = stands.record

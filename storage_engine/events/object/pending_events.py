@@ -16,17 +16,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, from_json
 from storage_engine.errors import IntegrityError, StorageBackendError
-from storage_engine.events.envelopes import is_for
-from storage_engine.events.object.outbox_projection import project, read_projected, write_projected
+from storage_engine.events.envelopes import is_for, parse_envelope
+from storage_engine.events.object.outbox_projection import (
+    project,
+    read_projected,
+    sent_events,
+    write_projected,
+)
 from storage_engine.events.object.positions import Position, Positions
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
-from storage_engine.repository.object.outbox import HOLD_BACK, outbox_events
+from storage_engine.repository.object.outbox import HOLD_BACK
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +102,7 @@ class PendingEvents:
     namespace: str
     subscriptions: Sequence[Subscription]
     events: dict[str, PendingEvent] = field(default_factory=dict)
+    malformed: set[str] = field(default_factory=set)  # keys of objects that were set aside
     _positions: Positions = field(init=False)
     _unread: list[PendingEvent] = field(default_factory=list)
     _listing: _Listing = field(default_factory=_Listing)
@@ -183,20 +189,23 @@ class PendingEvents:
             self._head = head
 
     def _fetch(self, event: PendingEvent) -> Envelope | None:
-        """None for one that was cleaned up, or that nobody can read."""
+        """None for one that was cleaned up, or that is malformed."""
         if event.envelope is not None:
             return event.envelope
         try:
             raw = from_json(self.store.get(event.key).data, key=event.key)
+            return parse_envelope(raw, self.namespace, key=event.key, name=event.event_id)
         except ObjectNotFound:
             return None
         except IntegrityError as error:
-            log.error("an event is skipped: %s", error)
+            self.set_aside(error)
             return None
-        if not {"id", "type", "payload", "created_at", "priority", "chain_depth"} <= raw.keys():
-            log.error("an event is skipped: %s is not an event", event.key)
-            return None
-        return raw
+
+    def set_aside(self, error: IntegrityError) -> None:
+        """Something is malformed: say so once, count it, and go on with the others."""
+        if error.key not in self.malformed:
+            self.malformed.add(error.key)
+            log.warning("set aside (`onto events show --malformed` lists such): %s", error)
 
     # -- by listing ---------------------------------------------------------------------------
 
@@ -239,11 +248,11 @@ class PendingEvents:
         """List from where the walk has come to; whether it reached the end."""
         prefix = layout.events(self.namespace)
         for listed, info in enumerate(self.store.list(prefix, start_after=walk.at), 1):
-            if not layout.is_event(info.key):
+            if layout.is_beside_events(info.key):
                 break  # our own objects: no events after them
             walk.at = info.key
             if info.key not in self.events:
-                self._add(info.key)
+                self._add_listed(info.key)
             if listed % _ONE_PAGE == 0 and not (walk.at_once and len(self._unread) < _BACKLOG):
                 return False  # what the request has brought is used up
         # A producer whose clock is ahead must not hide what others send now.
@@ -261,11 +270,20 @@ class PendingEvents:
         """Where events of that time begin. The end is no letter or digit, see `just_before`."""
         return f"{layout.events(self.namespace)}{layout.event_time(moment)}_"
 
+    def _add_listed(self, key: str) -> None:
+        try:
+            self._add(key, check_event_key(key))
+        except IntegrityError as error:
+            self.set_aside(error)
+
     def _add(
-        self, key: str, commit_id: int | None = None, envelope: Envelope | None = None
+        self,
+        key: str,
+        name: str,
+        commit_id: int | None = None,
+        envelope: Envelope | None = None,
     ) -> None:
-        name = key[len(layout.events(self.namespace)) :]
-        event = PendingEvent(key, layout.event_name(name), set(), set(), envelope, commit_id)
+        event = PendingEvent(key, name, set(), set(), envelope, commit_id)
         for handler_id, position in self._positions.by_handler.items():
             if event.event_id in position.finished:
                 continue
@@ -297,25 +315,27 @@ class PendingEvents:
             self._walked = 0  # the storage was erased and begun anew
         if head.commit_id == self._walked:
             return
-        projected = read_projected(self.store, self.namespace, head.log_id)
+        projected = read_projected(self.store, self.namespace, head)
         floor = self._walked
         if floor is None:
             floor = self._positions.commit_id(projected.value)
         missing = []
-        for _, manifest in reversed(self.chain.stretch(head.link, above=floor)):
-            for key, envelope in outbox_events(manifest):
-                if envelope["namespace"] != self.namespace:
+        for link, manifest in reversed(state.carriers(self.chain, head, "events", above=floor)):
+            for sent in sent_events(manifest, link.path, self.namespace):
+                if isinstance(sent, IntegrityError):
+                    self.set_aside(sent)
                     continue
-                event = self.events.get(key)
+                key, envelope = sent
+                event, name = self.events.get(key), layout.segment(envelope["id"])
                 if event is None:
                     if manifest.commit_id > projected.value:
                         missing.append((key, envelope))
-                        self._add(key, manifest.commit_id, envelope)
+                        self._add(key, name, manifest.commit_id, envelope)
                     else:
-                        self._add(key, manifest.commit_id)  # gone if it was cleaned up
+                        self._add(key, name, manifest.commit_id)  # gone if it was cleaned up
                 else:
                     self._reopen(event, manifest.commit_id)
-        project(self.store, missing)
+        project(self.store, self.namespace, missing)
         write_projected(self.store, self.namespace, head, projected)
         self._walked = head.commit_id
 
@@ -380,3 +400,12 @@ class PendingEvents:
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:
     subscribed = envelope["type"] in subscription.event_types
     return subscribed and is_for(envelope, subscription.handler_id)
+
+
+def check_event_key(key: str) -> str:
+    """The name of the event whose key it is."""
+    name = layout.event_name(key)
+    if name is None:
+        message = f"{key} is not a valid event: its name is not {{time}}_{{id}}.json"
+        raise IntegrityError(message, key=key)
+    return name

@@ -9,16 +9,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import JsonVersion, rewrite
+from storage_engine.commitlog.parsing import (
+    FieldError,
+    optional_int,
+    optional_text,
+    parsing,
+    require_list,
+)
 from storage_engine.commitlog.records import Head, from_json, to_json
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events.protocol import Subscription
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject
+from storage_engine.repository.object.outbox import CLOCK_ERROR
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +41,6 @@ class Position:
     finished: frozenset[str] = frozenset()  # ids beyond the watermark
     etag: str | None = None
 
-    @classmethod
-    def parse(cls, data: bytes | None, key: str, types: Sequence[str], log_id: str) -> Self:
-        if data is None:
-            return cls()
-        raw = from_json(data, key=key)
-        if raw.get("types") != list(types) or raw.get("log_id") != log_id:
-            return cls()  # of other subscriptions, or of an erased storage
-        try:
-            return cls(raw["watermark"], raw["commit_id"], frozenset(raw["finished"]))
-        except (KeyError, TypeError) as error:
-            raise IntegrityError(f"{key} is not a position: {error!r}", key=key) from error
-
     def merged(self, theirs: Position) -> Position:
         """What two workers found out. Watermark and commit belong together: one pair or the
         other."""
@@ -51,6 +48,24 @@ class Position:
             return self
         ahead = max(self, theirs, key=lambda p: (p.watermark, p.commit_id or 0))
         return replace(ahead, finished=self.finished | theirs.finished)
+
+
+def parse_position(
+    namespace: str, now: datetime, raw: Mapping[str, Any], key: str
+) -> tuple[Position, list[Any], str]:
+    """A position, the types that it was counted for, and its log."""
+    first = layout.events(namespace)
+    last = f"{first}{layout.event_time(now + CLOCK_ERROR)}"
+    with parsing(key, "position"):
+        watermark = optional_text(raw, "watermark", "")
+        # Beyond now it would hide what is yet to come, elsewhere it would hide everything.
+        if watermark and not first <= watermark <= last:
+            raise FieldError("watermark", f"a key from {first} to now", watermark)
+        finished = require_list(raw, "finished")
+        if not all(type(name) is str for name in finished):
+            raise FieldError("finished", "a list of texts", finished)
+        position = Position(watermark, optional_int(raw, "commit_id"), frozenset(finished))
+        return position, require_list(raw, "types"), optional_text(raw, "log_id", "")
 
 
 @dataclass(slots=True)
@@ -85,13 +100,44 @@ class Positions:
         *stored, version = self.store.parallel.gather([*reads, self.chain.read_head])
         head: Head = version.head
         for subscription, key, item in zip(self.subscriptions, keys, stored, strict=True):
-            types = sorted(subscription.event_types)
             position = Position()
             if item is not None:
-                parsed = Position.parse(item.data, key, types, head.log_id)
+                parsed = self._parse(subscription, head.log_id, key, item.data)
                 position = replace(parsed, etag=item.etag)
             self.by_handler[subscription.handler_id] = position
+        if self._any_beyond(head):
+            head = self.chain.read_head().head  # it has moved since, or was put back
+            for handler_id, position in self.by_handler.items():
+                if _is_beyond(position, head):
+                    log.warning(
+                        "%s looks from the beginning again: its position is of commit %d, and "
+                        "head is %d",
+                        handler_id,
+                        position.commit_id,
+                        head.commit_id,
+                    )
+                    self.by_handler[handler_id] = Position(etag=position.etag)
         return head
+
+    def _any_beyond(self, head: Head) -> bool:
+        return any(_is_beyond(position, head) for position in self.by_handler.values())
+
+    def _parse(
+        self, subscription: Subscription, log_id: str, key: str, data: bytes | None
+    ) -> Position:
+        """Nothing where it is of other types or an erased storage. One that cannot be read counts
+        as nothing too: the handler looks from the beginning, claims tell what is finished, and
+        the next save replaces it."""
+        if data is None:
+            return Position()
+        try:
+            raw = from_json(data, key=key)
+            position, types, of_log = parse_position(self.namespace, self.store.now(), raw, key)
+        except IntegrityError as error:
+            log.warning("%s looks from the beginning again: %s", subscription.handler_id, error)
+            return Position()
+        ours = types == sorted(subscription.event_types) and of_log == log_id
+        return position if ours else Position()
 
     def save(self, moved: Mapping[str, Position]) -> None:
         """Keep new positions, by handler. One that cannot be kept now is kept another time."""
@@ -114,8 +160,6 @@ class Positions:
 
     def _save(self, subscription: Subscription, position: Position) -> None:
         handler_id = subscription.handler_id
-        key = layout.position(self.namespace, handler_id)
-        types = sorted(subscription.event_types)
         version = self.chain.known_head()
         log_id = version.head.log_id if version is not None else ""
         ours = position
@@ -130,7 +174,7 @@ class Positions:
             return to_json(
                 {
                     "handler_id": handler_id,
-                    "types": types,
+                    "types": sorted(subscription.event_types),
                     "watermark": moved.watermark,
                     "commit_id": moved.commit_id,
                     "finished": sorted(moved.finished),
@@ -142,12 +186,16 @@ class Positions:
 
         saved = rewrite(
             self.store,
-            key,
+            layout.position(self.namespace, handler_id),
             JsonVersion(position, position.etag),
             merge,
-            parse=lambda _, data: Position.parse(data, key, types, log_id),
+            parse=partial(self._parse, subscription, log_id),
             encode=encode,
             losses=3,
         )
         if saved is not None:
             self.by_handler[handler_id] = replace(saved.value, etag=saved.etag)
+
+
+def _is_beyond(position: Position, head: Head) -> bool:
+    return position.commit_id is not None and position.commit_id > head.commit_id

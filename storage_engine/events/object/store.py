@@ -6,19 +6,22 @@ of the bus and its administration, which may list and read a lot.
 
 from __future__ import annotations
 
-import uuid
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.conditional import write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
+from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
+from storage_engine.events.object import reader
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.outbox_projection import project_outbox
@@ -27,6 +30,7 @@ from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
     EventInfo,
+    MalformedObject,
     NamespaceInfo,
     Subscription,
     WorkerSession,
@@ -35,15 +39,14 @@ from storage_engine.events.records import ClaimRecord, Envelope, Policy
 from storage_engine.objectstore.parallel import Background
 from storage_engine.objectstore.protocol import (
     ObjectInfo,
-    ObjectNotFound,
     ObjectStore,
     PreconditionFailed,
-    StoredObject,
 )
 from storage_engine.repository.object.outbox import create_event, put_events
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
-_PAGE = 100  # events that are read together
 
 
 class ObjectEventStore:
@@ -86,7 +89,7 @@ class ObjectEventStore:
         pending = PendingEvents(self._store, self._chain, namespace, subscriptions)
         claims = ObjectClaims(self._store, namespace, self._policy)
         pending.look(whole=True)
-        events = self._store.parallel.gather(
+        opened = self._store.parallel.gather(
             [
                 partial(claims.open_event, event.envelope, handler_id)
                 for event in pending.read(limit)
@@ -94,6 +97,7 @@ class ObjectEventStore:
                 for handler_id in sorted(event.open)
             ]
         )
+        events = [event for event in opened if event is not None]
         return Backlog.count(events, self._store.now(), more=pending.unread > 0)
 
     # -- sessions -----------------------------------------------------------------------------
@@ -118,45 +122,46 @@ class ObjectEventStore:
 
     def heartbeat(self, namespace: str, session_id: str) -> None:
         key = layout.event_session(namespace, session_id)
-        stored = self._get(key)
+        stored = reader.get(self._store, key)
         if stored is None:
             self.register_session(namespace, session_id, {})
             return
+        try:
+            raw = from_json(stored.data, key=key)
+            WorkerSession.parse(raw, namespace, key=key, alive_since=self._store.now())
+        except IntegrityError as error:
+            log.warning("a worker registers again: %s", error)
+            self.register_session(namespace, session_id, {})
+            return
         write_id = layout.new_write_id()
-        body = {
-            **from_json(stored.data, key=key),
-            "last_heartbeat": timestamp(self._store.now()),
-            "write_id": write_id,
-        }
+        body = {**raw, "last_heartbeat": timestamp(self._store.now()), "write_id": write_id}
         write_conditionally(self._store, key, to_json(body), write_id=write_id, etag=stored.etag)
 
     def end_session(self, namespace: str, session_id: str) -> None:
         self._store.delete_many([layout.event_session(namespace, session_id)])
 
     def list_sessions(self, namespace: str, session_ttl_ms: int) -> list[WorkerSession]:
-        keys = [info.key for info in self._store.list(layout.event_sessions(namespace))]
-        now, ttl = self._store.now(), timedelta(milliseconds=session_ttl_ms)
+        modified = {
+            info.key: info.modified for info in self._store.list(layout.event_sessions(namespace))
+        }
+        alive_since = self._store.now() - timedelta(milliseconds=session_ttl_ms)
         workers = []
-        for raw in self._documents(keys):
-            beat = parse_timestamp(raw["last_heartbeat"])
-            workers.append(
-                WorkerSession(
-                    namespace=namespace,
-                    session_id=raw["session_id"],
-                    started_at=parse_timestamp(raw["started_at"]),
-                    last_heartbeat=beat,
-                    metadata=raw.get("metadata") or {},
-                    is_dead=now - beat > ttl,
-                )
-            )
+        parse = partial(reader.parse_session, namespace, alive_since)
+        for key, session in reader.parsed(self._store, list(modified), parse):
+            if isinstance(session, IntegrityError):
+                at, name = modified[key], layout.last_segment(key)
+                dead = at < alive_since
+                workers.append(WorkerSession(namespace, name, at, at, {}, dead, str(session)))
+            else:
+                workers.append(session)
         return sorted(workers, key=lambda session: session.started_at)
 
     # -- looking ------------------------------------------------------------------------------
 
     def list_namespaces(self, session_ttl_ms: int) -> list[NamespaceInfo]:
         events = _count(self._store.list(layout.EVENTS), layout.is_event)
-        sessions = _count(self._store.list(layout.SESSIONS), lambda _: True)
-        letters = _count(self._store.list(layout.DEAD_LETTERS), lambda _: True)
+        sessions = _count(self._store.list(layout.SESSIONS))
+        letters = _count(self._store.list(layout.DEAD_LETTERS))
         namespaces = []
         for namespace in sorted({*events, *sessions}):
             workers = (
@@ -181,9 +186,14 @@ class ObjectEventStore:
         newest = {layout.event_name(key): key for key in self._event_keys(namespace)}
         keys = sorted(newest.values(), reverse=True)
         infos: list[EventInfo] = []
-        for start in range(0, len(keys), _PAGE):
-            read = self._documents(keys[start : start + _PAGE])
-            wanted = [e for e in read if type is None or e["type"] == type]
+        for start in range(0, len(keys), reader.PAGE):
+            wanted = [
+                envelope
+                for envelope in reader.well_formed(
+                    self._store, keys[start : start + reader.PAGE], reader.parse_event
+                )
+                if type is None or envelope["type"] == type
+            ]
             for info in self._infos(namespace, wanted):
                 if status is None or info.status == status:
                     infos.append(info)
@@ -191,20 +201,36 @@ class ObjectEventStore:
                         return infos
         return infos
 
+    def list_malformed(self, namespace: str, limit: int) -> list[MalformedObject]:
+        return list(islice(reader.malformed(self._store, namespace), limit))
+
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None
     ) -> list[DeadLetter]:
         keys = [info.key for info in self._store.list(layout.dead_letters(namespace))]
         if handler_id is not None:
             keys = [key for key in keys if layout.is_dead_letter_of(key, handler_id)]
-        letters = [envelopes.letter_of(raw, namespace) for raw in self._documents(keys)]
+        letters = reader.well_formed(self._store, keys, partial(reader.parse_letter, namespace))
         return sorted(letters, key=lambda letter: letter.failed_at, reverse=True)[:limit]
 
     def inspect_event(self, event_id: str, namespace: str | None = None) -> list[EventInfo]:
         infos: list[EventInfo] = []
         for where, keys in self._keys_of(event_id, namespace).items():
-            infos += self._infos(where, self._documents(keys[:1]))
+            infos += self._infos(where, self._newest(keys))
         return infos
+
+    def _newest(self, keys: Sequence[str]) -> list[Envelope]:
+        """The event of these keys; none if it is gone, IntegrityError if nobody can read it."""
+        error: IntegrityError | None = None
+        for _, envelope in reader.parsed(
+            self._store, sorted(keys, reverse=True), reader.parse_event
+        ):
+            if not isinstance(envelope, IntegrityError):
+                return [envelope]
+            error = error or envelope
+        if error is not None:
+            raise error
+        return []
 
     def _infos(self, namespace: str, events: Sequence[Envelope]) -> list[EventInfo]:
         now = self._store.now()
@@ -212,24 +238,31 @@ class ObjectEventStore:
             lambda envelope: self._claims_of(namespace, envelope["id"]), events
         )
         return [
-            envelopes.event_info(envelope, claimed, now)
+            envelopes.event_info(
+                envelope,
+                [claim for claim in claimed if not isinstance(claim, IntegrityError)],
+                now,
+                [
+                    MalformedObject.of("claim", claim)
+                    for claim in claimed
+                    if isinstance(claim, IntegrityError)
+                ],
+            )
             for envelope, claimed in zip(events, claims, strict=True)
         ]
 
-    def _claims_of(self, namespace: str, event_id: str) -> list[ClaimRecord]:
+    def _claims_of(self, namespace: str, event_id: str) -> list[ClaimRecord | IntegrityError]:
         keys = [info.key for info in self._store.list(layout.claims(namespace, event_id))]
-        stored = [(key, self._get(key)) for key in keys]
         return [
-            ClaimRecord.parse(from_json(item.data, key=key), key=key)
-            for key, item in stored
-            if item is not None
+            claim
+            for _, claim in reader.parsed(self._store, keys, partial(reader.parse_claim, namespace))
         ]
 
     # -- doing again --------------------------------------------------------------------------
 
     def replay_event(self, namespace: str, event_id: str) -> Envelope | None:
         keys = self._keys_of(event_id, namespace).get(namespace, [])
-        for envelope in self._documents(keys[:1]):
+        for envelope in self._newest(keys):
             copy = envelopes.replayed(envelope, self._store.now())
             self.enqueue([copy])
             return copy
@@ -240,12 +273,15 @@ class ObjectEventStore:
         claims = ObjectClaims(self._store, letter.namespace, self._policy)
         letter_key = layout.dead_letter(letter.namespace, letter.event_id, letter.handler_id)
         stored, stands = self._store.parallel.both(
-            partial(self._get, letter_key),
-            partial(claims.read, letter.event_id, letter.handler_id),
+            partial(reader.get, self._store, letter_key),
+            partial(_read_claim, claims, letter),
         )
-        if stored is None:
+        whole = envelopes.with_letter_event(letter, self._event(letter))
+        if stored is None or whole.event is None:
             return None
-        event_id = str(uuid.uuid4())
+        # Without a claim to say it, the letter itself makes a second attempt send the same.
+        name = (letter.namespace, letter.event_id, letter.handler_id, stored.etag)
+        event_id = envelopes.derived_id("redriven", *name)
         if stands is not None:
             if stands.record.redriven_as:
                 event_id = stands.record.redriven_as
@@ -254,11 +290,8 @@ class ObjectEventStore:
                 outcome = claims.write(moved, stands.etag)
                 if not isinstance(outcome, StoredClaim):
                     return None
-        whole = envelopes.with_letter_event(letter, self._event(letter))
-        copy = None
-        if whole.event is not None:
-            copy = envelopes.redriven(whole, event_id, self._store.now())
-            self.enqueue([copy])
+        copy = envelopes.redriven(whole, event_id, self._store.now())
+        self.enqueue([copy])
         with suppress(PreconditionFailed):  # another redrive went on from the same letter
             self._store.delete_if_match(letter_key, stored.etag)
         return copy
@@ -267,34 +300,44 @@ class ObjectEventStore:
         if letter.event is not None:
             return letter.event
         keys = self._keys_of(letter.event_id, letter.namespace).get(letter.namespace, [])
-        return next(iter(self._documents(keys[:1])), None)
+        return next(iter(self._newest(keys)), None)
 
     # -- cleaning up --------------------------------------------------------------------------
 
     def cleanup_events(self, namespace: str, before: datetime, *, apply: bool = True) -> int:
         """Events go before their claims, or they would be handled again; the outbox goes before
         everything, or the log would bring them back. Claims without an event go too."""
-        end = f"{layout.events(namespace)}{layout.event_time(before)}"
         if not apply:
-            return sum(key < end for key in self._event_keys(namespace))
+            return len(self._split(namespace, before)[0])
         project_outbox(self._store, self._chain, namespace)
         claims = [info.key for info in self._store.list(layout.claims(namespace))]
-        keys = self._event_keys(namespace)
-        doomed = [key for key in keys if key < end]
+        doomed, kept = self._split(namespace, before)
         self._store.delete_many(doomed)
-        kept = {layout.event_name(key) for key in keys if key >= end}
-        self._store.delete_many([key for key in claims if layout.claim_event(key) not in kept])
+        names = {layout.event_name(key) for key in kept}
+        self._store.delete_many([key for key in claims if layout.claim_event(key) not in names])
         return len(doomed)
+
+    def _split(self, namespace: str, before: datetime) -> tuple[list[str], list[str]]:
+        """Keys from before, and the others; one that carries no time is as old as its object."""
+        end = f"{layout.events(namespace)}{layout.event_time(before)}"
+        doomed: list[str] = []
+        kept: list[str] = []
+        for info in self._store.list(layout.events(namespace)):
+            if layout.is_beside_events(info.key):
+                continue
+            old = info.key < end if layout.is_event(info.key) else info.modified < before
+            (doomed if old else kept).append(info.key)
+        return doomed, kept
 
     # -- objects ------------------------------------------------------------------------------
 
     def _event_keys(self, namespace: str) -> list[str]:
-        prefix = layout.events(namespace)
         keys = []
-        for info in self._store.list(prefix):
-            if not layout.is_event(info.key):
+        for info in self._store.list(layout.events(namespace)):
+            if layout.is_beside_events(info.key):
                 break
-            keys.append(info.key)
+            if layout.is_event(info.key):
+                keys.append(info.key)
         return keys
 
     def _keys_of(self, event_id: str, namespace: str | None) -> dict[str, list[str]]:
@@ -303,29 +346,28 @@ class ObjectEventStore:
         name = layout.segment(event_id)
         prefix = layout.events(namespace) if namespace is not None else layout.EVENTS
         for info in self._store.list(prefix):
-            if layout.is_event(info.key) and layout.event_name(info.key) == name:
-                by_namespace.setdefault(layout.namespace_of(info.key), []).append(info.key)
+            where = layout.namespace_of(info.key)
+            if where is not None and layout.event_name(info.key) == name:
+                by_namespace.setdefault(where, []).append(info.key)
         return by_namespace
 
-    def _get(self, key: str) -> StoredObject | None:
-        try:
-            return self._store.get(key)
-        except ObjectNotFound:
-            return None
 
-    def _documents(self, keys: Sequence[str]) -> list[dict[str, Any]]:
-        """Those that are still there, in order."""
-        stored = self._store.parallel.map(self._get, keys)
-        return [
-            from_json(item.data, key=key)
-            for key, item in zip(keys, stored, strict=True)
-            if item is not None
-        ]
+def _read_claim(claims: ObjectClaims, letter: DeadLetter) -> StoredClaim | None:
+    """None too where it cannot be read: a person has asked for the letter to be sent again."""
+    try:
+        return claims.read(letter.event_id, letter.handler_id)
+    except IntegrityError as error:
+        log.warning("a letter is sent again without its claim: %s", error)
+        return None
 
 
-def _count(listed: Iterable[ObjectInfo], counts: Callable[[str], bool]) -> dict[str, int]:
+def _count(
+    listed: Iterable[ObjectInfo], counts: Callable[[str], bool] = lambda _: True
+) -> dict[str, int]:
     counts_by_namespace: dict[str, int] = {}
     for info in listed:
         namespace = layout.namespace_of(info.key)
-        counts_by_namespace[namespace] = counts_by_namespace.get(namespace, 0) + counts(info.key)
+        if namespace is not None:
+            before = counts_by_namespace.get(namespace, 0)
+            counts_by_namespace[namespace] = before + counts(info.key)
     return counts_by_namespace

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Protocol
 
-from storage_engine.commitlog.records import timestamp
+from storage_engine.commitlog.parsing import parsing, require_int
+from storage_engine.commitlog.records import from_json, timestamp
+from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes, records
 from storage_engine.events.protocol import Backlog, Subscription
-from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure, Policy
+from storage_engine.events.records import (
+    Claim,
+    ClaimRecord,
+    Envelope,
+    Failure,
+    Policy,
+    require_moment,
+)
 from storage_engine.repository.sqlite import event_tables
 from storage_engine.repository.sqlite.control_tables import to_json
 
+log = logging.getLogger(__name__)
+
+_LOOKED_AT = 100  # claims, among which the first that can be read tells when to look again
+# The handler that an event is for. One that is not JSON is for everyone: they set it aside.
+_TARGET = (
+    f"CASE WHEN json_valid(e.envelope) THEN json_extract(e.envelope, '$.{envelopes.TARGET}') END"
+)
 COLUMNS = tuple(f.name for f in fields(ClaimRecord))
 CLAIM = ", ".join(f"c.{name}" for name in COLUMNS)
 
@@ -49,6 +65,8 @@ class SqliteConsumer:
         self._subscriptions = subscriptions
         self._session_id = session_id
         self._alone = False
+        self._aside: dict[str, set[int]] = {}  # numbers of malformed events, by handler
+        self._malformed: set[str] = set()
         self.suspects = False
 
     # -- claiming -----------------------------------------------------------------------------
@@ -86,18 +104,38 @@ class SqliteConsumer:
         self, connection: sqlite3.Connection, limit: int, *, waiting: bool = False
     ) -> list[tuple[Envelope, ClaimRecord | None, str]]:
         """With `waiting`, those of a later time or another worker as well."""
-        now = timestamp(self._store.now())
         ranked: list[tuple[tuple[Any, ...], Envelope, ClaimRecord | None, str]] = []
         for subscription in self._subscriptions:
-            types = sorted(subscription.event_types)
-            marks = ", ".join("?" * len(types))
+            for envelope, record in self._due_for(connection, subscription, limit, waiting):
+                rank = (
+                    -envelope["priority"],
+                    -subscription.priority,
+                    envelope["created_at"],
+                    envelope["id"],
+                    subscription.handler_id,
+                )
+                ranked.append((rank, envelope, record, subscription.handler_id))
+        ranked.sort(key=lambda item: item[0])
+        return [(envelope, record, handler) for _, envelope, record, handler in ranked[:limit]]
+
+    def _due_for(
+        self, connection: sqlite3.Connection, subscription: Subscription, limit: int, waiting: bool
+    ) -> list[tuple[Envelope, ClaimRecord | None]]:
+        """Malformed ones are set aside, and do not take the places of others."""
+        now = timestamp(self._store.now())
+        types = sorted(subscription.event_types)
+        marks = ", ".join("?" * len(types))
+        aside = self._aside.setdefault(subscription.handler_id, set())
+        while True:
+            wanted = limit + len(aside)
             rows = connection.execute(
-                f"SELECT e.envelope, {CLAIM} FROM events AS e LEFT JOIN event_claims AS c "
+                f"SELECT e.seq, e.id, e.envelope, {CLAIM} FROM events AS e "
+                "LEFT JOIN event_claims AS c "
                 "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
                 f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
                 "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
                 "AND (c.lease_until IS NULL OR ? OR (c.lease_until <= ? AND c.available_at <= ?)) "
-                f"AND coalesce(json_extract(e.envelope, '$.{envelopes.TARGET}'), ?) = ? "
+                f"AND coalesce({_TARGET}, ?) = ? "
                 "ORDER BY e.priority DESC, e.created_at, e.id LIMIT ?",
                 (
                     subscription.handler_id,
@@ -109,22 +147,38 @@ class SqliteConsumer:
                     now,
                     subscription.handler_id,
                     subscription.handler_id,
-                    limit,
+                    wanted,
                 ),
             ).fetchall()
-            for text, *columns in rows:
-                envelope = json.loads(text)
-                record = record_of(columns) if columns[0] is not None else None
-                rank = (
-                    -envelope["priority"],
-                    -subscription.priority,
-                    envelope["created_at"],
-                    envelope["id"],
-                    subscription.handler_id,
-                )
-                ranked.append((rank, envelope, record, subscription.handler_id))
-        ranked.sort(key=lambda item: item[0])
-        return [(envelope, record, handler) for _, envelope, record, handler in ranked[:limit]]
+            due = [
+                event
+                for seq, event_id, text, *columns in rows
+                if (event := self._parsed(aside, seq, event_id, text, columns)) is not None
+            ]
+            if len(due) >= limit or len(rows) < wanted:
+                return due[:limit]
+
+    def _parsed(
+        self, aside: set[int], seq: int, event_id: Any, text: Any, columns: Sequence[Any]
+    ) -> tuple[Envelope, ClaimRecord | None] | None:
+        try:
+            envelope = parse_envelope(text, self._namespace, event_id)
+            record = record_of(columns, self._namespace) if columns[0] is not None else None
+        except IntegrityError as error:
+            aside.add(seq)
+            self._set_aside(error)
+            return None
+        return envelope, record
+
+    def _set_aside(self, error: IntegrityError) -> None:
+        """Something is malformed: say so once, count it, and go on with the others."""
+        if error.key not in self._malformed:
+            self._malformed.add(error.key)
+            log.warning("set aside (`onto events show --malformed` lists such): %s", error)
+
+    @property
+    def malformed(self) -> int:
+        return len(self._malformed)
 
     def _is_suspect(self, record: ClaimRecord | None) -> bool:
         return record is not None and record.is_suspect(self._policy)
@@ -218,7 +272,11 @@ class SqliteConsumer:
             "WHERE namespace = ? AND event_id = ? AND handler_id = ?",
             (self._namespace, claim.event_id, claim.handler_id),
         ).fetchone()
-        return record_of(row) if row else None
+        try:
+            return record_of(row, self._namespace) if row else None
+        except IntegrityError as error:
+            self._set_aside(error)
+            return None  # no longer ours, whosever it is
 
     def _write(self, connection: sqlite3.Connection, record: ClaimRecord) -> None:
         values = record.as_dict()
@@ -256,7 +314,13 @@ class SqliteConsumer:
             "SELECT seq FROM event_positions WHERE namespace = ? AND handler_id = ? AND types = ?",
             (self._namespace, subscription.handler_id, _types(subscription)),
         ).fetchone()
-        return int(row[0]) if row else 0
+        if row is None:
+            return 0
+        try:
+            return parse_position(connection, row[0], self._namespace, subscription.handler_id)
+        except IntegrityError as error:
+            self._set_aside(error)
+            return 0  # from the beginning: claims tell what is finished
 
     def _advance(self, connection: sqlite3.Connection) -> None:
         """Move positions up to the first event that is not finished."""
@@ -264,12 +328,13 @@ class SqliteConsumer:
             position = self._position(connection, subscription)
             types = sorted(subscription.event_types)
             marks = ", ".join("?" * len(types))
-            (first,) = connection.execute(
-                "SELECT MIN(e.seq) FROM events AS e LEFT JOIN event_claims AS c "
+            aside = self._aside.get(subscription.handler_id, set())
+            rows = connection.execute(
+                "SELECT e.seq FROM events AS e LEFT JOIN event_claims AS c "
                 "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
                 f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
                 "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
-                f"AND coalesce(json_extract(e.envelope, '$.{envelopes.TARGET}'), ?) = ?",
+                f"AND coalesce({_TARGET}, ?) = ? ORDER BY e.seq LIMIT ?",
                 (
                     subscription.handler_id,
                     self._namespace,
@@ -277,8 +342,10 @@ class SqliteConsumer:
                     *types,
                     subscription.handler_id,
                     subscription.handler_id,
+                    len(aside) + 1,
                 ),
-            ).fetchone()
+            ).fetchall()
+            first = next((seq for (seq,) in rows if seq not in aside), None)
             (last,) = connection.execute("SELECT coalesce(MAX(seq), 0) FROM events").fetchone()
             reached = first - 1 if first is not None else last
             if reached > position:
@@ -293,12 +360,18 @@ class SqliteConsumer:
             if connection is None:
                 return None
             marks = ", ".join("?" * len(self._subscriptions))
-            (first,) = connection.execute(
-                "SELECT MIN(MAX(lease_until, available_at)) FROM event_claims WHERE namespace = ? "
-                f"AND handler_id IN ({marks}) AND ack_at IS NULL AND dead_lettered_at IS NULL",
-                (self._namespace, *(s.handler_id for s in self._subscriptions)),
-            ).fetchone()
-        return datetime.fromisoformat(first) if first is not None else None
+            rows = connection.execute(
+                "SELECT MAX(lease_until, available_at) AS due FROM event_claims "
+                f"WHERE namespace = ? AND handler_id IN ({marks}) "
+                "AND ack_at IS NULL AND dead_lettered_at IS NULL "
+                "AND typeof(lease_until) = 'text' AND typeof(available_at) = 'text' "
+                "ORDER BY due LIMIT ?",
+                (self._namespace, *(s.handler_id for s in self._subscriptions), _LOOKED_AT),
+            ).fetchall()
+        for (due,) in rows:
+            with suppress(ValueError):  # malformed: not for this to say
+                return require_moment({"due": due}, "due")
+        return None
 
     def save(self) -> None:
         """Positions are kept with every claim."""
@@ -309,5 +382,29 @@ def _types(subscription: Subscription) -> str:
     return to_json(sorted(subscription.event_types))
 
 
-def record_of(row: Sequence[Any]) -> ClaimRecord:
-    return ClaimRecord.parse(dict(zip(COLUMNS, row, strict=True)), key="event_claims")
+def from_row(text: Any, *, key: str) -> dict[str, Any]:
+    """A JSON object in a column."""
+    if not isinstance(text, str):
+        raise IntegrityError(f"{key} is not valid JSON", key=key)
+    return from_json(text.encode(errors="surrogatepass"), key=key)
+
+
+def parse_envelope(text: Any, namespace: str, event_id: Any) -> Envelope:
+    key = f"events ({namespace}, {event_id})"
+    return envelopes.parse_envelope(from_row(text, key=key), namespace, key=key, name=event_id)
+
+
+def record_of(row: Sequence[Any], namespace: str) -> ClaimRecord:
+    raw = dict(zip(COLUMNS, row, strict=True))
+    key = f"event_claims ({namespace}, {raw['event_id']}, {raw['handler_id']})"
+    return ClaimRecord.parse(raw, key=key)
+
+
+def parse_position(
+    connection: sqlite3.Connection, seq: Any, namespace: str, handler_id: str
+) -> int:
+    """A position that lies beyond every number given so far would hide what is yet to come."""
+    last = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+    key = f"event_positions ({namespace}, {handler_id})"
+    with parsing(key, "position"):
+        return require_int({"seq": seq}, "seq", maximum=last[0] if last is not None else 0)

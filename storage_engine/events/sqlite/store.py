@@ -6,7 +6,7 @@ committed has no number that others could have passed. So a handler's position i
 
 from __future__ import annotations
 
-import json
+import logging
 import sqlite3
 import time
 import uuid
@@ -14,25 +14,48 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from storage_engine.commitlog.records import timestamp
+from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
     EventInfo,
+    MalformedObject,
     NamespaceInfo,
     Subscription,
     WorkerSession,
 )
-from storage_engine.events.records import Envelope, Policy
-from storage_engine.events.sqlite.consumer import CLAIM, SqliteConsumer, record_of
+from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.events.sqlite.consumer import (
+    CLAIM,
+    SqliteConsumer,
+    from_row,
+    parse_envelope,
+    parse_position,
+    record_of,
+)
 from storage_engine.repository.sqlite import event_tables
 from storage_engine.repository.sqlite.control_tables import to_json
 from storage_engine.repository.sqlite.engine import SqliteRepository
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+_UNKNOWN = datetime(1970, 1, 1, tzinfo=UTC)
+_SESSION = "session_id, started_at, last_heartbeat, metadata"
+_LETTER = (
+    "event_id",
+    "handler_id",
+    "failed_at",
+    "attempts",
+    "last_error",
+    "event_type",
+    "event",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +92,18 @@ class SqliteEventStore:
     def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
         """None as long as there is no bus."""
         with self._repository.reading(operation) as connection:
-            ready = connection is not None and event_tables.has_tables(connection)
-            yield connection if ready else None
+            if connection is None or not event_tables.has_tables(connection):
+                yield None
+                return
+            with _lenient_text(connection):
+                yield connection
 
     @contextmanager
     def writing(self, operation: str) -> Iterator[sqlite3.Connection]:
         with self._repository.writing(operation) as connection:
             event_tables.ensure_tables(connection, timestamp(self.now()))
-            yield connection
+            with _lenient_text(connection):
+                yield connection
 
     # -- events -------------------------------------------------------------------------------
 
@@ -130,26 +157,23 @@ class SqliteEventStore:
             )
 
     def list_sessions(self, namespace: str, session_ttl_ms: int) -> list[WorkerSession]:
-        now, ttl = self.now(), timedelta(milliseconds=session_ttl_ms)
+        alive_since = self.now() - timedelta(milliseconds=session_ttl_ms)
         with self.reading("list sessions") as connection:
             if connection is None:
                 return []
             rows = connection.execute(
-                "SELECT session_id, started_at, last_heartbeat, metadata FROM event_sessions "
-                "WHERE namespace = ? ORDER BY started_at",
+                f"SELECT {_SESSION} FROM event_sessions WHERE namespace = ? ORDER BY started_at",
                 (namespace,),
             ).fetchall()
-        return [
-            WorkerSession(
-                namespace,
-                session_id,
-                datetime.fromisoformat(started),
-                datetime.fromisoformat(beat),
-                json.loads(metadata),
-                now - datetime.fromisoformat(beat) > ttl,
-            )
-            for session_id, started, beat, metadata in rows
-        ]
+        workers = []
+        for row in rows:
+            try:
+                workers.append(_parse_session(row, namespace, alive_since))
+            except IntegrityError as error:
+                # Nobody knows when it was written: it counts as dead.
+                at, name = _UNKNOWN, str(row[0])
+                workers.append(WorkerSession(namespace, name, at, at, {}, True, str(error)))
+        return workers
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -167,7 +191,8 @@ class SqliteEventStore:
             )
             named = connection.execute("SELECT DISTINCT namespace FROM event_sessions").fetchall()
         namespaces = []
-        for namespace in sorted({*events, *(name for (name,) in named)}):
+        names = {*events, *(name for (name,) in named)}
+        for namespace in sorted(name for name in names if isinstance(name, str)):
             sessions = self.list_sessions(namespace, session_ttl_ms)
             dead = sum(session.is_dead for session in sessions)
             namespaces.append(
@@ -189,12 +214,17 @@ class SqliteEventStore:
             if connection is None:
                 return infos
             rows = connection.execute(
-                "SELECT envelope FROM events WHERE namespace = ? AND (? IS NULL OR type = ?) "
+                "SELECT id, envelope FROM events WHERE namespace = ? AND (? IS NULL OR type = ?) "
                 "ORDER BY created_at DESC, seq DESC",
                 (namespace, type, type),
             )
-            for (text,) in rows:
-                info = self._info(connection, namespace, json.loads(text))
+            for event_id, text in rows:
+                try:
+                    envelope = parse_envelope(text, namespace, event_id)
+                except IntegrityError as error:
+                    _leave_out(error)
+                    continue
+                info = self._info(connection, namespace, envelope)
                 if status is None or info.status == status:
                     infos.append(info)
                     if len(infos) == limit:
@@ -208,25 +238,64 @@ class SqliteEventStore:
             if connection is None:
                 return []
             rows = connection.execute(
-                "SELECT event_id, handler_id, failed_at, attempts, last_error, event_type, event "
-                "FROM event_dead_letters WHERE namespace = ? AND (? IS NULL OR handler_id = ?) "
-                "ORDER BY failed_at DESC LIMIT ?",
-                (namespace, handler_id, handler_id, limit),
-            ).fetchall()
-        names = (
-            "event_id",
-            "handler_id",
-            "failed_at",
-            "attempts",
-            "last_error",
-            "event_type",
-        )
-        return [
-            envelopes.letter_of(
-                {**dict(zip(names, row, strict=False)), "event": json.loads(row[-1])}, namespace
+                f"SELECT {', '.join(_LETTER)} FROM event_dead_letters "
+                "WHERE namespace = ? AND (? IS NULL OR handler_id = ?) ORDER BY failed_at DESC",
+                (namespace, handler_id, handler_id),
             )
-            for row in rows
+            letters: list[DeadLetter] = []
+            for row in rows:
+                try:
+                    letters.append(_parse_letter(row, namespace))
+                except IntegrityError as error:
+                    _leave_out(error)
+                if len(letters) == limit:
+                    break
+        return letters
+
+    def list_malformed(self, namespace: str, limit: int) -> list[MalformedObject]:
+        with self.reading("list malformed") as connection:
+            if connection is None:
+                return []
+            return list(islice(self._malformed(connection, namespace), limit))
+
+    def _malformed(
+        self, connection: sqlite3.Connection, namespace: str
+    ) -> Iterator[MalformedObject]:
+        now = self.now()
+        kinds: list[tuple[str, str, str, Callable[[Sequence[Any]], object]]] = [
+            (
+                "event",
+                "id, envelope",
+                "events",
+                lambda row: parse_envelope(row[1], namespace, row[0]),
+            ),
+            ("claim", CLAIM, "event_claims AS c", lambda row: record_of(row, namespace)),
+            (
+                "dead letter",
+                ", ".join(_LETTER),
+                "event_dead_letters",
+                lambda row: _parse_letter(row, namespace),
+            ),
+            (
+                "session",
+                _SESSION,
+                "event_sessions",
+                lambda row: _parse_session(row, namespace, now),
+            ),
+            (
+                "position",
+                "handler_id, seq",
+                "event_positions",
+                lambda row: parse_position(connection, row[1], namespace, row[0]),
+            ),
         ]
+        for kind, columns, table, parse in kinds:
+            sql = f"SELECT {columns} FROM {table} WHERE namespace = ? ORDER BY 1"
+            for row in connection.execute(sql, (namespace,)):
+                try:
+                    parse(row)
+                except IntegrityError as error:
+                    yield MalformedObject.of(kind, error)
 
     def inspect_event(self, event_id: str, namespace: str | None = None) -> list[EventInfo]:
         with self.reading("inspect event") as connection:
@@ -237,7 +306,10 @@ class SqliteEventStore:
                 "AND (? IS NULL OR namespace = ?) ORDER BY namespace",
                 (event_id, namespace, namespace),
             ).fetchall()
-            return [self._info(connection, name, json.loads(text)) for name, text in rows]
+            return [
+                self._info(connection, name, parse_envelope(text, name, event_id))
+                for name, text in rows
+            ]
 
     def _info(
         self, connection: sqlite3.Connection, namespace: str, envelope: Envelope
@@ -247,7 +319,14 @@ class SqliteEventStore:
             "ORDER BY handler_id",
             (namespace, envelope["id"]),
         ).fetchall()
-        return envelopes.event_info(envelope, [record_of(row) for row in rows], self.now())
+        claims: list[ClaimRecord] = []
+        malformed: list[MalformedObject] = []
+        for row in rows:
+            try:
+                claims.append(record_of(row, namespace))
+            except IntegrityError as error:
+                malformed.append(MalformedObject.of("claim", error))
+        return envelopes.event_info(envelope, claims, self.now(), malformed)
 
     # -- doing again --------------------------------------------------------------------------
 
@@ -264,10 +343,19 @@ class SqliteEventStore:
         name = letter.namespace, letter.event_id, letter.handler_id
         where = "WHERE namespace = ? AND event_id = ? AND handler_id = ?"
         with self.writing("redrive") as connection:
+            row = connection.execute(
+                "SELECT envelope FROM events WHERE namespace = ? AND id = ?", name[:2]
+            ).fetchone()
+            event = None
+            if letter.event is None and row is not None:
+                event = parse_envelope(row[0], letter.namespace, letter.event_id)
+            whole = envelopes.with_letter_event(letter, event)
+            if whole.event is None:
+                return None
             gone = connection.execute(f"DELETE FROM event_dead_letters {where}", name)
             if gone.rowcount == 0:
                 return None
-            copy = envelopes.redriven(letter, str(uuid.uuid4()), now)
+            copy = envelopes.redriven(whole, str(uuid.uuid4()), now)
             connection.execute(
                 f"UPDATE event_claims SET redriven_as = ? {where}", (copy["id"], *name)
             )
@@ -293,3 +381,48 @@ class SqliteEventStore:
                 (namespace, namespace),
             )
         return deleted
+
+
+# -- rows -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _lenient_text(connection: sqlite3.Connection) -> Iterator[None]:
+    """Text that is no UTF-8 comes as bytes: then one row is malformed, not the whole answer."""
+    before = connection.text_factory
+    connection.text_factory = _text
+    try:
+        yield
+    finally:
+        connection.text_factory = before
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _leave_out(error: IntegrityError) -> None:
+    log.warning("left out (`onto events show --malformed` lists such): %s", error)
+
+
+def _parse_session(row: Sequence[Any], namespace: str, alive_since: datetime) -> WorkerSession:
+    session_id, started, beat, metadata = row
+    key = f"event_sessions ({namespace}, {session_id})"
+    raw = {
+        "session_id": session_id,
+        "started_at": started,
+        "last_heartbeat": beat,
+        "metadata": from_row(metadata, key=key),
+    }
+    return WorkerSession.parse(raw, namespace, key=key, alive_since=alive_since)
+
+
+def _parse_letter(row: Sequence[Any], namespace: str) -> DeadLetter:
+    raw = dict(zip(_LETTER, row, strict=True))
+    key = f"event_dead_letters ({namespace}, {raw['event_id']}, {raw['handler_id']})"
+    event = raw["event"]
+    raw["event"] = None if event in (None, "null") else from_row(event, key=key)
+    return envelopes.parse_letter(raw, namespace, key=key)

@@ -184,4 +184,5 @@ def described(
         role=role,
         stats=part.stats,
         key_range=part.key_range,
+        previous=run.entries[0].files[0].previous,
     )

@@ -118,7 +118,7 @@ def update_index(repository: ObjectRepository, head: Head, ref: TypeRef, lease: 
         repository.indices.update(
             ref,
             log_id=head.log_id,
-            change=lambda index: with_snapshots(index, truth, head, top),
+            change=lambda index: with_snapshots(repository.chain, index, truth, head, ref, top),
         )
     except (ObjectStoreError, OntologiaError) as error:
         repository.warn(f"index of {ref[1]} does not have its new snapshot yet: {error}")

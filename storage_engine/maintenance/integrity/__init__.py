@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain
+from storage_engine.errors import OntologiaError
+from storage_engine.maintenance.indices import index_verifier
 from storage_engine.maintenance.integrity.data import RowCheck, check_files
-from storage_engine.maintenance.integrity.log import LogCheck
+from storage_engine.maintenance.integrity.log import Log, LogCheck
 from storage_engine.maintenance.integrity.report import Finding, IntegrityReport, Progress
 from storage_engine.maintenance.integrity.sqlite import check_sqlite
+from storage_engine.model.spec import TypeSpec, schema_differences
 from storage_engine.repository.protocol import Repository
 
 if TYPE_CHECKING:
@@ -15,11 +21,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "IntegrityReport", "verify_storage"]
 
+# Of indices, what no writer leaves behind. That one lags is no contradiction.
+_CONTRADICTIONS = frozenset(
+    {
+        "altered",
+        "missing_entry",
+        "orphan_file",
+        "other_history",
+        "overlap",
+        "path_mismatch",
+        "unreadable",
+        "wrong_facts",
+    }
+)
+
 
 def verify_storage(
-    repository: Repository, *, deep: bool = False, progress: Progress | None = None
+    repository: Repository,
+    *,
+    deep: bool = False,
+    models: Iterable[TypeSpec] = (),
+    progress: Progress | None = None,
 ) -> IntegrityReport:
-    """Follow the log and read every data file that it needs; with `deep`, every row too."""
+    """Follow the log and read every data file that it needs; with `deep`, every row too.
+
+    Declared types (`models`) are compared with what is stored of them; one that is not stored yet
+    contradicts nothing.
+    """
     report = IntegrityReport(repository.uri, deep=deep)
     tell: Progress = progress if progress is not None else lambda _what, _done, _total: None
     repository.flush()
@@ -27,12 +55,52 @@ def verify_storage(
         check_sqlite(database, report, tell)
     if (objects := repository.objects) is not None:
         _check_objects(objects, report, tell)
+    _check_models(repository, {spec.ref: spec for spec in models}, report)
     return report
+
+
+def _check_models(
+    repository: Repository, models: Mapping[tuple[str, str], TypeSpec], report: IntegrityReport
+) -> None:
+    if not models:
+        return
+    try:
+        stored = {spec.ref: spec for spec in repository.known_types()}
+    except OntologiaError as error:
+        report.note("models", "unreadable_schema", str(error))
+        return
+    for ref, declared in sorted(models.items()):
+        report.checked["models"] += 1
+        schema = stored[ref].schema_dict() if ref in stored else None
+        if schema is None or declared.aligned(schema).schema_sha256 == stored[ref].schema_sha256:
+            continue
+        differences = schema_differences(schema, declared.schema_dict())
+        message = "; ".join(differences) or "details that do not change its fields"
+        report.note("models", "schema_differs", message, type_name=declared.name)
 
 
 def _check_objects(repository: ObjectRepository, report: IntegrityReport, tell: Progress) -> None:
     log = LogCheck(repository.store, report, tell).run()
     if log is not None:
+        if report.ok:  # where the log contradicts itself, it proves nothing of an index
+            _check_indices(repository, log, report)
         check_files(repository.store, log, repository.engine_version, report, tell)
         if report.deep:
             RowCheck(repository, log, report, tell).run()
+
+
+def _check_indices(repository: ObjectRepository, log: Log, report: IntegrityReport) -> None:
+    """Whether an index says what the log does not; `index verify` tells what it lacks, too."""
+    anew = Chain(repository.store, repository.store.parallel)
+    examined = index_verifier(repository, anew).examine(log.head, known_types=())
+    for finding in examined.findings:
+        if finding.reason in _CONTRADICTIONS:
+            report.note(
+                "index",
+                finding.reason,
+                f"index of {finding.type_name} {finding.message}",
+                key=finding.path or layout.index(finding.kind, finding.type_name),
+                commit_id=finding.commit_id,
+                type_name=finding.type_name,
+            )
+    report.checked["indices"] += len(examined.types)

@@ -16,7 +16,7 @@ _KEPT = 1000  # findings; beyond, they are counted only
 class Finding:
     """One contradiction."""
 
-    area: str  # chain, checkpoint, tag, file, rows, endpoints, database
+    area: str  # chain, checkpoint, tag, index, file, rows, endpoints, database, models
     reason: str
     message: str
     key: str | None = None
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(slots=True)
 class IntegrityReport:
-    """`checked` counts what was looked at: commits, checkpoints, tags, files, bytes, rows.
+    """`checked` counts what was looked at: commits, checkpoints, tags, indices, files, bytes, rows.
     `by_type` counts all findings, those that are not kept too."""
 
     uri: str

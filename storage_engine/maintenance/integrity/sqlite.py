@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.errors import OntologiaError
+from storage_engine.errors import IntegrityError, OntologiaError
 from storage_engine.maintenance.integrity.data import missing_ends
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
 from storage_engine.model.spec import TypeSpec
@@ -18,13 +17,18 @@ from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import tags as sqlite_tags
 from storage_engine.repository.sqlite.data_table import quoted
 from storage_engine.repository.sqlite.engine import SqliteRepository
+from storage_engine.repository.sqlite.stored import StoredRow
 
 _COMMITS_AT_ONCE = 64
 _EXAMPLES = 3
 
 
 def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
-    report.head_commit_id = repository.head_commit_id()
+    try:
+        report.head_commit_id = repository.head_commit_id()
+    except IntegrityError as error:
+        report.note("chain", "unreadable_head", str(error))
+        return
     with repository.reading("verify") as connection:
         if connection is None:
             return
@@ -32,16 +36,30 @@ def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress
         for (answer,) in connection.execute(f"PRAGMA {pragma}(100)"):
             if answer != "ok":
                 report.note("database", "damaged", str(answer), key=repository.path)
+        try:
+            specs = repository.known_types()
+        except IntegrityError as error:
+            report.note("database", "unreadable_schema", str(error))
+            return
         written = _check_commits(connection, report)
-        for spec in repository.known_types():
+        for spec in specs:
             _check_counts(repository, connection, spec, written, report)
-        for tag in sqlite_tags.stored_tags(connection):
-            report.checked["tags"] += 1
-            if not 1 <= tag.commit_id <= report.head_commit_id:
-                answer = f"{tag.name} names commit {tag.commit_id}, which is not there"
-                report.note("tag", "wrong_commit", answer)
+        _check_tags(connection, report)
     if report.deep:
         _check_rows(repository, report, progress)
+
+
+def _check_tags(connection: sqlite3.Connection, report: IntegrityReport) -> None:
+    try:
+        tags = sqlite_tags.stored_tags(connection)
+    except IntegrityError as error:
+        report.note("tag", "unreadable_tag", str(error))
+        return
+    for tag in tags:
+        report.checked["tags"] += 1
+        if tag.commit_id > report.head_commit_id:
+            message = f"{tag.name} names commit {tag.commit_id}, which is not there"
+            report.note("tag", "wrong_commit", message)
 
 
 def _check_commits(
@@ -50,8 +68,10 @@ def _check_commits(
     """The chain; rows that each commit says it wrote, by kind, type and commit."""
     written: dict[tuple[str, str, int], int] = {}
     before: datetime | None = None
-    rows = connection.execute("SELECT id, parent_id, created_at, types FROM commits ORDER BY id")
-    for expected, (number, parent, created_at, types) in enumerate(rows, start=1):
+    rows = connection.execute(
+        "SELECT id, parent_id, created_at, types, metadata FROM commits ORDER BY id"
+    )
+    for expected, (number, parent, created_at, types, metadata) in enumerate(rows, start=1):
         report.checked["commits"] += 1
         if number != expected:
             report.note("chain", "broken_chain", f"commit {expected} is missing", commit_id=number)
@@ -59,13 +79,19 @@ def _check_commits(
         if parent != (number - 1 or None):
             message = f"names parent {parent}, should be {number - 1 or None}"
             report.note("chain", "wrong_parent", message, commit_id=number)
-        created = datetime.fromisoformat(created_at)
+        place = StoredRow("commits", number)
+        try:
+            created = place.instant("created_at", created_at)
+            changes = place.changes("types", types)
+            place.texts("metadata", metadata)
+        except IntegrityError as error:
+            report.note("chain", "unreadable_commit", str(error), commit_id=number)
+            continue
         if before is not None and created < before:
             report.note("chain", "time_goes_back", "is older than its parent", commit_id=number)
         before = created
-        for change in json.loads(types):
-            key = (change["kind"], change["type_name"], number)
-            written[key] = change["inserted"] + change["updated"]
+        for change in changes:
+            written[change.kind, change.type_name, number] = change.inserted + change.updated
     return written
 
 
@@ -84,7 +110,11 @@ def _check_counts(
             table.parameters,
         )
         for number, count in rows:
-            counted[number] = counted.get(number, 0) + count
+            if isinstance(number, int):
+                counted[number] = counted.get(number, 0) + count
+            else:
+                message = f"{count} rows have {number!r} for a commit"
+                report.note("rows", "rows_differ", message, type_name=spec.name)
     expected = {
         number: n for (kind, name, number), n in written.items() if (kind, name) == spec.ref
     }

@@ -21,7 +21,7 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
-from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
@@ -36,6 +36,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import Owner
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
@@ -54,6 +55,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     ReadWindow,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -82,6 +84,7 @@ class ObjectRepository(ABC):
         self.store = store
         self._config = config
         self._stamp = stamp
+        self._owner = Owner(store.uri)
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
@@ -175,8 +178,10 @@ class ObjectRepository(ABC):
         wanted = keys.select(list(spec.identity)) if keys is not None else None
         return ObjectExecutor(self._query_engine).read(spec, window, wanted)
 
-    def executor(self, pinned: int | None = None) -> ObjectExecutor:
-        return ObjectExecutor(self._query_engine, pinned)
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> ObjectExecutor:
+        return ObjectExecutor(self._query_engine, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         return self._commit_at(self.chain.read_head().head, reference)
@@ -245,6 +250,8 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        self._owner.check()
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
@@ -309,6 +316,8 @@ class ObjectRepository(ABC):
         self.publisher.flush()
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # all of it is the parent's
         self.flush()
         self._duck.close()
         self._sql_duck.close()
@@ -341,6 +350,14 @@ class ObjectRepository(ABC):
     @abstractmethod
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
         """Whose index objects this commit writes."""
+
+    def _listed_types(self, published: PublishedCommit) -> list[TypeRef] | None:
+        """What types.json lists; None, and a warning, when it cannot be read (RFC 0004 3.3)."""
+        try:
+            return known_types(self._documents)
+        except (SchemaMetadataError, StorageBackendError) as error:
+            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+            return None
 
     def _warn_of_lag(self, message: str) -> None:
         """An index that waits for our own write after a commit is not worth a word."""
@@ -411,7 +428,7 @@ class ObjectRepository(ABC):
         return {
             "owner_id": held.owner_id,
             "acquired_at": held.acquired_at,
-            "expires_at": held.expires_at.isoformat(),
+            "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
             "expired": held.expires_at <= self.store.now(),
         }
@@ -427,10 +444,8 @@ class S3RepositoryV1(ObjectRepository):
 
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
         """
-        try:
-            listed = known_types(self._documents)
-        except (SchemaMetadataError, StorageBackendError) as error:
-            self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
+        listed = self._listed_types(published)
+        if listed is None:
             return []
         return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
 
@@ -439,7 +454,15 @@ class S3RepositoryV2(ObjectRepository):
     """Engine v2 on an object store."""
 
     engine_version = "v2"
+    _catalog_read = False  # types.json, by this session, and it was good
 
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
-        """The touched types: `type_heads` in the manifest tell readers that others are complete."""
+        """The touched types: `type_heads` in the manifest tell readers that others are complete.
+
+        Nothing here needs types.json, so only a session's first commit looks at it, and those
+        after it until it is good.
+        """
+        if not self._catalog_read and self._listed_types(published) is None:
+            return []
+        self._catalog_read = True
         return published.manifest.touched()

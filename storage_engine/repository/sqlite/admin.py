@@ -44,6 +44,8 @@ def detect(path: str | Path, config: OntologiaConfig | None = None) -> tuple[str
             return None
         with connections.use("open") as connection:
             stamp = control_tables.inspect(connection, str(path))
+            if stamp is not None:
+                ENGINES[stamp.engine_version].check_shape(connection, stamp, str(path))
     return (stamp.engine_version, stamp.format) if stamp else None
 
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -29,6 +30,7 @@ from storage_engine.errors import (
     StorageBackendError,
 )
 from storage_engine.objectstore.local import advice, shortened
+from storage_engine.process import Owner, renew_after_fork
 from storage_engine.query.compiler import Statement
 from storage_engine.query.sqlite import install
 
@@ -54,7 +56,8 @@ def batches(cursor: sqlite3.Cursor) -> Iterator[Sequence[Sequence[Any]]]:
                 return
             yield list(zip(*rows, strict=True))
     finally:
-        cursor.close()
+        with suppress(sqlite3.ProgrammingError):  # what failed has closed the connection already
+            cursor.close()
 
 
 def plan_of(connection: sqlite3.Connection, statement: Statement) -> list[str]:
@@ -125,8 +128,10 @@ MEMORY = ":memory:"
 MAX_IDLE = 8
 WAL_KEPT_BYTES = 64 * 1024 * 1024
 WAL_RETRY_S = 0.01
+_HEADER_BYTES = 100
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_NOT_OURS = ("no such table", "no such column", "table ", "malformed JSON", "ON CONFLICT clause")
 _ADVICE = {
     sqlite3.SQLITE_NOTADB: "the file is not a SQLite database; give another path, or restore it "
     "from a backup",
@@ -153,6 +158,13 @@ def translate(
     if code == sqlite3.SQLITE_CORRUPT:
         return IntegrityError(
             f"{operation} {path}: the database file is damaged ({error}); restore it from a backup",
+            key=path,
+        )
+    if code == sqlite3.SQLITE_ERROR and str(error).startswith(_NOT_OURS):
+        return IntegrityError(
+            f"{operation} {path}: the tables are not as this version makes them ({error}); "
+            "something else has changed the file: `onto verify --deep` looks for what is wrong, "
+            "restore it from a backup",
             key=path,
         )
     detail = f"{_ADVICE[code]} ({error})" if code in _ADVICE else str(error)
@@ -260,23 +272,35 @@ class Connections:
         self._closed = False
         self._memory_lock = threading.RLock()
         self._memory = connect(MEMORY, timeout_ms, create=True) if self.in_memory else None
+        self._owner = Owner("an in-memory storage")
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Whoever had a connection or a lock at the fork is not here to give it back."""
+        self._guard = threading.RLock()
+        self._memory_lock = threading.RLock()
 
     def exists(self) -> bool:
         """Whether there is a database to read; an empty file is none yet."""
         if self.in_memory:
             return True
         try:
-            return os.stat(self.path).st_size > 0
+            status = os.stat(self.path)
         except FileNotFoundError:
             return False
         except OSError as error:
             raise self._failure("open", advice(error)) from error
+        # SQLite takes some files that are shorter than a header for empty, and writes over them.
+        if stat.S_ISREG(status.st_mode) and 0 < status.st_size < _HEADER_BYTES:
+            raise self._failure("open", _ADVICE[sqlite3.SQLITE_NOTADB])
+        return status.st_size > 0
 
     @contextmanager
     def use(self, operation: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
         """A connection for one operation. What goes wrong with it becomes one of our errors."""
         with errors_of(self.path, operation, self.timeout_ms):
             if self._memory is not None:
+                self._owner.check()  # its only connection may be in use in the parent
                 with self._memory_lock:
                     self._check_open(operation)
                     yield self._memory
@@ -297,7 +321,7 @@ class Connections:
         for lent in idle:
             if lent.file is None or lent.file.process == os.getpid():
                 lent.connection.close()
-        if self._memory is not None:
+        if self._memory is not None and not self._owner.elsewhere:
             with self._memory_lock:
                 self._memory.close()
 

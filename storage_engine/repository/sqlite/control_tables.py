@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from storage_engine.commitlog.state import IdempotencyRecord
 from storage_engine.errors import (
     IntegrityError,
     SchemaOutdatedError,
@@ -21,7 +22,13 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.model.spec import TypeSpec, schema_differences
-from storage_engine.repository.protocol import CommitRecord, Idempotency, TypeChange
+from storage_engine.repository.protocol import (
+    AppliedUnit,
+    CommitRecord,
+    Idempotency,
+    TypeChange,
+)
+from storage_engine.repository.sqlite.stored import StoredRow
 
 LOCK_NAME = "ontology_write"
 
@@ -32,7 +39,11 @@ class Registered:
 
     version: int
     sha256: str
-    schema: Mapping[str, Any]
+    schema_json: str
+
+    def spec(self, kind: str, name: str) -> TypeSpec:
+        place = StoredRow("schema_versions", (kind, name, self.version))
+        return place.schema(self.schema_json, self.sha256)
 
 
 def utc_text(moment: datetime) -> str:
@@ -50,7 +61,11 @@ def head(connection: sqlite3.Connection) -> tuple[int, str]:
     row = connection.execute(
         "SELECT id, created_at FROM commits ORDER BY id DESC LIMIT 1"
     ).fetchone()
-    return (row[0], row[1]) if row else (0, "")
+    if row is None:
+        return 0, ""
+    place = StoredRow("commits", row[0])
+    place.instant("created_at", row[1])
+    return place.integer("id", row[0], least=1), row[1]
 
 
 def insert_commit(
@@ -102,24 +117,51 @@ def record_lock(
     )
 
 
-def applied_by(connection: sqlite3.Connection, unit: Idempotency) -> int | None:
-    """The commit that already did this unit of work, None when it is still to be done."""
-    earlier = connection.execute(
-        "SELECT id, idempotency FROM commits WHERE idempotency_app = ? ORDER BY id DESC",
-        (unit.app_id,),
+def record_unit(connection: sqlite3.Connection, unit: Idempotency, head: int) -> None:
+    """Of a unit of work that changed nothing: applied, after commit `head`, without a commit."""
+    connection.execute(
+        "INSERT INTO applied_units (app_id, version, after_commit_id) VALUES (?, ?, ?) "
+        "ON CONFLICT (app_id) DO UPDATE SET version = excluded.version, "
+        "after_commit_id = excluded.after_commit_id",
+        (unit.app_id, to_json(unit.version), head),
     )
-    if isinstance(unit.version, str):
-        row = earlier.fetchone()
-        return row[0] if row and json.loads(row[1]) == unit.version else None
-    applied: int | None = None
-    for commit_id, text in earlier:  # newest first, and integers only grow
-        version = json.loads(text)
-        if isinstance(version, str):
-            continue
-        if version < unit.version:
-            break
-        applied = commit_id
-    return applied
+
+
+def applied(connection: sqlite3.Connection, unit: Idempotency) -> AppliedUnit | None:
+    """How this unit of work was done, None when it is still to be done. The newest record of its
+    application decides, be it a commit or a unit that changed nothing."""
+    by_commit = connection.execute(
+        "SELECT id, idempotency FROM commits WHERE idempotency_app = ? ORDER BY id DESC LIMIT 1",
+        (unit.app_id,),
+    ).fetchone()
+    by_itself = None
+    if _has_table(connection, "applied_units"):  # a file of format 1 gets it with its next commit
+        by_itself = connection.execute(
+            "SELECT after_commit_id, version FROM applied_units WHERE app_id = ?", (unit.app_id,)
+        ).fetchone()
+    place = StoredRow("applied_units", unit.app_id)
+    after = place.integer("after_commit_id", by_itself[0]) if by_itself is not None else -1
+    if by_itself is not None and (by_commit is None or by_commit[0] <= after):
+        record = IdempotencyRecord(_version(place, "version", by_itself[1]), None)
+    elif by_commit is not None:
+        place = StoredRow("commits", by_commit[0])
+        record = IdempotencyRecord(_version(place, "idempotency", by_commit[1]), by_commit[0])
+    else:
+        return None
+    return AppliedUnit(record.commit_id) if record.covers(unit.version) else None
+
+
+def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+    sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return connection.execute(sql, (name,)).fetchone() is not None
+
+
+def _version(place: StoredRow, column: str, text: Any) -> int | str:
+    """Of a unit of work."""
+    version = place.json(column, text)
+    if isinstance(version, bool) or not isinstance(version, int | str):
+        raise place.damaged(f"{column} should be an integer or a text, not {text!r}")
+    return version
 
 
 def commits(connection: sqlite3.Connection, since: int, limit: int) -> list[CommitRecord]:
@@ -151,34 +193,44 @@ def commit_at(connection: sqlite3.Connection, moment: datetime) -> int:
 def touched_types(connection: sqlite3.Connection, commit_id: int) -> list[tuple[str, str]]:
     """Kind and name of the types that a commit wrote, in that order."""
     row = connection.execute("SELECT types FROM commits WHERE id = ?", (commit_id,)).fetchone()
-    return sorted((t["kind"], t["type_name"]) for t in json.loads(row[0])) if row else []
+    changes = StoredRow("commits", commit_id).changes("types", row[0]) if row else []
+    return sorted((change.kind, change.type_name) for change in changes)
 
 
 _COLUMNS = "id, parent_id, created_at, runtime_id, kind, metadata, types"
 
 
 def _record(row: Sequence[Any]) -> CommitRecord:
+    place = StoredRow("commits", row[0])
     return CommitRecord(
         id=row[0],
-        parent_id=row[1],
-        created_at=datetime.fromisoformat(row[2]),
-        runtime_id=row[3],
-        kind=row[4],
-        metadata=json.loads(row[5]),
-        types=sorted({entry["type_name"] for entry in json.loads(row[6])}),
+        parent_id=row[1] if row[1] is None else place.integer("parent_id", row[1]),
+        created_at=place.instant("created_at", row[2]),
+        runtime_id=place.text("runtime_id", row[3]),
+        kind=place.text("kind", row[4]),
+        metadata=place.texts("metadata", row[5]),
+        types=sorted({change.type_name for change in place.changes("types", row[6])}),
     )
 
 
 def registered(connection: sqlite3.Connection, kind: str, name: str) -> Registered | None:
     row = connection.execute(
-        "SELECT v.schema_version_id, v.schema_sha256, v.schema_json "
-        "FROM schema_registry AS r JOIN schema_versions AS v "
+        "SELECT r.current_schema_version_id, v.schema_sha256, v.schema_json "
+        "FROM schema_registry AS r LEFT JOIN schema_versions AS v "
         "ON v.type_kind = r.type_kind AND v.type_name = r.type_name "
         "AND v.schema_version_id = r.current_schema_version_id "
         "WHERE r.type_kind = ? AND r.type_name = ?",
         (kind, name),
     ).fetchone()
-    return Registered(row[0], row[1], json.loads(row[2])) if row else None
+    return _registered(kind, name, *row) if row else None
+
+
+def _registered(kind: str, name: str, version: Any, sha256: Any, text: Any) -> Registered:
+    place = StoredRow("schema_registry", (kind, name))
+    number = place.integer("current_schema_version_id", version, least=1)
+    if text is None:
+        raise place.damaged(f"its schema version {number} is not in schema_versions")
+    return Registered(number, sha256, text)
 
 
 def check_schema(connection: sqlite3.Connection, spec: TypeSpec) -> Registered | None:
@@ -186,9 +238,10 @@ def check_schema(connection: sqlite3.Connection, spec: TypeSpec) -> Registered |
     stored = registered(connection, spec.kind, spec.name)
     if stored is None or stored.sha256 == spec.schema_sha256:
         return stored
-    if spec.aligned(stored.schema).schema_sha256 == stored.sha256:
+    schema = stored.spec(*spec.ref).schema_dict()
+    if spec.aligned(schema).schema_sha256 == stored.sha256:
         return stored
-    differences = schema_differences(stored.schema, spec.schema_dict())
+    differences = schema_differences(schema, spec.schema_dict())
     listed = "; ".join(differences) or "details that do not change its fields"
     raise SchemaOutdatedError(
         f"class {spec.name} differs from schema version {stored.version} in this storage: "
@@ -235,27 +288,37 @@ def known_types(
     """Every registered type's current version and schema, by kind and name; of one, if told."""
     only = "WHERE r.type_kind = ? AND r.type_name = ? " if ref is not None else ""
     rows = connection.execute(
-        "SELECT v.schema_version_id, v.schema_json, v.type_kind, v.type_name "
-        "FROM schema_registry AS r JOIN schema_versions AS v "
+        "SELECT r.type_kind, r.type_name, r.current_schema_version_id, v.schema_sha256, "
+        "v.schema_json "
+        "FROM schema_registry AS r LEFT JOIN schema_versions AS v "
         "ON v.type_kind = r.type_kind AND v.type_name = r.type_name "
         "AND v.schema_version_id = r.current_schema_version_id "
-        f"{only}ORDER BY v.type_kind, v.type_name",
+        f"{only}ORDER BY r.type_kind, r.type_name",
         ref or (),
     ).fetchall()
-    specs = []
-    for version, text, kind, name in rows:
-        try:
-            specs.append((version, TypeSpec.from_schema_dict(json.loads(text))))
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(
-                f"the stored schema of {kind} {name} is unreadable: {error}", key="schema_versions"
-            ) from error
-    return specs
+    types = []
+    for kind, name, *rest in rows:
+        stored = _registered(kind, name, *rest)
+        spec = stored.spec(kind, name)
+        if spec.ref != (kind, name):
+            raise StoredRow("schema_registry", (kind, name)).damaged(
+                f"has the schema of {spec.ref}"
+            )
+        types.append((stored.version, spec))
+    return types
 
 
 BACKEND = "sqlite"
-FORMAT = 1
+FORMAT = 2
 ENGINE_VERSIONS = ("v1", "v2")
+
+APPLIED_UNITS = """
+    CREATE TABLE IF NOT EXISTS applied_units (  -- that changed nothing, the latest of each app
+        app_id           TEXT NOT NULL PRIMARY KEY,
+        version          TEXT NOT NULL,    -- JSON: an integer or a string
+        after_commit_id  INTEGER NOT NULL  -- head at that time
+    )
+    """
 
 CONTROL_TABLES = (
     """
@@ -276,6 +339,7 @@ CONTROL_TABLES = (
     CREATE INDEX IF NOT EXISTS commits_by_idempotency_app ON commits (idempotency_app, id)
         WHERE idempotency_app IS NOT NULL
     """,
+    APPLIED_UNITS,
     """
     CREATE TABLE IF NOT EXISTS schema_registry (
         type_kind                  TEXT NOT NULL,
@@ -315,7 +379,9 @@ STORAGE_META = """
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What a storage says it is. Format 0 is a v1 file from before there were stamps."""
+    """What a storage says it is. Format 0 is a file without our format number: a v1 file from
+    before there were stamps, or one with the minimum of RFC 0009 3. Another implementation may
+    have made it, so its tables are compared with ours (`check_shape`) before anything is read."""
 
     engine_version: str
     format: int
@@ -346,10 +412,10 @@ def _read_stamp(connection: sqlite3.Connection, path: str) -> FileStamp:
     try:
         meta = dict(connection.execute("SELECT key, value FROM storage_meta"))
         backend, engine = meta["backend"], meta["engine_version"]
-        number = int(meta["format"])
-    except (sqlite3.OperationalError, KeyError, ValueError) as error:
+        number = int(meta.get("format", 0))
+    except (sqlite3.OperationalError, KeyError, ValueError, TypeError) as error:
         raise _foreign(path) from error
-    if backend != BACKEND:
+    if backend != BACKEND or not isinstance(engine, str) or number < 0:
         raise _foreign(path)
     return FileStamp(engine, number)
 
@@ -374,6 +440,64 @@ def _foreign(path: str) -> StorageBackendError:
         operation="open",
         key=path,
     )
+
+
+Shape = Mapping[str, Mapping[str, tuple[bool, int]]]  # table: column: must be given, place in key
+_REQUIRED = {"commits", "schema_registry", "schema_versions"}
+
+
+def shape_of(connection: sqlite3.Connection) -> Shape:
+    """The tables, with their columns."""
+    tables = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) <> 'sqlite_'"
+    ).fetchall()
+    return {
+        table: {
+            column: (bool(not_null) and default is None, key)
+            for _, column, _, not_null, default, key in connection.execute(
+                "SELECT * FROM pragma_table_info(?)", (table,)
+            )
+        }
+        for (table,) in tables
+    }
+
+
+def check_shape(
+    connection: sqlite3.Connection,
+    ours: Shape,
+    data_tables: Iterable[str],
+    stamp: FileStamp,
+    path: str,
+) -> None:
+    """Refuse a file without our format number whose tables are not those that we know: all of it
+    can be read and written, or nothing is."""
+    stored = shape_of(connection)
+    problems = [f"there is no table {t}" for t in {*_REQUIRED, *data_tables} if t not in stored]
+    for table, columns in ours.items():
+        theirs = stored.get(table, columns)
+        missing = [name for name in columns if name not in theirs]
+        unknown = [name for name, (needed, _) in theirs.items() if needed and name not in columns]
+        if missing:
+            problems.append(f"table {table} has no {', '.join(missing)}")
+        elif unknown:
+            problems.append(f"table {table} wants values for {', '.join(unknown)}")
+        elif any(theirs[name][1] != place for name, (_, place) in columns.items()):
+            problems.append(f"table {table} has another primary key")
+    if not problems:
+        try:
+            known_types(connection)
+        except IntegrityError as error:
+            problems.append(str(error))
+    if problems:
+        raise UnsupportedEngineError(
+            f"{path} is an engine {stamp.engine_version} storage that another implementation has "
+            f"made, with tables that this one does not know ({'; '.join(sorted(problems))}). "
+            "Nothing was touched. Export its types as JSON lines with the program that wrote it, "
+            "and load them into a new storage with session.ingest()",
+            backend=BACKEND,
+            engine_version=stamp.engine_version,
+            format=stamp.format,
+        )
 
 
 def check_engine(stamp: FileStamp, engine_version: str, path: str) -> None:
@@ -411,12 +535,20 @@ def write_stamp(connection: sqlite3.Connection, stamp: FileStamp) -> None:
     )
 
 
-def _stamp_v1_file(connection: sqlite3.Connection, engine_version: str) -> None:
-    """0 -> 1: a v1 file from before engine versioning gets its stamp (RFC 0009, 7.1)."""
+def _stamp_file(connection: sqlite3.Connection, engine_version: str) -> None:
+    """0 -> 1: a file without our format number gets its stamp (RFC 0009, 7.1)."""
     create_tables(connection, engine_version)
 
 
-MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection, str], None]] = {0: _stamp_v1_file}
+def _add_applied_units(connection: sqlite3.Connection, _engine_version: str) -> None:
+    """1 -> 2: units of work that changed nothing are recorded, too."""
+    connection.execute(APPLIED_UNITS)
+
+
+MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection, str], None]] = {
+    0: _stamp_file,
+    1: _add_applied_units,
+}
 
 
 def migrate_format(connection: sqlite3.Connection, stamp: FileStamp) -> None:

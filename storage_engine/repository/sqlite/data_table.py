@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -51,7 +52,13 @@ def from_values(values: Sequence[Any], storage: str, arrow_type: pa.DataType) ->
     if storage in ("datetime", "date"):
         return pa.array(values, pa.string()).cast(arrow_type)
     if storage == "bool":
+        if not {0, 1, None}.issuperset(values):
+            raise ValueError("a truth value is neither 0 nor 1")
         return pa.array(values, pa.int8()).cast(pa.bool_())
+    if storage == "json":
+        for value in values:
+            if value is not None:
+                orjson.loads(value)
     return pa.array(values, arrow_type)
 
 
@@ -246,13 +253,13 @@ def count_delta(staged: IntentTable) -> str:
 
 
 def changed_since(table: DataTable, staged: IntentTable) -> str:
-    """Targeted identities that have a version after commit :snapshot."""
+    """Targeted identities that have a version after commit :snapshot, and the last such."""
     keys = ", ".join(f"i.{key}" for key in staged.keys)
     return (
-        f"SELECT DISTINCT {keys} FROM temp.{staged.name} AS i "
+        f"SELECT {keys}, max(h.commit_id) FROM temp.{staged.name} AS i "
         f"CROSS JOIN main.{quoted(table.name)} AS h "
         f"WHERE {table.of_type('h')} AND {_same(table, 'h', 'i')} AND h.commit_id > :snapshot "
-        f"ORDER BY {keys}"
+        f"GROUP BY {keys} ORDER BY {keys}"
     )
 
 

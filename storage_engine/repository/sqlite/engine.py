@@ -12,8 +12,8 @@ import os
 import socket
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
@@ -23,7 +23,7 @@ import pyarrow as pa
 from storage_engine.commitlog.records import timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
+from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
@@ -37,7 +37,9 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     ReadWindow,
+    Snapshot,
     TypeChange,
+    check_metadata,
     checked_commit,
     labels,
     no_staging,
@@ -51,6 +53,7 @@ from storage_engine.repository.sqlite.connection import (
     rollback,
     snapshot,
 )
+from storage_engine.repository.sqlite.control_tables import FileStamp
 from storage_engine.repository.sqlite.data_table import (
     DataTable,
     KeySet,
@@ -63,6 +66,7 @@ from storage_engine.repository.sqlite.data_table import (
     staged_inputs,
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
 from storage_engine.repository.sqlite.visible import LAST_ID, named
 
 
@@ -130,21 +134,23 @@ class SqliteRepository(ABC):
     # --- writing --------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         if self._is_void(request) and not self._connections.exists():
             return None
         metadata = control_tables.to_json(dict(request.metadata))
         events = control_tables.to_json([dict(event) for event in request.events])
         with self._connections.use("commit", create=True) as connection:
             if request.idempotency is not None and self._has_tables(connection):
-                applied = control_tables.applied_by(connection, request.idempotency)
+                applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
-                    return AppliedUnit(applied).result()
+                    return applied.result()
             with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
-                    result = self._publish(connection, request, staged, metadata, events, waited)
-                    publishes = result is not None and not result.already_applied
-                    connection.execute("COMMIT" if publishes else "ROLLBACK")
+                    result, wrote = self._publish(
+                        connection, request, staged, metadata, events, waited
+                    )
+                    connection.execute("COMMIT" if wrote else "ROLLBACK")
                 except BaseException:
                     rollback(connection)
                     raise
@@ -152,8 +158,7 @@ class SqliteRepository(ABC):
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         with self.reading("look up a unit of work") as connection:
-            commit_id = control_tables.applied_by(connection, unit) if connection else None
-        return AppliedUnit(commit_id) if commit_id is not None else None
+            return control_tables.applied(connection, unit) if connection else None
 
     def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
         raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
@@ -166,13 +171,14 @@ class SqliteRepository(ABC):
         metadata: str,
         events: str,
         waited_ms: float,
-    ) -> CommitResult | None:
-        """All that happens under the write lock. The caller commits or rolls back."""
+    ) -> tuple[CommitResult | None, bool]:
+        """All that happens under the write lock; and whether something was written, so that the
+        caller commits, or else rolls back."""
         self._prepare(connection)
         if request.idempotency is not None:
-            applied = control_tables.applied_by(connection, request.idempotency)
+            applied = control_tables.applied(connection, request.idempotency)
             if applied is not None:
-                return AppliedUnit(applied).result(lock_wait_ms=waited_ms)
+                return applied.result(lock_wait_ms=waited_ms), False
         head, head_created_at = control_tables.head(connection)
         self._check_expected(connection, request.expect)
         deltas = []
@@ -181,7 +187,9 @@ class SqliteRepository(ABC):
             if delta[0].inserted or delta[0].updated:
                 deltas.append((part, *delta))
         if not deltas and not request.events:
-            return None
+            if request.idempotency is not None:
+                control_tables.record_unit(connection, request.idempotency, head)
+            return None, request.idempotency is not None
         commit_id = head + 1
         now = control_tables.utc_text(datetime.now(UTC))
         for part, _, version in deltas:
@@ -200,25 +208,21 @@ class SqliteRepository(ABC):
         event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         control_tables.record_lock(connection, self._config.runtime_id, holder, now)
-        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms)
+        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms), True
 
     def _reconcile(
-        self, connection: sqlite3.Connection, part: StagedType, since: int | None
+        self, connection: sqlite3.Connection, part: StagedType, snapshot: Snapshot | None
     ) -> tuple[TypeChange, int | None]:
         """How the intents of one type differ from its latest state, and its schema version."""
         spec, staged = part.spec, part.staged
         stored = control_tables.check_schema(connection, spec)
         table = self._current_table(connection, *spec.ref) if stored else None
-        if table is not None and since is not None:
-            moved = connection.execute(
-                data_table.changed_since(table, staged), {**table.parameters, "snapshot": since}
-            ).fetchall()
-            if moved:
-                raise ConcurrentWriteError(
-                    type=spec.name,
-                    identities=[row[0] if len(row) == 1 else row for row in moved],
-                    snapshot=since,
-                )
+        if table is not None and snapshot is not None:
+            later = connection.execute(
+                data_table.changed_since(table, staged),
+                {**table.parameters, "snapshot": snapshot.since(spec.ref)},
+            )
+            snapshot.check(spec.ref, ((row[:-1], row[-1]) for row in later))
         connection.execute(
             data_table.reconcile(table, staged), table.parameters if table is not None else {}
         )
@@ -258,11 +262,10 @@ class SqliteRepository(ABC):
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the storage writable, inside the transaction that writes."""
-        stamp = control_tables.inspect(connection, self.path)
+        stamp = self._stamp(connection)
         if stamp is None:
             self.create_tables(connection)
             return
-        control_tables.check_engine(stamp, self.engine_version, self.path)
         if stamp.format < control_tables.FORMAT:
             control_tables.migrate_format(connection, stamp)
             self._create_data_tables(connection)
@@ -279,6 +282,7 @@ class SqliteRepository(ABC):
         return not (
             request.events
             or request.expect
+            or request.idempotency
             or any(i.stream is not None for i in request.inputs)
             or any(i.table is not None and i.table.num_rows for i in request.inputs)
         )
@@ -326,11 +330,32 @@ class SqliteRepository(ABC):
         return [column.name for column in self._payload(spec)]
 
     def to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
+        """Rows as SQLite gave them, in columns. IntegrityError names a row that is not ours."""
+        try:
+            return self._to_arrow(spec, columns)
+        except (IntegrityError, *UNREADABLE, pa.ArrowException):
+            for number in range(len(columns[0])):
+                row = [column[number] for column in columns]
+                self._check_row(spec, row)
+            raise
+
+    def _check_row(self, spec: TypeSpec, row: Sequence[Any]) -> None:
+        try:
+            self._to_arrow(spec, [(value,) for value in row])
+        except (IntegrityError, *UNREADABLE, pa.ArrowException) as error:
+            commit_id, *identity = row[: 1 + len(spec.identity)]
+            table = f"of {spec.kind} {spec.name}"
+            raise StoredRow(table, (*identity, commit_id)).damaged(str(error)) from error
+
+    def _to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
         width = 1 + len(spec.identity)
         identity = pa.table(
             [pa.array(column, pa.string()) for column in columns[1:width]], names=spec.identity
         )
         rows = self._decode(spec, identity, columns[width:])
+        for field in spec.fields:
+            if rows.column(field.name).null_count and not field.nullable:
+                raise ValueError(f"{field.name} is null and may not be")
         return pa.Table.from_arrays(
             [pa.array(columns[0], pa.int64()), *rows.columns], schema=read_schema(spec)
         )
@@ -346,11 +371,13 @@ class SqliteRepository(ABC):
         """A new one: in memory, all temporary tables are in one connection."""
         return f"{use}_{next(self._temporary)}"
 
-    def executor(self, pinned: int | None = None) -> SqlExecutor:
+    def executor(
+        self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
+    ) -> SqlExecutor:
         head = self.head_commit_id() if pinned is not None else 0
         if pinned is not None and not 0 <= pinned <= head:
             raise ValueError(f"commit {pinned} cannot be pinned: the storage is at commit {head}")
-        return SqliteExecutor(self, pinned)
+        return SqliteExecutor(self, pinned, on_head)
 
     def commit_at(self, reference: Reference) -> int:
         with self.reading("resolve a reference") as connection:
@@ -423,7 +450,11 @@ class SqliteRepository(ABC):
                 return changes
             for kind, name in control_tables.touched_types(connection, commit_id):
                 columns = ("key",) if kind == "entity" else data_table.identity_columns(kind)
-                sql = data_table.changes(self._all_tables(connection, kind, name))
+                tables = self._all_tables(connection, kind, name)
+                if not tables:
+                    problem = f"types names the {kind} {name}, which has no table"
+                    raise StoredRow("commits", commit_id).damaged(problem)
+                sql = data_table.changes(tables)
                 parameters = {"type": name, "commit_id": commit_id}
                 for *identity, earlier in connection.execute(sql, parameters):
                     changes.append(
@@ -493,10 +524,33 @@ class SqliteRepository(ABC):
             yield connection if self._has_tables(connection) else None
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:
+        return self._stamp(connection) is not None
+
+    def _stamp(self, connection: sqlite3.Connection) -> FileStamp | None:
+        """None for an empty database; refuses what this engine cannot work with."""
         stamp = control_tables.inspect(connection, self.path)
         if stamp is not None:
             control_tables.check_engine(stamp, self.engine_version, self.path)
-        return stamp is not None
+            self.check_shape(connection, stamp, self.path)
+        return stamp
+
+    @classmethod
+    def check_shape(cls, connection: sqlite3.Connection, stamp: FileStamp, path: str) -> None:
+        """Refuse tables that another implementation has made otherwise."""
+        if stamp.format == 0:
+            ours, data_tables = cls._own_shape()
+            control_tables.check_shape(connection, ours, data_tables, stamp, path)
+
+    @classmethod
+    def _own_shape(cls) -> tuple[control_tables.Shape, list[str]]:
+        """Every table that this engine makes, and which of them are for rows."""
+        with closing(sqlite3.connect(":memory:")) as connection:
+            cls._create_data_tables(connection)
+            data_tables = list(control_tables.shape_of(connection))
+            cls.create_tables(connection)
+            event_tables.ensure_tables(connection, "")
+            tags.ensure_table(connection)
+            return control_tables.shape_of(connection), data_tables
 
     # --- for the event store --------------------------------------------------------------------
 

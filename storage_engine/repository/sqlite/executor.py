@@ -110,9 +110,15 @@ class _Type:
 class SqliteExecutor:
     """Part of `SqliteRepository`, which knows where its types are and how their rows read."""
 
-    def __init__(self, repository: SqliteRepository, pinned: int | None = None) -> None:
+    def __init__(
+        self,
+        repository: SqliteRepository,
+        pinned: int | None = None,
+        on_head: Callable[[int], None] | None = None,
+    ) -> None:
         self._repository = repository
         self._pinned = pinned
+        self._on_head = on_head
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -153,6 +159,7 @@ class SqliteExecutor:
         repository = self._repository
         # All tables as of one commit, whatever is committed meanwhile.
         upto = repository.head_commit_id() if self._pinned is None else self._pinned
+        self._note(upto)
 
         def provide(tables: Tables) -> Callable[[duckdb.DuckDBPyConnection], None]:
             answers = {
@@ -308,8 +315,13 @@ class SqliteExecutor:
 
     # --- what is looked at ----------------------------------------------------------------------
 
+    def _note(self, head: int) -> None:
+        if self._on_head is not None:
+            self._on_head(head)
+
     def _seen(self, connection: sqlite3.Connection | None, when: When) -> Seen:
         head = control_tables.head(connection)[0] if connection else 0
+        self._note(head)
         return resolve(
             when, head, self._pinned, lambda ref: self._repository.commit_on(connection, ref)
         )

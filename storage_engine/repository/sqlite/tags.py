@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from storage_engine.commitlog.records import timestamp
 from storage_engine.commitlog.tags import Tag, check_name, unknown
 from storage_engine.errors import ConfigurationError, TagExistsError
-from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import begin_write, rollback
+from storage_engine.repository.sqlite.stored import StoredRow
 
 if TYPE_CHECKING:
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -51,13 +52,13 @@ def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -
         there = f"1 to {head} are there" if head else "there are none yet"
         raise ConfigurationError(f"no commit {wanted} to tag: {there}")
     with _writing(repository, "create tag") as connection:
-        connection.execute(_CREATE)
+        ensure_table(connection)
         existing = {tag.name: tag for tag in stored_tags(connection)}.get(name)
         if existing is not None and existing.commit_id != wanted:
             raise TagExistsError(name, commit_id=existing.commit_id, asked=wanted)
         if existing is not None:
             return existing
-        now = control_tables.utc_text(datetime.now(UTC))
+        now = timestamp(datetime.now(UTC))
         tag = Tag(name, wanted, now, repository._config.runtime_id)
         connection.execute(
             "INSERT INTO tags VALUES (?, ?, ?, ?)",
@@ -76,6 +77,10 @@ def delete_tag(repository: SqliteRepository, name: str) -> Tag:
     return tag
 
 
+def ensure_table(connection: sqlite3.Connection) -> None:
+    connection.execute(_CREATE)
+
+
 def stored_tags(connection: sqlite3.Connection) -> list[Tag]:
     """By name, on a connection at hand."""
     there = connection.execute(
@@ -83,7 +88,18 @@ def stored_tags(connection: sqlite3.Connection) -> list[Tag]:
     ).fetchone()
     if there is None:
         return []
-    return [Tag(*row) for row in connection.execute(f"{_SELECT} ORDER BY name")]
+    return [_tag(row) for row in connection.execute(f"{_SELECT} ORDER BY name")]
+
+
+def _tag(row: Sequence[Any]) -> Tag:
+    """Earlier versions wrote times with `Z`."""
+    place = StoredRow("tags", row[0])
+    return Tag(
+        place.text("name", row[0]),
+        place.integer("commit_id", row[1], least=1),
+        timestamp(place.instant("created_at", row[2])),
+        place.text("runtime_id", row[3]),
+    )
 
 
 @contextmanager

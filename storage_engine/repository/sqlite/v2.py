@@ -21,6 +21,7 @@ from storage_engine.repository.sqlite.data_table import (
     quoted,
 )
 from storage_engine.repository.sqlite.engine import SqliteRepository
+from storage_engine.repository.sqlite.stored import StoredRow
 
 TYPE_LAYOUT_CATALOG = """
     CREATE TABLE IF NOT EXISTS type_layout_catalog (
@@ -85,7 +86,15 @@ class SqliteRepositoryV2(SqliteRepository):
             "WHERE type_kind = ? AND type_name = ? AND is_current = 1",
             (kind, name),
         ).fetchone()
-        return DataTable(row[0], kind, name, activation_commit_id=row[1]) if row else None
+        if row is None:
+            return None
+        place = StoredRow("type_layout_catalog", (kind, name))
+        return DataTable(
+            place.text("table_name", row[0]),
+            kind,
+            name,
+            activation_commit_id=place.integer("activation_commit_id", row[1]),
+        )
 
     def _all_tables(
         self, connection: sqlite3.Connection, kind: str, name: str
@@ -95,7 +104,8 @@ class SqliteRepositoryV2(SqliteRepository):
             "ORDER BY schema_version_id",
             (kind, name),
         )
-        return [DataTable(table, kind, name) for (table,) in rows]
+        place = StoredRow("type_layout_catalog", (kind, name))
+        return [DataTable(place.text("table_name", table), kind, name) for (table,) in rows]
 
     def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
         return [TableColumn(f.name, SQLITE_TYPES[f.storage]) for f in spec.fields]

@@ -27,7 +27,7 @@ from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository import CommitRequest, CommitResult, Idempotency, open_repository
 from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
 from storage_engine.repository.object.write.staged_write import StagedWrite
-from storage_engine.repository.protocol import AppliedUnit
+from storage_engine.repository.protocol import AppliedUnit, Snapshot
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at, made_world
 from tests.engines import (
@@ -279,7 +279,7 @@ def test_snapshot_isolation_refuses_instead(world: World) -> None:
         other.put(customer("a", age=2))
         other.repo.flush()
         with pytest.raises(ConcurrentWriteError, match="'a' changed after commit 1"):
-            publish(writer, attempt, snapshot=1)
+            publish(writer, attempt, snapshot=Snapshot(1))
     assert writer.ages() == {"a": 2}
 
 

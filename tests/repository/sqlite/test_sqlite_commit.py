@@ -19,7 +19,13 @@ from storage_engine.errors import (
 )
 from storage_engine.model.declarations import Entity, spec_of
 from storage_engine.model.field import Field
-from storage_engine.repository.protocol import CommitRequest, Idempotency, TypeChange, TypeInput
+from storage_engine.repository.protocol import (
+    CommitRequest,
+    Idempotency,
+    Snapshot,
+    TypeChange,
+    TypeInput,
+)
 from storage_engine.repository.sqlite import engine as base
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
@@ -225,7 +231,7 @@ def test_created_at_never_goes_back(
 def test_integer_idempotency(repository: SqliteRepository) -> None:
     for version, key in ((1, "a"), (3, "b")):
         put(repository, customer(key), idempotency=Idempotency("app", version))
-    for version, by in ((1, 1), (2, 2), (3, 2), (0, 1)):
+    for version, by in ((1, 2), (2, 2), (3, 2), (0, 2)):
         again = put(repository, customer("z"), idempotency=Idempotency("app", version))
         assert again is not None
         assert (again.commit_id, again.already_applied, list(again.changes)) == (by, True, [])
@@ -291,16 +297,16 @@ def test_snapshot_isolation(repository: SqliteRepository) -> None:
     put(repository, customer("a"), customer("b"), customer("c"))
     put(repository, customer("b", name="Bob"), customer("a", name="Al"))
     with pytest.raises(ConcurrentWriteError) as caught:
-        put(repository, customer("a"), customer("b"), customer("c", name="C"), snapshot=1)
+        put(repository, customer("a"), customer("b"), customer("c", name="C"), snapshot=Snapshot(1))
     assert caught.value.identities == ["a", "b"]
     assert caught.value.snapshot == 1
     assert repository.head_commit_id() == 2
-    assert put(repository, customer("c", name="C"), snapshot=1) is not None
-    assert put(repository, customer("d"), snapshot=1) is not None
+    assert put(repository, customer("c", name="C"), snapshot=Snapshot(1)) is not None
+    assert put(repository, customer("d"), snapshot=Snapshot(1)) is not None
 
     commit(repository, EMPLOYMENT, edge("a", "p", "1", role="dev"))
     with pytest.raises(ConcurrentWriteError) as caught:
-        commit(repository, EMPLOYMENT, edge("a", "p", "1", role="cto"), snapshot=2)
+        commit(repository, EMPLOYMENT, edge("a", "p", "1", role="cto"), snapshot=Snapshot(2))
     assert caught.value.identities == [("a", "p", "1")]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from storage_engine.errors import LockContentionError
-from storage_engine.repository.protocol import CommitRequest, TypeInput
+from storage_engine.repository.protocol import CommitRequest, Snapshot, TypeInput
 from storage_engine.repository.sqlite import connection
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
@@ -130,7 +130,7 @@ def test_no_query_per_row(engine: str, tmp_path: Path, monkeypatch: pytest.Monke
         statements.clear()
         put(repository, *(customer(key) for key in keys))
         put(repository, *(customer(key, name="Bob") for key in keys))
-        put(repository, *(customer(key, name="Bob") for key in keys), snapshot=2)
+        put(repository, *(customer(key, name="Bob") for key in keys), snapshot=Snapshot(2))
         table = repository.read(CUSTOMER)
         keyed = repository.read(CUSTOMER, keys=table.select(["entity_key"]))
         assert table.num_rows == keyed.num_rows == size

@@ -126,7 +126,17 @@ class _PreparedQuery:
     plans: tuple[TypePlan, ...]
 
     def stream(self, duck: Duck) -> Stream:
-        return Stream(duck, self.cursor, self.statement.sql, self.statement.parameters)
+        return Stream(
+            duck,
+            self.cursor,
+            self.statement.sql,
+            self.statement.parameters,
+            columns=self.columns,
+        )
+
+    @property
+    def columns(self) -> int:
+        return sum(len(versioned_schema(plan.spec)) for plan in self.plans)
 
     def execute(self, prefix: str = "") -> duckdb.DuckDBPyConnection:
         return self.cursor.execute(
@@ -137,9 +147,15 @@ class _PreparedQuery:
 class ObjectExecutor:
     """`Executor` of the object engines, on the head or pinned to a commit."""
 
-    def __init__(self, engine: Engine, pinned: int | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        pinned: int | None = None,
+        on_head: Callable[[int], None] | None = None,
+    ) -> None:
         self._engine = engine
         self._pinned = pinned
+        self._on_head = on_head
 
     # --- the contract ---------------------------------------------------------------------------
 
@@ -155,7 +171,9 @@ class ObjectExecutor:
         with prepared.cursor, self._engine.duck.errors():
             try:
                 table = self._engine.duck.run(
-                    prepared.cursor, lambda: prepared.execute().to_arrow_table()
+                    prepared.cursor,
+                    lambda: prepared.execute().to_arrow_table(),
+                    columns=prepared.columns,
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
                 raise OverflowError(
@@ -171,7 +189,7 @@ class ObjectExecutor:
         )
 
     def traverse(self, spec: QuerySpec) -> Traversal:
-        head = self._engine.chain.read_head().head
+        head = self._head()
         window = self._window(spec.when, head)
         # The steps must see the state that the sources are read from.
         sources = self.rows(
@@ -192,7 +210,7 @@ class ObjectExecutor:
         return Traversal(tables[0], tuple(tables[1:]), paths, remarks, window.upto)
 
     def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
-        head = self._engine.chain.read_head().head
+        head = self._head()
         entity = self._end(spec.type, side, head)
         window = self._window(When(as_of=spec.when.as_of), head)
         return self._fetch(head, entity, window, pa.table({"entity_key": keys}))[1]
@@ -216,7 +234,7 @@ class ObjectExecutor:
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         engine = self._engine
-        head = engine.chain.read_head().head
+        head = self._head()
 
         def provide(tables: Tables) -> Callable[[duckdb.DuckDBPyConnection], None]:
             window = self._window(When(), head)
@@ -308,8 +326,16 @@ class ObjectExecutor:
                 f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED} "
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
-            table = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+            table = self._engine.duck.run(
+                cursor, lambda: cursor.execute(sql).to_arrow_table(), columns=len(schema)
+            )
             return plan, table.cast(schema)
+
+    def _head(self) -> Head:
+        head = self._engine.chain.read_head().head
+        if self._on_head is not None:
+            self._on_head(head.commit_id)
+        return head
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -322,7 +348,7 @@ class ObjectExecutor:
     ) -> _PreparedQuery:
         """`also` are types whose files are planned, for `explain`, but not read."""
         engine = self._engine
-        head = engine.chain.read_head().head
+        head = self._head()
         window = self._window(spec.when, head)
         sides: list[Side] = [s for s, asks in (("left", spec.left), ("right", spec.right)) if asks]  # type: ignore[misc]
         ends = {side: self._end(spec.type, side, head) for side in sides}

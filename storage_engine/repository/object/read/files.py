@@ -7,11 +7,17 @@ several in a row, and kept in the immutable cache.
 Rows of small files are decoded once and kept in memory while there is room: a type that is written
 in many small commits has many small files until it is compacted, and opening each of them again
 for every query costs more than all the rest. Files never change.
+
+What is read whole is compared with the hash that the log has of it: fetched content each time,
+copies in the cache by the cache, small files of a directory once in the life of this process.
+Larger files are read in pieces, by what Parquet knows of them; `verify` reads all of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import re
 import secrets
 import threading
@@ -32,8 +38,8 @@ from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import row_schema, table_from_fields_json
 from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.spec import FieldSpec, TypeSpec
-from storage_engine.objectstore.cache import ImmutableCache
-from storage_engine.objectstore.local import is_there
+from storage_engine.objectstore.cache import ImmutableCache, damaged
+from storage_engine.objectstore.local import is_there, path_errors
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import Duck, literal, quoted
 
@@ -43,6 +49,7 @@ if TYPE_CHECKING:
 SMALL_FILE = 128 * KIB
 MANY_FILES = 16  # fewer are scanned where they are, with what Parquet knows of them
 _KEPT_BYTES = 64 * MIB
+_REMEMBERED = 100_000
 
 Key = tuple[str, tuple[str, ...]]  # path, columns
 
@@ -125,6 +132,7 @@ class Scanner:
         self._duck = duck
         self._cache = cache
         self._decoded = DecodedFiles()
+        self._checked: dict[str, tuple[int, ...]] = {}  # local files whose content is right
         self._names = itertools.count()
         self._secret = secrets.token_hex(16)  # no statement of a user can name such a table
 
@@ -251,8 +259,8 @@ class Scanner:
     def _name(self, file: CommitFile) -> str | None:
         """What DuckDB can open the file by; None when its content must be brought first."""
         path = self._store.local_path(file.path)
-        if path is not None and not is_there(path):
-            raise self._missing(file)
+        if path is not None:
+            self._check_local(file, path)
         if path is not None and not _GLOB.search(str(path)):
             return str(path)
         if file.bytes <= FETCH_WHOLE:
@@ -283,19 +291,55 @@ class Scanner:
             "key": file.path,
             "size": file.bytes or None,
             "sha256": file.content_sha256,
-            "fetch": lambda: self._get(file),
+            "fetch": lambda: self._fetched(file),
         }
 
     def _get(self, file: CommitFile) -> bytes:
+        data = self._fetched(file)
+        _check_content(file, data)
+        return data
+
+    def _fetched(self, file: CommitFile) -> bytes:
         try:
             return self._bulk.get(file.path).data
         except ObjectNotFound:
             raise self._missing(file) from None
 
+    def _check_local(self, file: CommitFile, path: Path) -> None:
+        """Of a file that DuckDB opens: that it is there and, of a small one, that it is right."""
+        with path_errors(path, "open"):
+            self._check_status(file, path)
+
+    def _check_status(self, file: CommitFile, path: Path) -> None:
+        try:
+            status = os.stat(path)
+            if file.bytes not in (0, status.st_size):
+                raise damaged(file.path, f"{status.st_size} bytes", str(file.bytes))
+            if not 0 < file.bytes <= SMALL_FILE:
+                return
+            identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if self._checked.get(file.path) == identity:
+                return
+            _check_content(file, path.read_bytes())
+        except FileNotFoundError:
+            raise self._missing(file) from None
+        if len(self._checked) >= _REMEMBERED:
+            self._checked.clear()
+        self._checked[file.path] = identity
+
     def _missing(self, file: CommitFile) -> MissingFileError:
         return MissingFileError(
             f"{file.path} is named by the log but missing from {self._store.uri}", key=file.path
         )
+
+
+def _check_content(file: CommitFile, data: bytes) -> None:
+    if file.bytes not in (0, len(data)):
+        raise damaged(file.path, f"{len(data)} bytes", str(file.bytes))
+    if file.content_sha256:  # the first implementation's indices do not tell
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != file.content_sha256:
+            raise damaged(file.path, f"sha256 {actual}", file.content_sha256)
 
 
 def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:

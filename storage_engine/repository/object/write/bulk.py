@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from storage_engine.commitlog.ranges import KeyRange, ascending
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead
-from storage_engine.errors import ConcurrentWriteError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck, Stream, quoted
@@ -28,11 +27,13 @@ from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.write.parquet import EncodedPart, encode_file, stored_table
 from storage_engine.repository.object.write.reconcile import INSERT_FLAG, changed_since, delta_sql
+from storage_engine.repository.protocol import Identity, Snapshot
 
 if TYPE_CHECKING:
     import duckdb
 
 _VALUE_BYTES = 24  # of one value in a join: short texts, with their share of hash and pointer
+_SIDES = 2  # of a join: what is stated and what is stored
 _UNPACKED = 4  # times the size in a file
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ Stage = Callable[[TypeSpec, BulkPart], CommitFile]
 class PartsSource(Protocol):
     """Where a commit gets the parts of a type that is too large to hold."""
 
-    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """What is to be published of the type as of `head`; asked again when head moved."""
 
 
@@ -104,7 +105,7 @@ class BulkInput:
         rows = ((chunk, chunk.num_rows) for chunk in chunks(stream, self._part_bytes))
         self._spool = self._encode(rows, stage)
 
-    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """The new and changed rows as of `head`."""
         if not self._spool.parts:
             return self._spool
@@ -113,12 +114,8 @@ class BulkInput:
             known_as_of, earlier = self._found
             if known_as_of == as_of or not self._touched(head, known_as_of):
                 return earlier
-        if snapshot is not None and as_of > snapshot:
-            conflicts = self._within_memory(lambda: self._conflicts(head, snapshot))
-            if conflicts:
-                raise ConcurrentWriteError(
-                    type=self._spec.name, identities=conflicts, snapshot=snapshot
-                )
+        if snapshot is not None and as_of > snapshot.since(self._spec.ref):
+            self._check_unchanged(head, snapshot)
         if top is None and self._is_unique():
             parts = self._spool
             if self._stage is not None and parts.staged is None:
@@ -137,7 +134,11 @@ class BulkInput:
     def _within_memory(self, work: Callable[[], T]) -> T:
         """What compares all rows of the stream: they are what a join or grouping holds."""
         size = sum(part.encoded.size for part in self._spool.parts)
-        return self._duck.within_memory(in_memory(self._spec, self._spool.rows, size), work)
+        return self._duck.within_memory(
+            in_memory(self._spec, self._spool.rows, size),
+            work,
+            columns=_SIDES * len(row_schema(self._spec)),
+        )
 
     def _reconcile(self, head: Head) -> BulkParts:
         keys = self._key_bounds()
@@ -153,12 +154,23 @@ class BulkInput:
 
     def _touched(self, head: Head, since: int) -> bool:
         """Whether another commit since then changed one of our identities."""
-        return bool(self._within_memory(lambda: self._conflicts(head, since)))
+        return self._changed_since(head, since, any)
 
-    def _conflicts(self, head: Head, since: int) -> list[object]:
-        with self._versions.open(self._spec, head, self._key_bounds()) as stored:
-            self._create_intents(stored.cursor)
-            return changed_since(stored.cursor, self._spec, since)
+    def _check_unchanged(self, head: Head, snapshot: Snapshot) -> None:
+        ref = self._spec.ref
+        self._changed_since(head, snapshot.since(ref), lambda rows: snapshot.check(ref, rows))
+
+    def _changed_since(
+        self, head: Head, since: int, use: Callable[[Iterator[tuple[Identity, int]]], T]
+    ) -> T:
+        """What `use` makes of our identities that were changed, with their latest commits."""
+
+        def look() -> T:
+            with self._versions.open(self._spec, head, self._key_bounds()) as stored:
+                self._create_intents(stored.cursor)
+                return use(changed_since(stored.cursor, self._spec, since))
+
+        return self._within_memory(look)
 
     def _create_intents(self, cursor: duckdb.DuckDBPyConnection) -> None:
         """A view of the spooled rows, one per identity: the last one stated."""

@@ -10,7 +10,7 @@ by `IS DISTINCT FROM`, so NULL equals NULL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef
-from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
+from storage_engine.errors import ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import ResidentType, Versions
 from storage_engine.repository.object.schema_check import aligned, check_schema
-from storage_engine.repository.protocol import AppliedUnit, CommitRequest
+from storage_engine.repository.protocol import AppliedUnit, CommitRequest, Identity
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from storage_engine.repository.object.write.bulk import BulkParts, PartsSource
 
 INSERT_FLAG = "__insert"
-CONFLICTS_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +117,25 @@ class Evaluator:
         self, spec: TypeSpec, head: Head, intents: pa.Table, *, as_of: int
     ) -> Delta:
         snapshot = self._request.snapshot
-        if snapshot is not None and as_of <= snapshot:
+        if snapshot is not None and as_of <= snapshot.since(spec.ref):
             snapshot = None  # nothing of this type changed since
         resident = self._versions.resident(spec, head)
         if resident is not None:
             if snapshot is not None:
-                moved = resident_changed_since(resident, intents, snapshot)
-                raise_on_conflict(spec, moved, snapshot)
+                since = snapshot.since(spec.ref)
+                snapshot.check(spec.ref, resident_changed_since(resident, intents, since))
             return reconcile_resident(spec, resident, intents)
 
         def compare() -> Delta:
             with self._versions.open(spec, head, intents, intents=intents) as stored:
                 if snapshot is not None:
-                    raise_on_conflict(spec, changed_since(stored.cursor, spec, snapshot), snapshot)
+                    since = snapshot.since(spec.ref)
+                    snapshot.check(spec.ref, changed_since(stored.cursor, spec, since))
                 return reconcile(stored.cursor, spec, unique=stored.unique)
 
-        return self._versions.duck.within_memory(intents.nbytes, compare)
+        return self._versions.duck.within_memory(
+            intents.nbytes, compare, columns=2 * len(row_schema(spec))
+        )
 
     def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         for (kind, name), expected in self._request.expect.items():
@@ -203,12 +205,16 @@ def reconcile_resident(spec: TypeSpec, resident: ResidentType, intents: pa.Table
 
 
 def resident_changed_since(
-    resident: ResidentType, intents: pa.Table, snapshot: int
-) -> list[object]:
-    """Identities of `intents` whose stored row is later than `snapshot` (the first hundred)."""
+    resident: ResidentType, intents: pa.Table, since: int
+) -> Iterator[tuple[Identity, int]]:
+    """As `changed_since`, of rows in memory."""
     stored = resident.rows_at(resident.positions(intents))
-    later = pc.fill_null(pc.greater(stored.column("commit_id"), snapshot), False)
-    return list(resident.identities(intents.filter(later)))[:CONFLICTS_SHOWN]
+    later = pc.fill_null(pc.greater(stored.column("commit_id"), since), False)
+    commit_ids = stored.column("commit_id").filter(later).to_pylist()
+    for identity, commit_id in zip(
+        resident.identities(intents.filter(later)), commit_ids, strict=True
+    ):
+        yield identity if isinstance(identity, tuple) else (identity,), commit_id
 
 
 def _distinct(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -229,17 +235,15 @@ def split(spec: TypeSpec, flagged: pa.Table) -> Delta:
     return Delta(flagged.select(row_schema(spec).names).cast(row_schema(spec)), int(inserted))
 
 
-def changed_since(cursor: duckdb.DuckDBPyConnection, spec: TypeSpec, snapshot: int) -> list[object]:
-    """Identities of `intents` that have a version later than `snapshot` (the first hundred)."""
+def changed_since(
+    cursor: duckdb.DuckDBPyConnection, spec: TypeSpec, since: int
+) -> Iterator[tuple[Identity, int]]:
+    """Identities of `intents` that have a version later than `since`, with the latest such."""
     keys = ", ".join(quoted(name) for name in spec.identity)
     rows = cursor.execute(
-        f"SELECT DISTINCT {keys} FROM versions v SEMI JOIN intents i USING ({keys}) "
-        f"WHERE v.commit_id > ? ORDER BY {keys} LIMIT {CONFLICTS_SHOWN}",
-        [snapshot],
-    ).fetchall()
-    return [row[0] if len(row) == 1 else row for row in rows]
-
-
-def raise_on_conflict(spec: TypeSpec, identities: list[object], snapshot: int) -> None:
-    if identities:
-        raise ConcurrentWriteError(type=spec.name, identities=identities, snapshot=snapshot)
+        f"SELECT {keys}, max(commit_id) FROM versions v SEMI JOIN intents i USING ({keys}) "
+        f"WHERE v.commit_id > ? GROUP BY {keys} ORDER BY {keys}",
+        [since],
+    )
+    while (row := rows.fetchone()) is not None:
+        yield row[:-1], row[-1]

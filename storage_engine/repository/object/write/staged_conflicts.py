@@ -34,11 +34,8 @@ from storage_engine.repository.object.write.bulk import (
     in_memory,
     key_bounds,
 )
-from storage_engine.repository.object.write.reconcile import (
-    CONFLICTS_SHOWN,
-    INSERT_FLAG,
-    delta_sql,
-)
+from storage_engine.repository.object.write.reconcile import INSERT_FLAG, delta_sql
+from storage_engine.repository.protocol import CONFLICTS_SHOWN
 
 
 def differing(

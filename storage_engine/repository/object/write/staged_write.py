@@ -27,7 +27,11 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.heartbeat import GivenUp, Heartbeat
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, timestamp
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import SchemaOutdatedError, StorageBackendError
+from storage_engine.errors import (
+    ConcurrentWriteError,
+    SchemaOutdatedError,
+    StorageBackendError,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
@@ -35,7 +39,6 @@ from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
-from storage_engine.repository.object.write.reconcile import raise_on_conflict
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
@@ -44,7 +47,7 @@ from storage_engine.repository.object.write.staged_conflicts import (
     repeated,
     without,
 )
-from storage_engine.repository.protocol import AppliedUnit, Idempotency, TypeInput
+from storage_engine.repository.protocol import AppliedUnit, Idempotency, Snapshot, TypeInput
 
 log = logging.getLogger(__name__)
 
@@ -320,20 +323,22 @@ class StagedWrite:
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def parts(self, head: Head, top: TypeHead | None, *, snapshot: int | None) -> BulkParts:
+    def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """The parts without rows that other commits have overtaken since.
 
         Called without the lock first, so that under it only what came after is looked at.
         """
         self._check_same_schema(head, top)
-        since = min(self._upto, snapshot) if snapshot is not None else self._upto
+        since = self._upto
+        if snapshot is not None:
+            since = min(since, snapshot.since(self.spec.ref))
         if self._files and top is not None and top.commit_id > since:
             fresh = state.entries(self._chain, head, self.spec.ref, top=top, above=since)
             lost = overtaken(
                 self._versions, self.spec, self._files, fresh, since=since, order_by=self.order_by
             )
             if snapshot is not None:
-                raise_on_conflict(self.spec, lost.identities(), snapshot)
+                _refuse(self.spec, lost.identities(), since)
             self._give_way(head, lost, since)
         self._upto = head.commit_id
         return BulkParts((), self._files)
@@ -409,6 +414,11 @@ class StagedWrite:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _refuse(spec: TypeSpec, identities: list[object], since: int) -> None:
+    if identities:
+        raise ConcurrentWriteError(type=spec.name, identities=identities, snapshot=since)
 
 
 def head_commit_id(uri: str, config: OntologiaConfig) -> int:

@@ -1,0 +1,243 @@
+"""Indices that belong to another history than head: a storage that was copied while it was
+written (head early, indices late), or whose head was restored from an older version.
+
+Whoever works on in it sees what head says and what was committed since, and nothing else.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from storage_engine.commitlog import layout
+from storage_engine.index.resolve import resolve
+from storage_engine.maintenance.compaction import CompactionPolicy, compact
+from storage_engine.maintenance.indices import repair_indices, verify_indices
+from storage_engine.maintenance.integrity import verify_storage
+from storage_engine.objectstore.open import memory_backend
+from storage_engine.repository import ReadWindow
+from tests.commitlog.support import World, Writer, made_world
+from tests.engines import CUSTOMER, PRODUCT, customer, rows_of
+from tests.index.support import put_product
+
+PREFIX = [(1, "a", 1), (1, "b", 1), (2, "a", 2), (4, "b", 4)]
+
+
+def first_half(writer: Writer) -> None:
+    """Customers at 1, 2 and 4, products at 3."""
+    writer.put(customer("a", age=1), customer("b", age=1))
+    writer.put(customer("a", age=2))
+    put_product(writer, "p", 1.0)
+    writer.put(customer("b", age=4))
+    writer.repo.flush()
+
+
+def second_half(writer: Writer) -> None:
+    """What the other history goes on with."""
+    for age in (105, 106, 107):
+        writer.put(customer("a", age=age), customer(f"other-{age}"))
+    put_product(writer, "p", 100.0)
+    writer.put(customer("b", age=109))
+    writer.repo.flush()
+
+
+def made_late(world: World) -> dict[str, bytes]:
+    """The objects of a storage that went on after its head was read."""
+    writer = world.open("origin", checkpoint_interval=3)
+    first_half(writer)
+    early = world.backend.objects()[layout.HEAD]
+    second_half(writer)
+    return {**world.backend.objects(), layout.HEAD: early}
+
+
+def copied(world: World) -> World:
+    """Everything late, head early: the worst order."""
+    objects = made_late(world)
+    backend = memory_backend(f"copy-{uuid.uuid4().hex}")
+    for key, data in objects.items():
+        backend.write(key, data)
+    return World(backend, world.engine_version)
+
+
+def restored(world: World) -> World:
+    """The same storage, head replaced by its older version."""
+    world.backend.write(layout.HEAD, made_late(world)[layout.HEAD])
+    return World(world.backend, world.engine_version)
+
+
+@pytest.fixture(params=["copied", "restored"])
+def strange(request: pytest.FixtureRequest, either_world: World) -> Iterator[World]:
+    made = {"copied": copied, "restored": restored}[request.param](either_world)
+    yield made
+    made.close()
+
+
+def latest(history: list[tuple[int, str, int]], upto: int = 10**9) -> dict[str, int]:
+    return {key: age for commit_id, key, age in sorted(history) if commit_id <= upto}
+
+
+def check(world: World, history: list[tuple[int, str, int]], *sessions: Writer) -> None:
+    """Old sessions and a new one answer the same, whatever they are asked."""
+    top = max(commit_id for commit_id, _, _ in history)
+    for reader in (*sessions, world.open("reader")):
+        assert reader.history() == sorted(history)
+        assert reader.ages() == latest(history)
+        for commit_id in (1, 4, top - 1):
+            rows = reader.rows(window=ReadWindow(as_of=commit_id))
+            assert {r["entity_key"]: r["age"] for r in rows} == latest(history, commit_id)
+
+
+def test_what_head_says_is_read(strange: World) -> None:
+    check(strange, PREFIX)
+    reader = strange.open("reader")
+    assert [r["price"] for r in reader.rows(PRODUCT)] == [1.0]
+
+
+def test_commits_are_seen_and_the_other_history_is_not(strange: World) -> None:
+    """One by one past the place where the other history ended."""
+    history = list(PREFIX)
+    writer = strange.open("writer")
+    for step in range(8):
+        age = 50 + step
+        result = writer.put(customer("a", age=age), customer(f"new-{step}"))
+        history += [(result.commit_id, "a", age), (result.commit_id, f"new-{step}", 1)]
+        writer.repo.flush()
+        check(strange, history, writer)
+    assert strange.head().commit_id == 12
+
+
+def test_each_commit_by_a_process_of_its_own(strange: World) -> None:
+    history = list(PREFIX)
+    for step in range(7):
+        writer = strange.open(f"writer-{step}")
+        if step % 3 == 1:
+            put_product(writer, "p", 50.0 + step)
+        else:
+            result = writer.put(customer("a", age=50 + step))
+            history.append((result.commit_id, "a", 50 + step))
+        writer.repo.flush()
+        check(strange, history)
+    prices = [r["price"] for r in strange.open("reader").rows(PRODUCT)]
+    assert prices == [54.0]
+
+
+def test_reconcile_does_not_believe_rows_of_the_other_history(strange: World) -> None:
+    """What the other history wrote is new here; what this one has is not."""
+    writer = strange.open("writer")
+    assert writer.commit(rows_of(CUSTOMER, customer("a", age=2), customer("b", age=4))) is None
+    result = writer.put(customer("a", age=105), customer("other-105"))
+    assert [(c.inserted, c.updated) for c in result.changes] == [(1, 1)]
+    writer.repo.flush()
+    late = strange.open("late")
+    assert late.commit(rows_of(CUSTOMER, customer("a", age=105))) is None
+    result = late.put(customer("b", age=109))
+    assert [(c.inserted, c.updated) for c in result.changes] == [(0, 1)]
+    late.repo.flush()
+    check(strange, [*PREFIX, (5, "a", 105), (5, "other-105", 1), (6, "b", 109)], writer)
+
+
+def test_verify_finds_it_and_repair_mends_it(strange: World) -> None:
+    repo = strange.open("auditor").repo
+    report = verify_indices(repo)
+    assert {(f.type_name, f.reason) for f in report.findings} == {
+        ("Customer", "other_history"),
+        ("Product", "other_history"),
+    }
+    whole = verify_storage(strange.open("auditor").repo)
+    assert {f.reason for f in whole.findings} >= {"other_history"}
+
+    repair_indices(repo, apply=True)
+
+    assert verify_indices(strange.open("auditor").repo).ok
+    assert verify_storage(strange.open("auditor").repo).ok
+    check(strange, PREFIX)
+    writer = strange.open("writer")
+    writer.put(customer("a", age=50))
+    writer.repo.flush()
+    check(strange, [*PREFIX, (5, "a", 50)])
+
+
+def test_the_next_writer_replaces_it(strange: World) -> None:
+    writer = strange.open("writer")
+    writer.put(customer("a", age=50))
+    put_product(writer, "p", 51.0)
+    writer.repo.flush()
+    assert verify_indices(strange.open("auditor").repo).ok
+    assert strange.open("reader").repo.index_warnings() == []
+
+
+def test_compaction_replaces_it(strange: World) -> None:
+    history = list(PREFIX)
+    writer = strange.open("writer")
+    for step in range(3):
+        result = writer.put(customer("a", age=50 + step))
+        history.append((result.commit_id, "a", 50 + step))
+    put_product(writer, "p", 53.0)
+    writer.repo.flush()
+    policy = CompactionPolicy(min_entries=2)
+    assert compact(strange.open("compactor").repo, policy).runs
+    check(strange, history, writer)
+    result = writer.put(customer("a", age=60))
+    writer.repo.flush()
+    check(strange, [*history, (result.commit_id, "a", 60)], writer)
+    assert verify_storage(strange.open("auditor").repo, deep=True).ok
+
+
+def test_compaction_at_once(strange: World) -> None:
+    """Before anybody wrote: the index is still the other history's."""
+    compact(strange.open("compactor").repo, CompactionPolicy(min_entries=2))
+    check(strange, PREFIX)
+    assert "other_history" not in {
+        f.reason
+        for f in verify_indices(strange.open("auditor").repo).findings
+        if f.type_name == "Customer"
+    }
+
+
+@pytest.mark.parametrize("engine_version", ["v1", "v2"])
+def test_the_other_history_was_compacted(engine_version: str) -> None:
+    """Its index has a snapshot that reaches over head."""
+    with made_world(engine_version) as world:
+        writer = world.open("origin")
+        first_half(writer)
+        early = world.backend.objects()[layout.HEAD]
+        second_half(writer)
+        compact(world.open("compactor").repo, CompactionPolicy(min_entries=2))
+        world.backend.write(layout.HEAD, early)
+
+        check(world, PREFIX)
+        assert not verify_indices(world.open("auditor").repo).ok
+        history = list(PREFIX)
+        for step in range(6):
+            writer = world.open("writer")
+            result = writer.put(customer("a", age=50 + step))
+            history.append((result.commit_id, "a", 50 + step))
+            writer.repo.flush()
+            check(world, history)
+        assert verify_indices(world.open("auditor").repo).types[0].findings == ()
+
+
+def test_a_head_that_is_read_a_little_earlier_costs_nothing(either_world: World) -> None:
+    """Head, then the index of later commits: no more requests than when they agree."""
+    world = either_world
+    writer = world.open("writer")
+    first_half(writer)
+    reader = world.open("reader")
+    head = reader.repo.chain.read_head().head
+    second_half(writer)
+    counted = world.open("counted")
+    counted.repo.chain.read_head()
+    seen: list[str] = []
+    counted.store.on_request(lambda kind, key: seen.append(key))
+    (resolution,) = resolve(
+        counted.repo.chain,
+        counted.repo.indices,
+        head,
+        [CUSTOMER.ref],
+        watermark_is_head=world.engine_version == "v1",
+    )
+    assert [e.max_commit_id for e in resolution.entries] == [1, 2, 4]
+    assert not resolution.fallback
+    assert seen == [head.manifest_path, layout.index(*CUSTOMER.ref)]
