@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from storage_engine import Entity, Field, Relation, Session, initialize_storage
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError, OntologiaError, SqlNotAllowedError
-from storage_engine.model import spec_of
+from storage_engine.model import TypeSpec, spec_of
 from storage_engine.query.spec import When
 from storage_engine.repository import duck, open_repository
 from storage_engine.repository.sql_functions import COLLATIONS, FUNCTIONS, is_allowed
@@ -274,6 +275,28 @@ def test_python_variables_and_numbers_of_tables_are_out_of_sight(session: Sessio
 def test_deep_nesting_is_answered_in_words(session: Session) -> None:
     with pytest.raises(ValueError, match=r"nested too deeply|depth"):
         session.sql("select " + " || ".join(["'x'"] * 900)).collect()
+
+
+def test_a_statement_loads_the_schemas_that_it_names(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    restore = TypeSpec.from_schema_dict.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[TypeSpec], stored: Mapping[str, Any]) -> TypeSpec:
+        loaded.append(stored["name"])
+        return cast("TypeSpec", restore(cls, stored))
+
+    monkeypatch.setattr(TypeSpec, "from_schema_dict", classmethod(counted))
+    for statement, names in {
+        "select count(*) from customer": ["Customer"],
+        "with Customer as (select 1 as left_key) select * from Knows, Customer": ["Knows"],
+        "show tables": [],
+        "select 'Customer'": [],
+    }.items():
+        loaded.clear()
+        session.sql(statement).collect()
+        assert loaded == names, statement
 
 
 # --- the second wall ----------------------------------------------------------------------------
