@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, compaction, events, gc, ingest, queries, spark, spark_read
+from benchmarks import commits, compaction, events, gc, ingest, queries, spark, spark_read, sql
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
@@ -17,6 +17,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "queries": queries.run,
     "spark": spark.run,
     "spark_read": spark_read.run,
+    "sql": sql.run,
 }
 
 

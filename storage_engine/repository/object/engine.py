@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, Self
 
@@ -227,15 +227,15 @@ class ObjectRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        return self._stored_types(head, self._type_refs(head))
+        return self._stored_types(head, sorted(self._type_refs(head)))
 
     def type_refs(self) -> list[TypeRef]:
-        return self._type_refs(self.chain.read_head().head)
+        return sorted(self._type_refs(self.chain.read_head().head))
 
     def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
         return self._stored_types(self.chain.read_head().head, refs)
 
-    def _type_refs(self, head: Head) -> list[TypeRef]:
+    def _type_refs(self, head: Head) -> Set[TypeRef]:
         return stored_schema.type_refs(self.chain, head)
 
     def _stored_types(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
