@@ -63,6 +63,10 @@ bench: setup ## Measure against peers (ARGS are passed on)
 	@if [ ! -f benchmarks/__main__.py ]; then echo "There are no benchmarks yet."; exit 1; fi
 	$(WITH_JAVA) $(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: soak
+soak: setup ## All kinds of work at once under faults and kills, for MINUTES (10); all must be accounted for
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(ARGS)
+
 .PHONY: lock
 lock: ## Write requirements.lock anew after a change to pyproject.toml (ARGS=--upgrade for all)
 	.ci/lock $(ARGS)

@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, compaction, events, gc, growth, ingest, queries, spark, spark_read
+from benchmarks import (
+    commits,
+    compaction,
+    events,
+    gc,
+    growth,
+    ingest,
+    queries,
+    spark,
+    spark_read,
+    sql,
+)
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
@@ -18,6 +29,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "queries": queries.run,
     "spark": spark.run,
     "spark_read": spark_read.run,
+    "sql": sql.run,
 }
 
 

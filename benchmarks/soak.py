@@ -33,13 +33,13 @@ from benchmarks import soak_roles
 from benchmarks.harness import Measured, Report, seaweedfs
 from benchmarks.latency_proxy import LATENCY_MS, Faults, latency_proxy
 from benchmarks.soak_roles import Bulk, Entry, Handled, Mirror, Place, note, read_journal
-from storage_engine import Entity, Session, initialize_storage
+from storage_engine import Entity, OntologiaConfig, Session, initialize_storage
 from storage_engine.events.protocol import open_event_store
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.model import spec_of
 from storage_engine.repository import ReadWindow
-from tests.servers import REGION, S3Server
+from tests.servers import REGION
 
 CAST = {
     "writer": 4,
@@ -184,7 +184,8 @@ def soak(
                 cast.kill()
             took = time.monotonic() - started
             requests = proxy.counts()
-        accounts = Accounts(place, server)
+        config = place.config("accounts", s3_endpoint_url=server.endpoint)
+        accounts = Accounts(uri, config, folder)
         accounts.settle_events()
         accounts.check()
         problems = [*accounts.problems, *cast.crashed]
@@ -203,10 +204,10 @@ def soak(
 class Accounts:
     """Compares what was acknowledged with what is stored, without faults."""
 
-    def __init__(self, place: Place, server: S3Server) -> None:
-        self._folder = Path(place.folder)
-        self._config = place.config("accounts", s3_endpoint_url=server.endpoint)
-        self._session = Session(place.uri, config=self._config)
+    def __init__(self, uri: str, config: OntologiaConfig, folder: Path) -> None:
+        self._folder = folder
+        self._config = config
+        self._session = Session(uri, config=config)
         self.problems: list[str] = []
         self.figures: dict[str, Any] = {}
 
@@ -220,10 +221,10 @@ class Accounts:
     def _wrong(self, what: str) -> None:
         self.problems.append(what)
 
-    def settle_events(self) -> None:
+    def settle_events(self, patience_s: float = 60.0) -> None:
         """Handle what is left: leases of dead workers run out first."""
         due = self._acknowledged_events()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             self._session.drain([note])
             if due <= {row["id"] for row in self._history(Handled)}:

@@ -95,6 +95,10 @@ class IntegrityError(OntologiaError):
         super().__init__(message)
 
 
+# Of a lock's holder, beside host and pid: for programs that look whether it lives, not for people.
+PROCESS_FACTS = ("boot_id", "pid_namespace", "pid_started")
+
+
 class LockContentionError(OntologiaError):
     """The write lock was not free within the timeout."""
 
@@ -115,11 +119,27 @@ class LockContentionError(OntologiaError):
         self.acquired_at = acquired_at
         self.expires_at = expires_at
         who = f"held by {owner_id!r}" if owner_id else "held by another writer"
-        where = ", ".join(f"{k} {v}" for k, v in self.holder.items())
+        where = ", ".join(f"{k} {v}" for k, v in self.holder.items() if k not in PROCESS_FACTS)
         since = f" since {acquired_at}, lease until {expires_at}" if acquired_at else ""
+        look = "; `onto lock show` tells more" if acquired_at else ""
         super().__init__(
             f"write lock not acquired within {waited_ms} ms: {who}"
-            f"{f' ({where})' if where else ''}{since}; try again, or raise s3_lock_timeout_ms"
+            f"{f' ({where})' if where else ''}{since}; try again, or raise s3_lock_timeout_ms{look}"
+        )
+
+
+class LockBreakError(OntologiaError):
+    """The write lock was not broken: it is free, of another token, or has just been renewed."""
+
+
+class ForkedSessionError(OntologiaError):
+    """A session or storage was used in a fork of the process that opened it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} was opened before a fork and cannot be used in the child: its connections, "
+            "threads and lease are the parent's. Open a session of its own in the child, or start "
+            'processes by "spawn" or "forkserver"'
         )
 
 

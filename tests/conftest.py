@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +34,14 @@ if (
 # The JVMs of tests live for seconds, and never earn back what the optimising compiler takes: a
 # third less processor time for Spark's tests.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# What a shell starts in the background ignores SIGINT, and so does all that it starts in its turn:
+# tests of Ctrl-C would wait for ever.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

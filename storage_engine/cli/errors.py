@@ -99,6 +99,8 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.SqlNotAllowedError: USAGE,
     errors.AlreadyInitializedError: FAILED,
     errors.ClosedError: FAILED,
+    errors.ForkedSessionError: FAILED,
+    errors.LockBreakError: FAILED,
     errors.UnknownTagError: FAILED,
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,

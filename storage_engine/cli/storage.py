@@ -9,6 +9,7 @@ import typer
 
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.output import Output, shown_time, size
+from storage_engine.errors import PROCESS_FACTS
 
 if TYPE_CHECKING:
     from storage_engine.repository import InitPlan, Repository
@@ -192,7 +193,7 @@ def _checkpoint(report: dict[str, Any]) -> str | None:
 def _lock(lock: dict[str, Any] | None) -> str:
     if lock is None:
         return "free"
-    holder = ", ".join(f"{name} {value}" for name, value in lock["holder"].items())
+    holder = ", ".join(f"{k} {v}" for k, v in lock["holder"].items() if k not in PROCESS_FACTS)
     until = f"since {shown_time(lock['acquired_at'])}, lease until {shown_time(lock['expires_at'])}"
     state = "expired, the next writer takes it over" if lock["expired"] else "held"
     return f"{state}: {lock['owner_id']}{f' ({holder})' if holder else ''} {until}"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage_engine.commitlog.lock import Lease
+from storage_engine.commitlog.lock import Lease, Tenure
 
 LINGER_S = 0.01  # how long a lease waits for the same writer's next commit
 _MAX_REUSE = 4  # then others get their turn
@@ -25,18 +25,22 @@ class LeaseKeeper:
 
     def __init__(self, linger_s: float) -> None:
         self._linger_s = linger_s
-        self._condition = threading.Condition()
+        # Taken by itself: Ctrl-C inside a condition's own `with` would leave it locked.
+        self._mutex = threading.Lock()
+        self._condition = threading.Condition(self._mutex)
         self._offer: _Offer | None = None
         self._flushing = False
         self._reused = 0
 
-    def take_over(self) -> Lease | None:
+    def take_over(self, tenure: Tenure) -> Lease | None:
         """The lease of the commit just before, if it is still on offer."""
-        with self._condition:
+        with self._mutex:
             self._flushing = False
             offer = self._offer
             if offer is None or not offer.open or self._reused >= _MAX_REUSE:
+                self._reused = 0
                 return None
+            tenure.add(offer.lease)
             offer.open = False
             self._reused += 1
             self._condition.notify_all()
@@ -48,11 +52,11 @@ class LeaseKeeper:
     def lingering_release(self, lease: Lease) -> Callable[[], None]:
         """Offer the lease from now on; the result waits a moment and releases it if unwanted."""
         offer = _Offer(lease)
-        with self._condition:
+        with self._mutex:
             self._offer = offer
 
         def release() -> None:
-            with self._condition:
+            with self._mutex:
                 self._condition.wait_for(
                     lambda: not offer.open or self._flushing, timeout=self._linger_s
                 )
@@ -64,11 +68,11 @@ class LeaseKeeper:
         return release
 
     def stop_lingering(self) -> None:
-        with self._condition:
+        with self._mutex:
             self._flushing = True
             self._condition.notify_all()
 
     def release_now(self, lease: Lease) -> None:
-        with self._condition:
+        with self._mutex:
             self._reused = 0
         lease.release()

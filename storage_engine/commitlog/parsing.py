@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, overload
 
 from storage_engine.errors import IntegrityError
@@ -195,9 +195,12 @@ def optional_bounds(raw: Mapping[str, Any], field: str, length: int) -> dict[str
 
 
 def _is_time(text: str) -> bool:
+    """Whether it is one everywhere: the first and last day of all times are not."""
     try:
-        datetime.fromisoformat(text)
-    except ValueError:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         return False
     return True
 

@@ -26,7 +26,7 @@ from storage_engine.commitlog.conditional import (
     write_conditionally,
 )
 from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
-from storage_engine.commitlog.lock import Lease, WriteLock
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import (
     Checkpoint,
     CheckpointRef,
@@ -51,6 +51,7 @@ from storage_engine.errors import (
 )
 from storage_engine.objectstore.parallel import Background
 from storage_engine.objectstore.protocol import ObjectStoreError
+from storage_engine.process import at_end_of_child
 
 log = logging.getLogger(__name__)
 
@@ -182,31 +183,28 @@ class Publisher:
         None when it drafts nothing, or a mark alone. `prepare` runs again on the new head after a
         lost CAS, and what it raises ends the attempt with nothing published.
         """
-        with self._mutex:
+        with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
             for attempt in range(1, self._max_attempts + 1):
                 if attempt > 1:
                     self._back_off(attempt)
-                lease, version, wait = self._begin()
+                lease, version, wait = self._begin(tenure)
                 waited_ms += wait
                 base = Base(version, None, layout.new_commit_attempt(), lease)
-                try:
-                    base = replace(base, manifest=self._chain.head_manifest(version.head))
-                    draft = prepare(base)
-                    published: PublishedCommit | None = None
-                    if isinstance(draft, Draft):
-                        with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
-                            published = self._attempt(base, draft, attempt, waited_ms, snapshot)
-                    elif draft is None or self._record(base, draft):
-                        self._finish(None, lease)
-                        return None
-                except BaseException:
-                    self._leases.release_now(lease)
-                    raise
-                if published is not None:
+                base = replace(base, manifest=self._chain.head_manifest(version.head))
+                draft = prepare(base)
+                published: PublishedCommit | None = None
+                if isinstance(draft, Draft):
+                    with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
+                        published = self._attempt(base, draft, attempt, waited_ms, snapshot)
+                    done = published is not None
+                else:
+                    done = draft is None or self._record(base, draft)
+                if done:
                     self._finish(published, lease)
+                    tenure.hand_over(lease)
                     return published
-                self._leases.release_now(lease)
+                tenure.give_back()
             raise HeadMismatchError(self._max_attempts)
 
     @property
@@ -216,32 +214,32 @@ class Publisher:
 
     def flush(self) -> None:
         """Wait until projections are written and the lock is given back."""
+        if self._parallel.elsewhere:
+            return  # the parent's, which sees to it
         self._leases.stop_lingering()
         if (finishing := self._finishing) is not None:
             finishing.wait()
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[Lease, HeadVersion, float]:
+    def _begin(self, tenure: Tenure) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
         head = self._chain.known_head()
-        lease = self._leases.take_over()
+        lease = self._leases.take_over(tenure)
         if lease is not None and head is not None:
             return lease, head, 0.0  # we published it and have held the lock since
         started = self._store.now()
-        acquired, read = self._parallel.gather_outcomes(
-            [self._lock.try_acquire, self._chain.read_head]
-        )
+        requests: list[Callable[[], Lease | HeadVersion | None]] = [
+            partial(self._lock.try_acquire, tenure),
+            self._chain.read_head,
+        ]
+        acquired, read = self._parallel.gather_outcomes(requests)
         if isinstance(acquired, BaseException):
             raise acquired
-        lease = acquired if isinstance(acquired, Lease) else self._lock.acquire(tried=True)
+        lease = acquired if isinstance(acquired, Lease) else self._lock.acquire(tenure, tried=True)
         version = read
         if acquired is None or not isinstance(version, HeadVersion):
-            try:
-                version = self._chain.read_head()
-            except BaseException:
-                self._leases.release_now(lease)
-                raise
+            version = self._chain.read_head()
         waited = (self._store.now() - started).total_seconds() * 1000
         return lease, version, waited
 
@@ -451,6 +449,22 @@ class Publisher:
                     raise outcome
 
         self._finishing = self._parallel.start(finish)
+        _note_unfinished(self._finishing)
+
+
+_unfinished: list[Background[None]] = []  # of all publishers of this process, the latest ones
+
+
+def _note_unfinished(background: Background[None]) -> None:
+    _unfinished[:] = [earlier for earlier in _unfinished if not earlier.done]
+    _unfinished.append(background)
+    at_end_of_child(_finish_all)
+
+
+def _finish_all() -> None:
+    for background in _unfinished:
+        if not background.elsewhere:
+            background.settle()
 
 
 def _newest(

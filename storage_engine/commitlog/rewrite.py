@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
-from storage_engine.commitlog.lock import Lease, WriteLock
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import (
     Checkpoint,
     CheckpointRef,
@@ -58,8 +58,8 @@ def rewrite_head(
     HeadMismatchError when head moved at every attempt, and StillUnknown when the store did not
     say whether it took the last one.
     """
-    lease = lock.acquire()
-    try:
+    with Tenure() as tenure, tenure:
+        lease = lock.acquire(tenure)
         for attempt in range(1, max_attempts + 1):
             version = chain.read_head()
             checkpoint = change(version.head)
@@ -75,8 +75,6 @@ def rewrite_head(
                 return Rewritten(head, version.head, attempt)
             log.info("head moved before it could be rewritten; trying on the new one")
         raise HeadMismatchError(max_attempts)
-    finally:
-        lease.release()
 
 
 def _with_checkpoint(chain: Chain, head: Head, checkpoint: Checkpoint, runtime_id: str) -> Head:

@@ -44,14 +44,7 @@ class Schedule:
     _zone: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        from croniter import croniter
-
-        cron: Any = self.cron
-        if not isinstance(cron, str) or not croniter.is_valid(cron):
-            raise ConfigurationError(
-                f"schedule: {self.cron!r} is no cron expression; five fields are expected, such "
-                "as '0 * * * *' for every full hour"
-            )
+        _check_cron(self.cron)
         try:
             zone = ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -60,6 +53,12 @@ class Schedule:
                 "'Europe/Vienna'"
             ) from error
         object.__setattr__(self, "_zone", zone)
+        try:
+            self.next_due(datetime.now(UTC))
+        except ValueError:
+            raise ConfigurationError(
+                f"schedule: {self.cron!r} is never due: no year has such a day"
+            ) from None
         template = isinstance(self.event, Event)
         declared = isinstance(self.event, type) and issubclass(self.event, Event)
         if not (template or declared or callable(self.event)):
@@ -111,6 +110,23 @@ class Schedule:
         if not isinstance(made, Event):
             raise ConfigurationError(f"schedule {self.name}: {made!r} is no Event")
         return made
+
+
+def _check_cron(cron: Any) -> None:
+    """Five fields; the library would take a sixth as seconds, and a seventh as years."""
+    from croniter import croniter
+
+    fields = len(cron.split()) if isinstance(cron, str) else 0
+    if fields > 1 and fields != 5:
+        raise ConfigurationError(
+            f"schedule: {cron!r} is no cron expression: it has {fields} fields, and five are "
+            "expected (minute, hour, day of the month, month, day of the week)"
+        )
+    if not fields or not croniter.is_valid(cron):
+        raise ConfigurationError(
+            f"schedule: {cron!r} is no cron expression; five fields are expected, such as "
+            "'0 * * * *' for every full hour"
+        )
 
 
 class Scheduler:

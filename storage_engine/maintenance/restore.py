@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from storage_engine.commitlog import state
 from storage_engine.errors import (
     ExpectedVersionMismatchError,
+    HeadMismatchError,
     SchemaMetadataError,
     SchemaOutdatedError,
 )
@@ -301,10 +302,11 @@ def restore(
     """Plan what a restore would do, or do it.
 
     Raises UnknownTagError or ConfigurationError for a reference that means no commit, and
-    SchemaOutdatedError when a type has been migrated to another schema version since.
+    SchemaOutdatedError when a type has been migrated to another schema version since; beside
+    writers that come first each time, HeadMismatchError, and nothing was published.
     """
     commit_id = repository.require_commit(reference)
-    for attempt in range(1, _ATTEMPTS + 1):
+    for _ in range(_ATTEMPTS):
         with _rows(repository) as rows:
             _check_versions(repository, commit_id)
             plan = _plan(repository, rows, reference, commit_id, examples)
@@ -313,8 +315,6 @@ def restore(
             try:
                 made = _commit(repository, rows, plan, reference)
             except ExpectedVersionMismatchError:
-                if attempt == _ATTEMPTS:
-                    raise
                 continue  # another commit came first: look again at what differs
         return Restore(
             plan.uri,
@@ -325,7 +325,7 @@ def restore(
             applied=True,
             new_commit_id=made,
         )
-    raise AssertionError("unreachable")
+    raise HeadMismatchError(_ATTEMPTS)
 
 
 def _plan(

@@ -21,7 +21,6 @@ import re
 import stat
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -33,6 +32,7 @@ from storage_engine.errors import IntegrityError
 from storage_engine.objectstore import local
 from storage_engine.objectstore.cache_space import CacheSpace, Identity
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import renew_after_fork
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ImmutableCache:
         self._counts: Counter[str] = Counter()
         self._flights: dict[str, Future[Path | bytes]] = {}
         self._lock = threading.Lock()
-        _caches.add(self)
+        renew_after_fork(self)
 
     @property
     def directory(self) -> Path:
@@ -274,7 +274,7 @@ class ImmutableCache:
             self._warned.add(what)
         self._warn(message)
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """Threads of the parent are not here to end what they were doing."""
         self._lock = threading.Lock()
         self._flights = {}
@@ -300,12 +300,3 @@ def damaged(key: str, what: str, expected: str) -> IntegrityError:
         "restore it from a copy of the storage",
         key=key,
     )
-
-
-def _after_fork() -> None:
-    for cache in list(_caches):
-        cache._after_fork()
-
-
-_caches: weakref.WeakSet[ImmutableCache] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_after_fork)

@@ -32,6 +32,7 @@ from storage_engine.objectstore.protocol import (
     check_prefix,
     content_etag,
 )
+from storage_engine.process import renew_after_fork
 
 T = TypeVar("T")
 
@@ -58,6 +59,10 @@ class VirtualClock:
 
     def __init__(self, start: datetime = _START) -> None:
         self._now = start
+        self._lock = threading.Lock()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def now(self) -> datetime:
@@ -125,6 +130,11 @@ class MemoryBackend:
         self._pending: list[_DelayedWrite] = []
         self._requests = 0
         self._clients = 0
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """From here on these are other objects than the parent's."""
+        self.lock = threading.RLock()
 
     def client(
         self,

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from storage_engine.process import Owner
+
 
 @dataclass(slots=True)
 class HopTrace:
@@ -59,9 +61,14 @@ class RequestMeter:
     bytes_read: int = 0
     bytes_written: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _owner: Owner = field(default_factory=lambda: Owner("an object storage"), repr=False)
 
     def count(self, kind: str, *, read: int = 0, written: int = 0) -> None:
-        """Note one request. Call it when the request is sent, answered or not."""
+        """Note one request. Call it when the request is sent, answered or not.
+
+        In a fork of the process that opened the store it is refused, and so never sent.
+        """
+        self._owner.check()
         trace = _trace.get()
         if trace is not None:
             trace.depth += 1
@@ -77,6 +84,7 @@ class RequestMeter:
 
     def snapshot(self) -> dict[str, int]:
         """Requests by kind, their sum as `total`, and bytes moved."""
+        self._owner.check()
         with self._lock:
             return {
                 **self.requests,

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.objectstore.protocol import ObjectStore, check_key
+from storage_engine.process import renew_after_fork
 
 if TYPE_CHECKING:
     from storage_engine.objectstore.memory import MemoryBackend
@@ -23,8 +24,20 @@ KNOWN_URIS = (
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(//)?")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 
-_backends: dict[str, MemoryBackend] = {}
-_backends_lock = threading.Lock()
+
+class _MemoryBackends:
+    """By name, of this process."""
+
+    def __init__(self) -> None:
+        self.backends: dict[str, MemoryBackend] = {}
+        self.lock = threading.Lock()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()
+
+
+_registry = _MemoryBackends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +109,10 @@ def memory_backend(name: str) -> MemoryBackend:
     """The process-wide backend behind memory://name, made at first use."""
     from storage_engine.objectstore.memory import MemoryBackend
 
-    with _backends_lock:
-        if name not in _backends:
-            _backends[name] = MemoryBackend(name)
-        return _backends[name]
+    with _registry.lock:
+        if name not in _registry.backends:
+            _registry.backends[name] = MemoryBackend(name)
+        return _registry.backends[name]
 
 
 def _parse_s3(uri: str, rest: str) -> StoreUri:

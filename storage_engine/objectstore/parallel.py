@@ -1,14 +1,21 @@
-"""Requests that need nothing of one another, sent together: one hop."""
+"""Requests that need nothing of one another, sent together: one hop.
+
+Ctrl-C may come at any moment of the main thread, so it waits by what a signal cannot leave half
+done (a lock of the interpreter's own, a `SimpleQueue`), never by a `Condition`, of which a `Future`
+has one: a worker that then finds it locked for ever would keep `close` waiting.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
 
 from storage_engine.objectstore.metering import HopTrace, current_trace, enter, leave, tracing
+from storage_engine.process import Owner
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -25,6 +32,7 @@ class Parallel:
         """`inline` runs everything in the calling thread, in order: for the simulated store."""
         self._inline = inline
         self._workers = workers
+        self._owner = Owner("an object storage")
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="onto-io")
         # Background work waits for `_pool`, so it must not take that pool's threads.
         self._background = ThreadPoolExecutor(8, thread_name_prefix="onto-background")
@@ -39,6 +47,7 @@ class Parallel:
 
     def gather_outcomes(self, thunks: Sequence[Callable[[], T]]) -> list[T | BaseException]:
         """Like `gather`, but failures come back in their place instead of being raised."""
+        self._owner.check()
         start = _depth()
         traces = [HopTrace(start) for _ in thunks]
         if len(thunks) == 1 or self._inline or _in_pool.get():
@@ -57,6 +66,7 @@ class Parallel:
         """Each thread takes the next thunk until none is left, so no thread is woken per thunk."""
         results: list[T | BaseException] = [_UNFINISHED] * len(thunks)
         work = enumerate(zip(thunks, traces, strict=True))  # its next() is atomic
+        ended: SimpleQueue[None] = SimpleQueue()
 
         def lane() -> None:
             token = _in_pool.set(True)
@@ -65,9 +75,11 @@ class Parallel:
                     results[number] = self._attempt(thunk, trace)
             finally:
                 _in_pool.reset(token)
+                ended.put(None)
 
         lanes = [self._pool.submit(lane) for _ in range(min(self._workers, len(thunks)))]
-        wait_for(lanes)
+        for _ in lanes:
+            ended.get()
         return results
 
     def both(self, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
@@ -81,21 +93,24 @@ class Parallel:
 
     def start(self, thunk: Callable[[], T]) -> Background[T]:
         """Run in the background; its hops count from here, and join when it is waited for."""
-        trace = HopTrace(_depth())
+        self._owner.check()
+        background = Background(thunk, HopTrace(_depth()))
         context = contextvars.copy_context()
-        future = self._background.submit(context.run, self._traced, thunk, trace)
+        self._background.submit(context.run, background.run)
         if self._inline:
-            wait_for([future])
-        return Background(future, trace)
+            background.settle()
+        return background
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is a fork of the process that has the threads."""
+        return self._owner.elsewhere
 
     def close(self) -> None:
+        if self.elsewhere:
+            return  # its threads are the parent's
         self._background.shutdown(wait=True)
         self._pool.shutdown(wait=True)
-
-    @staticmethod
-    def _traced(thunk: Callable[[], T], trace: HopTrace) -> T:
-        with tracing(trace):
-            return thunk()
 
     @staticmethod
     def _attempt(thunk: Callable[[], T], trace: HopTrace) -> T | BaseException:
@@ -111,23 +126,62 @@ class Parallel:
 class Background(Generic[T]):
     """Work that goes on while the caller does; `wait` joins its hops into the caller's."""
 
-    def __init__(self, future: Future[T], trace: HopTrace) -> None:
-        self._future = future
+    def __init__(self, thunk: Callable[[], T], trace: HopTrace) -> None:
+        self._thunk = thunk
         self._trace = trace
+        self._outcome: T | BaseException = _UNFINISHED
+        self._ended = Latch()
+        self._owner = Owner("work in the background")
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another process does it, of which this one is a fork: it would not end here."""
+        return self._owner.elsewhere
+
+    def run(self) -> None:
+        """Called once, by a thread of the pool."""
+        try:
+            with tracing(self._trace):
+                self._outcome = self._thunk()
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            self._outcome = error
+        finally:
+            self._ended.open()
 
     @property
     def done(self) -> bool:
-        return self._future.done()
+        return self._ended.is_open
 
     def settle(self) -> None:
         """Wait for the end, whatever it is, without joining: it was another line of work."""
-        wait_for([self._future])
+        self._owner.check()
+        self._ended.wait()
 
     def wait(self) -> T:
-        try:
-            return self._future.result()
-        finally:
-            _reach([self._trace])
+        self._owner.check()
+        self._ended.wait()
+        _reach([self._trace])
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+
+class Latch:
+    """Opens once, and lets everybody through from then on."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Once, by one thread."""
+        self.is_open = True
+        self._lock.release()
+
+    def wait(self) -> None:
+        with self._lock:  # no signal is looked at between taking and giving back
+            pass
 
 
 def _depth() -> int:

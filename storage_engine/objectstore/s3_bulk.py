@@ -28,6 +28,7 @@ from storage_engine.objectstore.protocol import (
     StoredObject,
     check_key,
 )
+from storage_engine.process import renew_after_fork
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig
@@ -56,7 +57,7 @@ class S3Bulk:
         self._root = f"{store.prefix}/" if store.prefix else ""
         self._guard = threading.Lock()
         self._client: Obstore | None = None
-        self._usable = not _behind_proxy(store)
+        self._usable = not (_behind_proxy(store) or _runtime.inherited)
 
     # -- through obstore ----------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class S3Bulk:
     def _connect(self) -> Obstore:
         from obstore.store import S3Store as Obstore
 
+        _runtime.used = True
         settings = self._plain.settings
         seconds = timedelta(seconds=settings.timeout_s)
         options: ClientConfig = {
@@ -240,6 +242,20 @@ class S3Bulk:
 
     def close(self) -> None:
         self.parallel.close()
+
+
+class _Runtime:
+    """obstore's threads, of which a process has one set: a fork has none, and cannot make any."""
+
+    def __init__(self) -> None:
+        self.used = self.inherited = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self.inherited = self.used or self.inherited
+
+
+_runtime = _Runtime()
 
 
 def _first_line(error: Exception) -> str:

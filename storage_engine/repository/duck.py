@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from storage_engine.config import size_in_bytes
+from storage_engine.config import KIB, size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
+from storage_engine.process import Owner, leave_to_parent, renew_after_fork
 
 if TYPE_CHECKING:
     import duckdb
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 _BATCH_ROWS = 64 * 1024
 _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
+_MANY_COLUMNS = 128
+_COLUMN_BYTES = 512 * KIB  # of a batch of it in each step of a statement, for two threads
 
 _KINDS = {
     "Out of Memory": "OutOfMemoryException",
@@ -61,16 +64,26 @@ class Duck:
         self._current_secret: Mapping[str, Any] | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._spills: list[Path] = []
+        self._room_for = 0  # columns
         self._held_back: list[int] = []  # how many threads each of those who want few allows
         self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
+        self._owner = Owner(uri)
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """In a fork, giving up a connection would wait for ever for threads that are not there."""
+        if self._connection is not None:
+            leave_to_parent(self._connection)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
+        self._owner.check()
         with self._mutex:
             return self._connected().cursor()
 
     def reach_s3(self) -> None:
         """Make `s3://` readable, with the credentials that are good now."""
+        self._owner.check()
         secret = self._secret() if self._secret is not None else {}
         with self._mutex:
             connection = self._connected()
@@ -88,17 +101,23 @@ class Duck:
             self._connection = self._open()
         return self._connection
 
-    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    def run(
+        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
+    ) -> T:
         """Do something with a cursor, so that Ctrl-C ends it; where memory does not suffice,
-        again with fewer threads, for each of them needs a share."""
+        again with fewer threads, for each of them needs a share, and with more memory for as many
+        `columns` as that is the cause: batches of all of them are held, and do not spill."""
         import duckdb
 
-        try:
-            return interruptible(cursor, work)
-        except duckdb.OutOfMemoryException:
-            if not self._use_fewer_threads():
-                raise
-            return interruptible(cursor, work)
+        self._owner.check()
+        ways = (self._use_fewer_threads, lambda: self._make_room(columns))
+        for way in ways:
+            try:
+                return interruptible(cursor, work)
+            except duckdb.OutOfMemoryException:
+                if not way() and way is ways[-1]:
+                    raise
+        return interruptible(cursor, work)
 
     def _use_fewer_threads(self) -> bool:
         with self._mutex:
@@ -111,17 +130,32 @@ class Duck:
             self._set_threads(self._connection)
             return True
 
-    @staticmethod
-    def _fewer_threads(connection: duckdb.DuckDBPyConnection) -> int | None:
+    def _fewer_threads(self, connection: duckdb.DuckDBPyConnection) -> int | None:
         """As many as each has room for; None when there are no more than that."""
-        now, limit = connection.execute(
-            "SELECT current_setting('threads'), "
-            "parse_formatted_bytes(current_setting('memory_limit'))"
-        ).fetchall()[0]
-        fewer = max(1, int(limit) // _THREAD_BYTES)
+        (now,) = connection.execute("SELECT current_setting('threads')").fetchall()[0]
+        fewer = max(1, size_in_bytes(self._memory_limit) // _THREAD_BYTES)
         return fewer if fewer < now else None
 
-    def within_memory(self, held_bytes: int, work: Callable[[], T]) -> T:
+    def _make_room(self, columns: int) -> bool:
+        """Raise the limit for types of many columns; it stays, as more of them will be read."""
+        with self._mutex:
+            if self._connection is None or not self._note_columns(columns):
+                return False
+            self._set_memory_limit(self._connection)
+            return True
+
+    def _note_columns(self, columns: int) -> bool:
+        """Whether these are so many, and more than before, that they ask for more memory."""
+        if columns <= max(_MANY_COLUMNS, self._room_for):
+            return False
+        self._room_for = columns
+        return True
+
+    def _set_memory_limit(self, connection: duckdb.DuckDBPyConnection) -> None:
+        limit = size_in_bytes(self._memory_limit) + self._room_for * _COLUMN_BYTES
+        connection.execute(f"SET GLOBAL memory_limit = '{limit // KIB} KiB'")
+
+    def within_memory(self, held_bytes: int, work: Callable[[], T], *, columns: int = 0) -> T:
         """Do what joins or groups about so many bytes, in the limit however many these are.
 
         A join spills, but each of its threads needs a share of memory before: what is larger than
@@ -139,6 +173,11 @@ class Duck:
             except DoesNotFit:
                 continue
         with self._at_most(steps[-1]):
+            try:
+                return work()
+            except DoesNotFit:
+                if not self._make_room(columns):
+                    raise
             return work()
 
     @contextmanager
@@ -197,17 +236,21 @@ class Duck:
             raise IntegrityError(f"damaged file in {self._uri}: {_first_line(error)}") from error
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # connection and spill directory are the parent's
         with self._mutex:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
                 self._current_secret = None
+                self._room_for = 0
             while self._spills:
                 shutil.rmtree(self._spills.pop(), ignore_errors=True)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         import duckdb  # here: importing storage_engine stays light
 
+        _own_connection.made = True
         spill = self._new_spill()
         connection = duckdb.connect(
             ":memory:",
@@ -260,6 +303,7 @@ class ConfinedDuck(Duck):
         self._folders = folders
         self._remote = False
         self._threads: int | None = None
+        self._replaced: list[duckdb.DuckDBPyConnection] = []  # still used by whoever has a cursor
 
     def reach_s3(self) -> None:
         secret = self._secret() if self._secret is not None else {}
@@ -272,28 +316,50 @@ class ConfinedDuck(Duck):
                 create_secret(connection, secret)
                 self._current_secret = secret
 
-    def run(self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
-        """Whoever runs out of memory begins anew, as `reopen_with_fewer_threads` asks for."""
+    def run(
+        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
+    ) -> T:
+        """Whoever runs out of memory begins anew, as `reopen_with_room` asks for."""
+        self._owner.check()
         return interruptible(cursor, work)
 
-    def reopen_with_fewer_threads(self) -> bool:
-        """Where memory did not suffice: whether it is worth trying again, with a new cursor."""
+    def reopen_with_room(self, columns: int) -> bool:
+        """Where memory did not suffice for so many columns: whether it is worth trying again,
+        with a new cursor."""
         with self._mutex:
             fewer = self._fewer_threads(self._connected())
-            if fewer is None:
+            if fewer is not None:
+                self._threads = fewer
+            elif not self._note_columns(columns):
                 return False
-            self._threads = fewer
             self._replace()
             return True
 
     def reopen(self) -> None:
-        """After a failure of DuckDB itself, which does not work from then on."""
+        """After a failure of DuckDB itself: that instance does not work from then on."""
         with self._mutex:
-            self._replace()
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+            self._current_secret = None
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        for connection in self._replaced:
+            leave_to_parent(connection)
+
+    def close(self) -> None:
+        super().close()
+        if self._owner.elsewhere:
+            return
+        with self._mutex:
+            while self._replaced:
+                self._replaced.pop().close()
 
     def _replace(self) -> None:
+        """The next cursor is of a new instance. To close the old one would end its cursors."""
         if self._connection is not None:
-            self._connection.close()
+            self._replaced.append(self._connection)
         self._connection = None
         self._current_secret = None
 
@@ -309,6 +375,8 @@ class ConfinedDuck(Duck):
             create_secret(connection, self._current_secret)
         if self._threads is not None:
             connection.execute(f"SET GLOBAL threads = {self._threads}")
+        if self._room_for:
+            self._set_memory_limit(connection)
         folders = ", ".join(literal(folder) for folder in self._folders())
         connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
         connection.execute("SET GLOBAL enable_external_access = false")
@@ -326,7 +394,10 @@ class Stream:
         cursor: duckdb.DuckDBPyConnection,
         statement: str,
         parameters: Sequence[Any] | Mapping[str, Any] | None = None,
+        *,
+        columns: int = 0,
     ) -> None:
+        """`columns`: how many the statement reads, where these may be many."""
         self._cursor = cursor
 
         def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
@@ -334,7 +405,7 @@ class Stream:
             return reader, _next(reader)
 
         try:
-            self._reader, self._first = duck.run(cursor, begin)
+            self._reader, self._first = duck.run(cursor, begin, columns=columns)
         except BaseException:
             cursor.close()
             raise
@@ -363,6 +434,23 @@ def _next(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
             if f"{name} Error:" in str(error):
                 raise getattr(duckdb, kind)(str(error)) from error
         raise duckdb.Error(str(error)) from error
+
+
+class _OwnConnection:
+    """The one that DuckDB keeps for itself, and gives up when the process ends."""
+
+    def __init__(self) -> None:
+        self.made = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        if self.made:
+            import duckdb
+
+            leave_to_parent(duckdb.default_connection())
+
+
+_own_connection = _OwnConnection()
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:

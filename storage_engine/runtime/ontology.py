@@ -12,6 +12,7 @@ from typing import Any, Self
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError
 from storage_engine.model.declarations import Entity, Relation
+from storage_engine.process import renew_after_fork
 from storage_engine.query.builder import Query
 from storage_engine.repository.open import bind, open_repository
 from storage_engine.repository.protocol import Repository
@@ -48,6 +49,10 @@ class Ontology:
         self._sessions: weakref.WeakSet[SessionCore] = weakref.WeakSet()
         self._mutex = threading.Lock()
         self._closed = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._mutex = threading.Lock()
 
     def session(
         self, *, namespace: str = "default", instance_metadata: Mapping[str, str] | None = None

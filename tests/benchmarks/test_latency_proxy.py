@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
 import pytest
-from botocore.exceptions import ClientError
+from botocore.config import Config
+from botocore.exceptions import ClientError, HTTPClientError
 
-from benchmarks.latency_proxy import LATENCY_MS, LatencyProxy, latency_proxy
+from benchmarks.latency_proxy import LATENCY_MS, Faults, LatencyProxy, latency_proxy
 from tests.servers import S3Server
 
 pytestmark = pytest.mark.s3
@@ -93,6 +95,31 @@ def test_latency_is_added_to_its_kind_alone(upstream: S3Server) -> None:
             )
         assert len(results) == 20
         assert proxy.counts().requests["PUT_IF"] == 21
+
+
+@pytest.mark.parametrize(
+    ("faults", "landed"),
+    [(Faults(refused=1.0), False), (Faults(disowned=1.0), True), (Faults(lost=1.0), True)],
+    ids=["refused", "disowned", "lost"],
+)
+def test_a_fault_answers_or_not_and_the_request_lands_or_not(
+    upstream: S3Server, faults: Faults, landed: bool, request: pytest.FixtureRequest
+) -> None:
+    fault = request.node.callspec.id
+    with latency_proxy(upstream.endpoint, NO_LATENCY, faults=faults) as proxy:
+        client = boto3.client(
+            "s3",
+            endpoint_url=proxy.endpoint,
+            config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
+        )
+        with pytest.raises((ClientError, HTTPClientError)) as failed:
+            client.put_object(Bucket=BUCKET, Key=f"fault/{fault}", Body=b"x")
+        assert isinstance(failed.value, ClientError) == (fault != "lost")
+        if isinstance(failed.value, ClientError):
+            assert failed.value.response["ResponseMetadata"]["HTTPStatusCode"] == 503
+        assert proxy.counts().faults == {fault: proxy.counts().total}
+    listed = upstream.client().list_objects_v2(Bucket=BUCKET, Prefix=f"fault/{fault}")
+    assert listed["KeyCount"] == landed
 
 
 def test_conditions_are_decided_by_the_server(client: Any) -> None:

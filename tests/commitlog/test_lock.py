@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.lock import Lease, WriteLock
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.errors import (
     IntegrityError,
     LeaseExpiredError,
@@ -567,13 +567,13 @@ def test_a_renewal_that_failed_during_the_upload_stops_the_commit(world: World) 
     held: list[Lease] = []
     original = ours.repo.lock.try_acquire
 
-    def note() -> Lease | None:
-        lease = original()
+    def note(tenure: Tenure | None = None) -> Lease | None:
+        lease = original(tenure)
         if lease is not None:
             held.append(lease)
         return lease
 
-    ours.repo.lock.try_acquire = note  # type: ignore[method-assign]
+    ours.repo.lock.try_acquire = note  # type: ignore[method-assign,assignment]
     ours.fail(FaultKind.TIMEOUT, "put_if_match", layout.LOCK, times=None)
     at(ours.store, "PUT", "commits/*/manifest.json", lambda: held[0].renew())
 

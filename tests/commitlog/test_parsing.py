@@ -95,6 +95,12 @@ def test_bounds_are_lists_of_so_many_scalars() -> None:
             parsing.optional_bounds({"b": {"x": wrong}}, "b", 2)
 
 
+def test_a_time_that_is_none_in_utc_is_refused() -> None:
+    for text in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-13-01"):
+        with pytest.raises(parsing.FieldError, match="a time in ISO 8601"):
+            parsing.require_time({"t": text}, "t")
+
+
 def test_a_long_value_is_cut_in_the_sentence() -> None:
     with pytest.raises(parsing.FieldError) as caught:
         parsing.require_int({"n": "x" * 1_000_000}, "n")

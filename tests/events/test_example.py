@@ -1,4 +1,4 @@
-"""The example of docs/events.md runs, and does what it says."""
+"""The examples of docs/events.md run, and do what it says."""
 
 from __future__ import annotations
 
@@ -27,3 +27,16 @@ def test_the_example_runs(tmp_path: Path) -> None:
         "commit 2: {'handler': 'bill'}",
     ):
         assert said in done.stdout
+
+
+def test_what_a_handler_leaves_is_as_documented() -> None:
+    """The page shows the program's output, line by line."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs/examples/handler_semantics.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"```\n{done.stdout}```\n" in (ROOT / "docs/events.md").read_text()

@@ -82,12 +82,24 @@ def test_an_event_can_be_made_from_its_due_time() -> None:
     ("settings", "said"),
     [
         ({"event": Tick, "cron": "every day"}, "no cron expression"),
+        ({"event": Tick, "cron": "0 0 * * * *"}, "it has 6 fields, and five are expected"),
+        ({"event": Tick, "cron": "0 0 * * * * 2026"}, "it has 7 fields, and five are expected"),
+        ({"event": Tick, "cron": "0 0 * *"}, "it has 4 fields, and five are expected"),
+        ({"event": Tick, "cron": "0 0 30 2 *"}, "is never due"),
+        ({"event": Tick, "cron": "61 0 * * *"}, "no cron expression"),
+        ({"event": Tick, "cron": ""}, "no cron expression"),
+        ({"event": Tick, "cron": 5}, "no cron expression"),
         ({"event": Tick, "cron": "0 0 * * *", "timezone": "Mars"}, "time zone 'Mars'"),
         ({"event": 7, "cron": "0 0 * * *"}, "takes an Event"),
         ({"event": lambda due: Tick(), "cron": "0 0 * * *"}, "give a name"),
     ],
-    ids=["cron", "zone", "event", "name"],
 )
 def test_mistakes(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         Schedule(**settings)
+
+
+@pytest.mark.parametrize("cron", ["0 18 * * mon-fri", "*/5 * * * *", "  0 0 1 1 *  ", "@daily"])
+def test_five_fields_and_names_for_them(cron: str) -> None:
+    schedule = Schedule(event=Tick, cron=cron)
+    assert schedule.next_due(datetime(2026, 1, 1, tzinfo=UTC)) > datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,6 +9,7 @@ import pytest
 
 from storage_engine.errors import (
     ConfigurationError,
+    HeadMismatchError,
     SchemaMetadataError,
     SchemaOutdatedError,
     UnknownTagError,
@@ -206,6 +207,31 @@ def test_a_commit_that_comes_first_is_restored_too(either_world: World) -> None:
     assert done.new_commit_id == 4
     assert done.restored == 2
     assert world.open("reader").ages() == {"a": 1, "b": 1}
+
+
+def test_writers_that_always_come_first_are_given_way_in_words(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the soak: what was raised told to read a type again that nobody had asked for."""
+    repository, other = storage.open(), storage.open()
+    put(repository, customer("a", age=1))
+    put(repository, customer("a", age=2))
+    commit_of = type(repository).commit
+    ages = iter(range(3, 1000))
+
+    def overtaken(self: Any, request: Any) -> Any:
+        if self is repository:
+            put(other, customer("a", age=next(ages)))
+        return commit_of(self, request)
+
+    monkeypatch.setattr(type(repository), "commit", overtaken)
+    with pytest.raises(HeadMismatchError, match="nothing was published, try again") as caught:
+        restore(repository, 1, apply=True)
+    assert caught.value.retryable
+    monkeypatch.undo()
+    assert restore(repository, 1, apply=True).restored == 1
+    repository.close()
+    other.close()
 
 
 def test_restore_of_compacted_history(either_world: World) -> None:

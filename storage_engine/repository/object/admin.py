@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.conditional import Won, write_conditionally
-from storage_engine.commitlog.lock import Lease, WriteLock
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import Head, timestamp, to_json
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
@@ -110,13 +110,14 @@ def erase(
     before the lock and published on whatever head there is then. But not without a heartbeat, and
     those go first.
     """
-    lease = WriteLock(
+    lock = WriteLock(
         store,
         owner_id=_RUNTIME,
         lease_ttl_ms=config.s3_lease_ttl_ms,
         timeout_ms=config.s3_lock_timeout_ms,
-    ).acquire()
-    try:
+    )
+    with Tenure() as tenure, tenure:
+        lease = lock.acquire(tenure)
         kept = {layout.HEAD, layout.LOCK, layout.ENGINE, layout.TYPES}
         doomed = [info.key for info in store.list("") if info.key not in kept]
         # Listed after the parts, as a writer makes its heartbeat before its first part.
@@ -133,8 +134,6 @@ def erase(
         _restamp(store, engine_version)
         _replace(store, layout.TYPES, _no_types(store))
         _delete(store, lease, [*heartbeats, *doomed])
-    finally:
-        lease.release()
 
 
 def _delete(store: ObjectStore, lease: Lease, keys: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Any, ClassVar, Protocol, Self
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from storage_engine.commitlog import layout, state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
-from storage_engine.commitlog.lock import WriteLock
+from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
@@ -36,6 +36,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
@@ -96,6 +97,7 @@ class ObjectRepository(ABC):
         self.store = store
         self._config = config
         self._stamp = stamp
+        self._owner = Owner(store.uri)
         self.chain = Chain(store, store.parallel)
         self._indices = IndexObjects(store, engine_version=self.engine_version)
         self._documents = Documents(store)
@@ -225,15 +227,15 @@ class ObjectRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        return self._stored_types(head, self._type_refs(head))
+        return self._stored_types(head, sorted(self._type_refs(head)))
 
     def type_refs(self) -> list[TypeRef]:
-        return self._type_refs(self.chain.read_head().head)
+        return sorted(self._type_refs(self.chain.read_head().head))
 
     def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
         return self._stored_types(self.chain.read_head().head, refs)
 
-    def _type_refs(self, head: Head) -> list[TypeRef]:
+    def _type_refs(self, head: Head) -> Set[TypeRef]:
         return stored_schema.type_refs(self.chain, head)
 
     def _stored_types(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
@@ -262,6 +264,7 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
@@ -329,6 +332,8 @@ class ObjectRepository(ABC):
             self.upkeep.flush()
 
     def close(self) -> None:
+        if self._owner.elsewhere:
+            return  # all of it is the parent's
         self.publisher.flush()
         if self.upkeep is not None:
             self.upkeep.close()
@@ -446,8 +451,17 @@ class ObjectRepository(ABC):
             "acquired_at": held.acquired_at,
             "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
+            "token": held.token,
             "expired": held.expires_at <= self.store.now(),
+            "gone": is_gone(held.holder),
         }
+
+    def break_lock(self, token: str | None) -> dict[str, Any] | None:
+        """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
+        state = break_lock(self.store, token).state
+        if state is None:
+            return None
+        return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}
 
 
 class S3RepositoryV1(ObjectRepository):

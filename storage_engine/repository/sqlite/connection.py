@@ -30,6 +30,7 @@ from storage_engine.errors import (
     StorageBackendError,
 )
 from storage_engine.objectstore.local import advice, shortened
+from storage_engine.process import Owner, renew_after_fork
 from storage_engine.query.compiler import Statement
 from storage_engine.query.sqlite import install
 
@@ -271,6 +272,13 @@ class Connections:
         self._closed = False
         self._memory_lock = threading.RLock()
         self._memory = connect(MEMORY, timeout_ms, create=True) if self.in_memory else None
+        self._owner = Owner("an in-memory storage")
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Whoever had a connection or a lock at the fork is not here to give it back."""
+        self._guard = threading.RLock()
+        self._memory_lock = threading.RLock()
 
     def exists(self) -> bool:
         """Whether there is a database to read; an empty file is none yet."""
@@ -292,6 +300,7 @@ class Connections:
         """A connection for one operation. What goes wrong with it becomes one of our errors."""
         with errors_of(self.path, operation, self.timeout_ms):
             if self._memory is not None:
+                self._owner.check()  # its only connection may be in use in the parent
                 with self._memory_lock:
                     self._check_open(operation)
                     yield self._memory
@@ -312,7 +321,7 @@ class Connections:
         for lent in idle:
             if lent.file is None or lent.file.process == os.getpid():
                 lent.connection.close()
-        if self._memory is not None:
+        if self._memory is not None and not self._owner.elsewhere:
             with self._memory_lock:
                 self._memory.close()
 

@@ -6,7 +6,7 @@ in words for people and in facts for programs, and asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,7 +111,7 @@ class Engine:
     scanner: Scanner
     duck: Duck
     sql_duck: ConfinedDuck
-    type_refs: Callable[[Head], Sequence[TypeRef]]
+    type_refs: Callable[[Head], Set[TypeRef]]
     stored_types: Callable[[Head, Sequence[TypeRef]], Sequence[TypeSpec]]
     commit_at: Callable[[Head, Reference], int]
     v1: bool
@@ -126,7 +126,17 @@ class _PreparedQuery:
     plans: tuple[TypePlan, ...]
 
     def stream(self, duck: Duck) -> Stream:
-        return Stream(duck, self.cursor, self.statement.sql, self.statement.parameters)
+        return Stream(
+            duck,
+            self.cursor,
+            self.statement.sql,
+            self.statement.parameters,
+            columns=self.columns,
+        )
+
+    @property
+    def columns(self) -> int:
+        return sum(len(versioned_schema(plan.spec)) for plan in self.plans)
 
     def execute(self, prefix: str = "") -> duckdb.DuckDBPyConnection:
         return self.cursor.execute(
@@ -161,7 +171,9 @@ class ObjectExecutor:
         with prepared.cursor, self._engine.duck.errors():
             try:
                 table = self._engine.duck.run(
-                    prepared.cursor, lambda: prepared.execute().to_arrow_table()
+                    prepared.cursor,
+                    lambda: prepared.execute().to_arrow_table(),
+                    columns=prepared.columns,
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
                 raise OverflowError(
@@ -314,7 +326,9 @@ class ObjectExecutor:
                 f"WITH {', '.join(ctes)} SELECT {columns} FROM {_ASKED} "
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
-            table = self._engine.duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
+            table = self._engine.duck.run(
+                cursor, lambda: cursor.execute(sql).to_arrow_table(), columns=len(schema)
+            )
             return plan, table.cast(schema)
 
     def _head(self) -> Head:

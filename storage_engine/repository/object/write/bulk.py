@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _VALUE_BYTES = 24  # of one value in a join: short texts, with their share of hash and pointer
+_SIDES = 2  # of a join: what is stated and what is stored
 _UNPACKED = 4  # times the size in a file
 
 T = TypeVar("T")
@@ -85,7 +86,7 @@ class BulkInput:
         part_bytes: int,
         stage: Stage | None,
     ) -> None:
-        self._spec = spec
+        self.spec = self._spec = spec
         self._versions = versions
         self._duck = duck
         self._schema_version_id = schema_version_id
@@ -94,6 +95,7 @@ class BulkInput:
         self._folder = Path(tempfile.mkdtemp(prefix="ontologia-bulk-"))
         self._spool: BulkParts = BulkParts(())
         self._unique: bool | None = None
+        self._repeated = 0
         self._found: tuple[int, BulkParts] | None = None  # as of the type's head
         self._passes = 0
 
@@ -125,6 +127,11 @@ class BulkInput:
         self._found = (as_of, parts)
         return parts
 
+    @property
+    def repeated(self) -> int:
+        """How many rows state an identity again, as far as it was looked at."""
+        return self._repeated
+
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -133,7 +140,11 @@ class BulkInput:
     def _within_memory(self, work: Callable[[], T]) -> T:
         """What compares all rows of the stream: they are what a join or grouping holds."""
         size = sum(part.encoded.size for part in self._spool.parts)
-        return self._duck.within_memory(in_memory(self._spec, self._spool.rows, size), work)
+        return self._duck.within_memory(
+            in_memory(self._spec, self._spool.rows, size),
+            work,
+            columns=_SIDES * len(row_schema(self._spec)),
+        )
 
     def _reconcile(self, head: Head) -> BulkParts:
         keys = self._key_bounds()
@@ -183,11 +194,10 @@ class BulkInput:
         """Whether no identity repeats, by the cheapest proof that there is."""
         if self._unique is None:
             keys = ", ".join(quoted(name) for name in self._spec.identity)
-            self._unique = (
-                self._is_ascending()
-                or self._distinct(f"hash({keys})") == self._spool.rows
-                or self._distinct(keys) == self._spool.rows  # hashes may collide
-            )
+            rows = self._spool.rows
+            if not self._is_ascending() and self._distinct(f"hash({keys})") != rows:
+                self._repeated = rows - self._distinct(keys)  # hashes may collide
+            self._unique = self._repeated == 0
         return self._unique
 
     def _is_ascending(self) -> bool:

@@ -133,7 +133,9 @@ class Evaluator:
                     snapshot.check(spec.ref, changed_since(stored.cursor, spec, since))
                 return reconcile(stored.cursor, spec, unique=stored.unique)
 
-        return self._versions.duck.within_memory(intents.nbytes, compare)
+        return self._versions.duck.within_memory(
+            intents.nbytes, compare, columns=2 * len(row_schema(spec))
+        )
 
     def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         for (kind, name), expected in self._request.expect.items():

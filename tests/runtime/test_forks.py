@@ -1,0 +1,289 @@
+"""Sessions and `fork()`: a child never hangs, never touches what is the parent's, and is told."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_engine import Ontology, Session, initialize_storage
+from storage_engine.commitlog import layout
+from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ForkedSessionError
+from storage_engine.objectstore.local import DirectoryStore
+from storage_engine.objectstore.open import memory_backend
+from tests.runtime.support import OrderPlaced, make_storage
+from tests.servers import S3Server
+from tests.shop import Customer
+
+CONFIG = OntologiaConfig(s3_lease_ttl_ms=60_000, s3_lock_timeout_ms=60_000)
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # fork with threads, as users do it
+]
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Do it in a fork, which must come to its end by itself."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends it where nothing else would
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - told, then the child ends
+            sys.stderr.write(f"in the child: {error!r}\n")
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child ended with {status}"
+
+
+def refused(work: Callable[[], object]) -> None:
+    with pytest.raises(ForkedSessionError, match="Open a session of its own in the child"):
+        work()
+
+
+@pytest.fixture(params=["directory", "memory"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    name = request.node.name.replace("[", "-").replace("]", "")
+    uri = f"file://{tmp_path}/store" if request.param == "directory" else f"memory://{name}"
+    initialize_storage(uri)
+    return uri
+
+
+def seed(session: Session) -> None:
+    session.ensure(Customer(id="a", name="a"))
+    session.commit()
+    assert session.query().entities(Customer).count() == 1
+
+
+def test_every_use_in_the_child_is_refused_at_once(uri: str) -> None:
+    with Session(uri, config=CONFIG) as session:
+        seed(session)
+        query = session.query().entities(Customer)
+
+        def use() -> None:
+            refused(query.collect)
+            refused(lambda: session.query().entities(Customer).count())
+            refused(lambda: session.sql("select * from Customer").collect())
+            refused(session.list_commits)
+            session.ensure(Customer(id="b", name="b"))
+            refused(session.commit)
+            session.discard()
+            session.flush()
+            session.close()
+
+        in_child(use)
+        session.ensure(Customer(id="c", name="c"))
+        assert session.commit() == 2
+
+
+def test_a_session_of_its_own_works_in_the_child(uri: str) -> None:
+    with Session(uri, config=CONFIG) as session:
+        seed(session)
+
+        def work() -> None:
+            with Session(uri, config=CONFIG) as own:
+                own.ensure(Customer(id="b", name="b"))
+                assert own.commit() == 2
+                assert own.query().entities(Customer).count() == 2
+                assert len(own.sql("select * from Customer").collect()) == 2
+
+        in_child(work)
+        # What is in memory is the child's own from the fork on.
+        assert session.query().entities(Customer).count() == (1 if "memory" in uri else 2)
+
+
+def test_a_program_that_forks_by_itself_ends(tmp_path: Path) -> None:
+    """Its child ends as any program: destructors run, and DuckDB's wait for their threads."""
+    import subprocess
+
+    uri = f"file://{tmp_path}/store"
+    initialize_storage(uri)
+    program = f"""
+import os, sys
+from storage_engine import Session
+from tests.shop import Customer
+
+session = Session({uri!r})
+session.ensure(Customer(id="a", name="a"))
+session.commit()
+session.query().entities(Customer).count()
+child = os.fork()
+if child == 0:
+    with Session({uri!r}) as own:
+        own.ensure(Customer(id="b", name="b"))
+        own.commit()
+        own.query().entities(Customer).count()
+    sys.exit(0)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+    run = subprocess.run([sys.executable, "-c", program], timeout=120, capture_output=True)
+    assert run.returncode == 0, run.stderr.decode()
+
+
+def test_the_parent_in_the_middle_of_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has the session, the lock and the lease; the child neither waits for it nor
+    gives its lock away, and waits for the lock as any other process does."""
+    uri = f"file://{tmp_path}/store"
+    initialize_storage(uri)
+    put, reached, go_on = DirectoryStore.put, threading.Event(), threading.Event()
+
+    def held(store: DirectoryStore, key: str, data: bytes) -> None:
+        if layout.is_manifest(key):
+            reached.set()
+            assert go_on.wait(60)
+        put(store, key, data)
+
+    monkeypatch.setattr(DirectoryStore, "put", held)
+    session = Session(uri, config=CONFIG)
+    session.ensure(Customer(id="a", name="a"))
+    worker = threading.Thread(target=session.commit)
+    worker.start()
+    assert reached.wait(60)
+    lock = tmp_path / "store" / layout.LOCK
+
+    def use() -> None:
+        refused(session.list_commits)
+        session.ensure(Customer(id="z", name="z"))
+        refused(session.commit)
+        session.close()
+
+    in_child(use)
+    assert lock.exists(), "the child gave the parent's lock back"
+    go_on.set()
+    worker.join(60)
+    assert session.last_commit is not None
+    session.close()
+    assert not lock.exists()
+
+
+@pytest.mark.parametrize("engine", ["sqlite-v1", "sqlite-v2"])
+def test_sqlite_works_on_in_the_child(tmp_path: Path, engine: str) -> None:
+    uri = make_storage(tmp_path, engine)
+    with Session(uri) as session:
+        seed(session)
+        entered, leave = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            core = session._core
+            with core.use("query"):
+                entered.set()
+                leave.wait(60)
+
+        worker = threading.Thread(target=hold)
+        worker.start()
+        assert entered.wait(60)
+
+        def work() -> None:
+            session.ensure(Customer(id="b", name="b"))
+            assert session.commit() == 2
+            session.close()
+
+        in_child(work)
+        leave.set()
+        worker.join(60)
+        assert session.query().entities(Customer).count() == 2
+
+
+def test_an_in_memory_storage_is_refused_in_the_child() -> None:
+    with Session(":memory:") as session:
+        seed(session)
+        in_child(lambda: refused(session.list_commits))
+        assert len(session.list_commits()) == 1
+
+
+def test_an_ontology_is_refused_in_the_child(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    initialize_storage(uri)
+    with Ontology(storage_uri=uri) as ontology:
+
+        def use() -> None:
+            refused(ontology.list_commits)
+            ontology.close()
+
+        in_child(use)
+        assert ontology.list_commits() == []
+
+
+def commit_and_return(uri: str, kept: bool) -> None:
+    session = Session(uri, config=CONFIG)
+    session.ensure(Customer(id=str(os.getpid()), name="child"))
+    session.commit()
+    if kept:
+        _kept.append(session)
+
+
+_kept: list[Any] = []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_multiprocessing_child_that_does_not_close(
+    tmp_path: Path, method: str, kept: bool
+) -> None:
+    uri = f"file://{tmp_path}/store"
+    initialize_storage(uri)
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=commit_and_return, args=(uri, kept))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    assert not (tmp_path / "store" / layout.LOCK).exists(), "the lock is left"
+
+
+def test_memory_backends_are_separate(tmp_path: Path) -> None:
+    initialize_storage("memory://apart")
+    with memory_backend("apart").lock:  # in use at the fork
+
+        def work() -> None:
+            with Session("memory://apart") as own:
+                own.ensure(Customer(id="a", name="a"))
+                assert own.commit() == 1
+
+        worker = threading.Thread(target=in_child, args=(work,))
+        worker.start()
+        worker.join(90)
+    with Session("memory://apart") as session:
+        assert session.list_commits() == []
+
+
+@pytest.mark.s3
+def test_on_s3(seaweedfs_s3: S3Server) -> None:
+    """Connections are the parent's, and obstore's threads, which a child cannot make again."""
+    config = seaweedfs_s3.config()
+    uri = f"s3://{seaweedfs_s3.make_bucket()}/store"
+    initialize_storage(uri, config=config)
+    with Session(uri, config=config) as session:
+        seed(session)
+        session.emit(OrderPlaced(order_id="1"))  # by obstore
+        bulk = session._core.repository.objects.store.bulk  # type: ignore[union-attr]
+        bulk.get(layout.HEAD)
+
+        def work() -> None:
+            session.ensure(Customer(id="z", name="z"))
+            refused(session.commit)
+            refused(session.list_commits)
+            refused(lambda: bulk.get(layout.HEAD))
+            session.close()
+            with Session(uri, config=config) as own:
+                own.ensure(Customer(id="b", name="b"))
+                assert own.commit(event=OrderPlaced(order_id="2")) == 2
+                assert own.query().entities(Customer).count() == 2
+                assert own._core.repository.objects.store.bulk.get(layout.HEAD)  # type: ignore[union-attr]
+
+        in_child(work)
+        session.ensure(Customer(id="c", name="c"))
+        assert session.commit() == 3
+        assert session.query().entities(Customer).count() == 3
