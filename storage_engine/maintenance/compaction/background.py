@@ -180,6 +180,8 @@ class BackgroundMerges:
 
     def close(self) -> None:
         """Flush; then whatever is still on its way is given up at its next step."""
+        if self._process != os.getpid():
+            return
         with self._condition:
             self._closing = True
         try:
@@ -284,9 +286,11 @@ class BackgroundMerges:
 
     def _take(self) -> MergedSnapshot | None:
         """For one who tries to publish it: nobody else does meanwhile."""
+        if self._process != os.getpid():
+            return None
         with self._condition:
             snapshot, self._waiting = self._waiting, None
-            return snapshot if self._process == os.getpid() else None
+            return snapshot
 
     def _give_back(self, snapshot: MergedSnapshot, *, done: bool = False) -> None:
         """It waits on, unless it is settled (or `done` with, whatever became of it)."""
