@@ -164,7 +164,16 @@ class Chain:
         self._manifests.put(path, (manifest, sha256(data)), len(data))
 
     def head_manifest(self, head: Head) -> Manifest | None:
-        return self.manifest(head.link) if head.link is not None else None
+        if head.link is None:
+            return None
+        manifest = self.manifest(head.link)
+        if manifest.log_id and head.log_id and manifest.log_id != head.log_id:
+            raise IntegrityError(
+                f"{self.head_key} says that the log is {head.log_id}, its manifest "
+                f"{head.link.path} that it is {manifest.log_id}",
+                key=self.head_key,
+            )
+        return manifest
 
     def stretch(
         self, top: ManifestLink | None, *, above: int
