@@ -15,7 +15,7 @@ from storage_engine.query.spec import QuerySpec, When
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer
 from tests.engines import CUSTOMER, customer, rows_of
-from tests.index.support import index_of, lag_behind, spoil
+from tests.index.support import index_of, lag_behind, resealed, spoil
 from tests.repository.object.costs import measure
 
 COMMITS = 6
@@ -64,8 +64,8 @@ def unreadable(world: World) -> None:
 DAMAGE: dict[str, tuple[Callable[[World], None], int]] = {
     "missing": (missing, COMMITS - 1),
     "lagging": (lagging, 1),
-    "wrong head path": (wrong_head_path, 0),
-    "without head entry": (without_head_entry, 0),
+    "wrong head path": (wrong_head_path, COMMITS - 1),  # its hash is another: none of it counts
+    "without head entry": (without_head_entry, COMMITS - 1),
     "unreadable": (unreadable, COMMITS - 1),
 }
 
@@ -100,7 +100,7 @@ def test_an_index_that_names_missing_files_is_not_believed(
     fill(world)
     document = index_of(world)
     document["entries"][1]["path"] = "commits/2-deadbeef/entities/Customer.parquet"
-    spoil(world, document)
+    world.backend.write(layout.index(*CUSTOMER.ref), resealed(document))
     reader = world.open("reader")
     with caplog.at_level(logging.WARNING):
         assert ask(reader) == EXPECTED
