@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from benchmarks import commits, compaction, events, gc, ingest, queries, spark, spark_read
+from benchmarks import (
+    commits,
+    compaction,
+    events,
+    gc,
+    growth,
+    ingest,
+    queries,
+    spark,
+    spark_read,
+    sql,
+)
 from benchmarks.harness import Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
@@ -13,10 +24,12 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "compaction": compaction.run,
     "events": events.run,
     "gc": gc.run,
+    "growth": growth.run,
     "ingest": ingest.run,
     "queries": queries.run,
     "spark": spark.run,
     "spark_read": spark_read.run,
+    "sql": sql.run,
 }
 
 

@@ -155,8 +155,10 @@ def soak(
     faults: Faults | None = None,
     grace_s: float = 45.0,
     keep: Path | None = None,
+    least: int = 0,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The figures, and what went wrong. `keep`: a folder for the journals."""
+    """The figures, and what went wrong. `keep`: a folder for the journals; `least`: so many units
+    of work are waited for, up to ten times as long, on a machine that has other things to do."""
     chaos = chaos or Chaos()
     faults = faults or Faults(
         refused=0.01, disowned=0.004, lost=0.01, slow=0.01, slow_ms=1500, seed=seed
@@ -172,7 +174,9 @@ def soak(
             try:
                 cast.start_all()
                 next_blow = started + 2 * chaos.every_s
-                while (now := time.monotonic()) < started + seconds:
+                while (now := time.monotonic()) < started + seconds or (
+                    now < started + 10 * seconds and _units(folder) < least
+                ):
                     if now >= next_blow:
                         cast.disturb(chaos, drawn)
                         next_blow = now + drawn.uniform(0.5, 1.5) * chaos.every_s
@@ -342,6 +346,11 @@ class Accounts:
         self.figures["reads"] = sum(line["who"].startswith("reader") for line in done)
         errors = soak_roles.errors_in(self._folder)
         self.figures |= {f"errors: {name}": count for name, count in errors.most_common()}
+
+
+def _units(folder: Path) -> int:
+    """Acknowledged so far."""
+    return sum(1 for path in folder.glob("*.jsonl") for _ in read_journal(path, "commit", "bulk"))
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class OntologiaConfig(BaseModel):
 
     commit_max_attempts: int = Field(default=10, ge=1)
     checkpoint_interval: int = Field(default=100, ge=1)
+    auto_compact: bool = True
     target_part_bytes: int = Field(default=48 * MIB, ge=64 * KIB)
 
     snapshot_part_bytes: int = Field(default=256 * MIB, ge=64 * KIB)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -72,8 +73,9 @@ def run(
 
 
 def _session_target(invocation: Invocation) -> str:
+    """As a URI: a path alone would be a directory where it does not end like a SQLite file."""
     target = invocation.target()
-    return target.sqlite_path if target.sqlite_path is not None else target.uri
+    return target.uri if target.sqlite_path is None else f"sqlite:///{quote(target.sqlite_path)}"
 
 
 def _load(modules: Sequence[str]) -> tuple[list[Any], list[Any]]:

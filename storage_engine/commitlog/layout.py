@@ -77,6 +77,7 @@ _MANIFEST = "/manifest.json"
 _COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
 _BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
+    # Attempts of earlier versions have eight characters.
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
 

@@ -11,10 +11,11 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
@@ -120,6 +121,28 @@ class PublishedCommit:
     manifest_path: str
     attempts: int
     lock_wait_ms: float
+    carried: TypeRef | None = None  # the type whose snapshot it published too
+
+
+class WaitingSnapshot(Protocol):
+    """A snapshot whose files are in the store. A commit carries it: its checkpoint has the
+    snapshot in the place of what was merged, and its CAS publishes both."""
+
+    ref: TypeRef
+    refused: bool  # one of `checks` found so: it must not be published
+    published: bool
+
+    @property
+    def checks(self) -> Sequence[Callable[[], None]]:
+        """Sent beside the uploads, as they hold only from when head was read; they never raise."""
+
+    def place(self, checkpoint: Checkpoint) -> Checkpoint:
+        """With the snapshot, or as it is when that no longer fits."""
+
+
+class WaitingSnapshots(Protocol):
+    def carry(self) -> AbstractContextManager[WaitingSnapshot | None]:
+        """One for an attempt to publish; it waits on afterwards unless `published` was set."""
 
 
 Prepare = Callable[[Base], Draft | Mark | None]
@@ -149,6 +172,7 @@ class Publisher:
         self._checkpoint_interval = checkpoint_interval
         self._project = project
         self._warn = warn
+        self.waiting: WaitingSnapshots | None = None
         self._leases = LeaseKeeper(LINGER_S if chain.store.timers else 0.0)
         self._finishing: Background[None] | None = None
         self._mutex = threading.Lock()
@@ -171,7 +195,8 @@ class Publisher:
                 draft = prepare(base)
                 published: PublishedCommit | None = None
                 if isinstance(draft, Draft):
-                    published = self._attempt(base, draft, attempt, waited_ms)
+                    with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
+                        published = self._attempt(base, draft, attempt, waited_ms, snapshot)
                     done = published is not None
                 else:
                     done = draft is None or self._record(base, draft)
@@ -219,25 +244,35 @@ class Publisher:
         return lease, version, waited
 
     def _attempt(
-        self, base: Base, draft: Draft, attempt: int, waited_ms: float
+        self,
+        base: Base,
+        draft: Draft,
+        attempt: int,
+        waited_ms: float,
+        snapshot: WaitingSnapshot | None,
     ) -> PublishedCommit | None:
         path = layout.manifest(base.commit_id, base.attempt)
         manifest, buckets = self._manifest(base, draft, path)
         uploads = [*draft.uploads, *(Upload(key, data) for key, data in buckets)]
         checkpoint_ref = base.head.checkpoint
-        if base.commit_id % self._checkpoint_interval == 0:
+        if snapshot is not None or base.commit_id % self._checkpoint_interval == 0:
             checkpoint = state.next_checkpoint(self._chain, base.head, manifest, path)
+            if snapshot is not None:
+                checkpoint = snapshot.place(checkpoint)
             checkpoint_ref, written = self._checkpoint(checkpoint, base.attempt)
             uploads += written
             manifest = replace(manifest, checkpoint=checkpoint_ref)
         data = manifest.to_bytes()
         uploads.append(Upload(path, data))
         try:
-            self._upload(uploads)
+            self._upload(uploads, snapshot)
             base.lease.guard()
         except (LeaseExpiredError, StorageBackendError):
             self._discard(uploads)  # no CAS was sent: certainly not published
             raise
+        if snapshot is not None and snapshot.refused:
+            self._discard(uploads)  # the next attempt goes without it
+            return None
         head = Head(
             commit_id=base.commit_id,
             manifest_path=path,
@@ -257,7 +292,11 @@ class Publisher:
         self._chain.note_manifest(path, manifest, data)
         for key, content in buckets:
             self._chain.note_buckets(key, content)
-        return PublishedCommit(base, manifest, path, attempt, waited_ms)
+        carried = None
+        if snapshot is not None:
+            snapshot.published = True
+            carried = snapshot.ref
+        return PublishedCommit(base, manifest, path, attempt, waited_ms, carried)
 
     def _record(self, base: Base, mark: Mark) -> bool:
         """Swing head to itself with a mark; whether that has won. Not if head moved on: then the
@@ -336,14 +375,16 @@ class Publisher:
         self._chain.note_checkpoint(ref, checkpoint)
         return ref, [*(Upload(*page, shared=True) for page in pages), Upload(key, data)]
 
-    def _upload(self, uploads: Sequence[Upload]) -> None:
+    def _upload(self, uploads: Sequence[Upload], snapshot: WaitingSnapshot | None = None) -> None:
         def write(upload: Upload) -> None:
             if isinstance(upload.content, bytes):
                 self._store.put(upload.key, upload.content)
             else:
                 self._store.put_file(upload.key, upload.content)
 
-        self._parallel.map(write, uploads)
+        requests: list[Callable[[], None]] = [partial(write, upload) for upload in uploads]
+        requests += snapshot.checks if snapshot is not None else ()
+        self._parallel.gather(requests)
 
     def _swap_head(self, base: Base, head: Head) -> Won | None:
         try:

@@ -390,6 +390,7 @@ class Entry(CommitRange):
     snapshot (made by compaction) of several."""
 
     files: tuple[CommitFile, ...]
+    rewrites: int = 0  # how often compaction has written its rows anew, at most
 
     @property
     def is_snapshot(self) -> bool:
@@ -512,7 +513,8 @@ def parse_entry(raw: Mapping[str, Any]) -> Entry:
     files = tuple(CommitFile.parse(f) for f in require_objects(raw, "files"))
     if not files:
         raise FieldError("files", "a list that is not empty", [])
-    return Entry(low, require_int(raw, "max_commit_id", minimum=low), files)
+    rewrites = optional_int(raw, "rewrites", 0)
+    return Entry(low, require_int(raw, "max_commit_id", minimum=low), files, rewrites)
 
 
 def parse_points(raw: Sequence[Any]) -> tuple[CommitPoint, ...]:

@@ -21,7 +21,6 @@ from storage_engine.commitlog.parsing import (
     optional_int,
     optional_text,
     parsing,
-    require_int,
     require_text,
     require_time,
 )
@@ -135,7 +134,7 @@ class ClaimRecord:
                 lease_until=require_moment(raw, "lease_until"),
                 available_at=require_moment(raw, "available_at"),
                 ack_at=_optional_moment(raw, "ack_at"),
-                attempts=require_int(raw, "attempts", maximum=_MOST),
+                attempts=optional_int(raw, "attempts", 0, maximum=_MOST),
                 last_error=optional_text(raw, "last_error"),
                 dead_lettered_at=_optional_moment(raw, "dead_lettered_at"),
                 token=optional_text(raw, "token", ""),

@@ -54,10 +54,17 @@ def _advanced(
         built_on_ours = newest is not None and newest.manifest_path == published.manifest_path
         if built_on_ours or _is_later(chain, index, top):
             return None  # a later writer has been here and covered our commit too
-    resolved = resolve_type(chain, index, published.base.head, ref, before)
+    entries = resolve_type(chain, index, published.base.head, ref, before).entries
+    if ours is not None:
+        entries = (*entries, ours)
+    written = manifest.checkpoint
+    if written is not None and written.commit_id == manifest.commit_id:
+        # At hand, as this commit wrote it: the snapshot that it carries, and whatever an earlier
+        # compaction could not bring here.
+        entries = _following(entries, chain.checkpoint(written).entries.get(ref, ()))
     return described(
         ref,
-        [*resolved.entries, ours] if ours is not None else resolved.entries,
+        entries,
         commit_id=manifest.commit_id,
         log_id=manifest.log_id,
         top=top,
@@ -103,15 +110,20 @@ def with_snapshots(
     than a snapshot are a later compaction's.
     """
     if index.max_indexed_commit > head.commit_id and _is_later(chain, index, top):
-        snapshots = [entry for entry in truth if entry.is_snapshot]
-        kept = [e for e in index.entries if not any(s.covers(e) for s in snapshots)]
-        added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
-        entries = tuple(sorted([*kept, *added], key=lambda entry: entry.min_commit_id))
+        entries = _following(index.entries, truth)
         return None if _paths(entries) == _paths(index.entries) else replace(index, entries=entries)
     right = described(ref, truth, commit_id=head.commit_id, log_id=head.log_id, top=top)
     proven = index.max_indexed_manifest == right.max_indexed_manifest
     same = proven and _paths(index.entries) == _paths(truth)
     return None if same and index.max_indexed_commit == head.commit_id else right
+
+
+def _following(entries: Sequence[Entry], truth: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The entries of an index with the log's snapshots in the place of what they replaced."""
+    snapshots = [entry for entry in truth if entry.is_snapshot]
+    kept = [e for e in entries if not any(snapshot.covers(e) for snapshot in snapshots)]
+    added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
+    return tuple(sorted([*kept, *added], key=lambda entry: entry.min_commit_id))
 
 
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:

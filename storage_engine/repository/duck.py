@@ -303,6 +303,7 @@ class ConfinedDuck(Duck):
         self._folders = folders
         self._remote = False
         self._threads: int | None = None
+        self._replaced: list[duckdb.DuckDBPyConnection] = []  # still used by whoever has a cursor
 
     def reach_s3(self) -> None:
         secret = self._secret() if self._secret is not None else {}
@@ -335,13 +336,30 @@ class ConfinedDuck(Duck):
             return True
 
     def reopen(self) -> None:
-        """After a failure of DuckDB itself, which does not work from then on."""
+        """After a failure of DuckDB itself: that instance does not work from then on."""
         with self._mutex:
-            self._replace()
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+            self._current_secret = None
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        for connection in self._replaced:
+            leave_to_parent(connection)
+
+    def close(self) -> None:
+        super().close()
+        if self._owner.elsewhere:
+            return
+        with self._mutex:
+            while self._replaced:
+                self._replaced.pop().close()
 
     def _replace(self) -> None:
+        """The next cursor is of a new instance. To close the old one would end its cursors."""
         if self._connection is not None:
-            self._connection.close()
+            self._replaced.append(self._connection)
         self._connection = None
         self._current_secret = None
 

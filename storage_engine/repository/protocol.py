@@ -165,6 +165,7 @@ class CommitResult:
     attempts: int = 1  # CAS attempts (1 on engines without CAS)
     lock_wait_ms: float = 0.0
     already_applied: bool = False  # the idempotency key had been applied by `commit_id`
+    notes: Sequence[str] = ()  # what may surprise whoever made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +260,25 @@ class CommitRecord:
             "metadata": dict(self.metadata),
             "types": list(self.types),
         }
+
+
+def repetition_note(spec: TypeSpec, repeated: int) -> str:
+    return (
+        f"{spec.name}: {repeated:,} {'row repeats' if repeated == 1 else 'rows repeat'} an "
+        "identity that was stated before in the same commit; the last statement counts"
+    )
+
+
+def end_notes(spec: TypeSpec, is_stored: Callable[[TypeRef], bool]) -> list[str]:
+    """Of relations: which of their ends cannot be there, as nothing of the type is."""
+    if spec.kind != "relation":
+        return []
+    ends = dict.fromkeys(name for name in (spec.left, spec.right) if name)
+    return [
+        f"{spec.name}: its relations point to {name}, of which nothing is stored yet"
+        for name in ends
+        if not is_stored(("entity", name))
+    ]
 
 
 def check_metadata(metadata: Mapping[str, str], limit: int) -> None:

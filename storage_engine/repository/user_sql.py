@@ -10,7 +10,7 @@ settings are locked (`duck.ConfinedDuck`). Only the types that a statement names
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ import orjson
 import pyarrow as pa
 
 from storage_engine.errors import (
-    SchemaMetadataError,
     SqlNotAllowedError,
     StorageBackendError,
 )
@@ -40,6 +39,7 @@ Tables = Mapping[str, TypeSpec]  # by the name that the statement's table gets
 Provide = Callable[[Tables], Callable[["duckdb.DuckDBPyConnection"], None]]
 
 _TABLES_SHOWN = 20
+_KINDS = ("entity", "relation")
 _SPACE = r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)"
 _OPTION = rf"{_SPACE}*(?:analyze|format{_SPACE}+\w+){_SPACE}*"
 _EXPLAIN = re.compile(
@@ -90,51 +90,58 @@ _EXPRESSIONS = frozenset(
 
 @dataclass(frozen=True)
 class StoredTypes:
-    """The types of a storage, of which only those that a statement names are loaded."""
+    """The types of a storage, of which only those that a statement names are loaded.
 
-    refs: Sequence[TypeRef]
+    `refs` are all of them; however many these are, a statement that names types as they are
+    called looks at none but its own.
+    """
+
+    refs: Set[TypeRef]
     load: Callable[[Sequence[TypeRef]], Sequence[TypeSpec]]
 
-    def labels(self) -> list[str]:
-        return labels(self.refs)
+    def labels(self) -> dict[str, TypeRef]:
+        """All tables, by name: with the kind before it where two types share one."""
+        refs = sorted(self.refs)
+        return dict(zip(labels(refs), refs, strict=True))
 
     def named(self, names: Sequence[str]) -> Tables:
-        """By the statement's names, which count whatever their case is, as everywhere in SQL."""
-        of_label = dict(zip(self.labels(), self.refs, strict=True))
-        folded: dict[str, list[str]] = {}
-        for label in of_label:
-            folded.setdefault(label.casefold(), []).append(label)
-        chosen: dict[str, str] = {}
+        """By the names of their tables; the case of the statement's names does not matter."""
+        chosen: dict[str, tuple[str, TypeRef]] = {}
         for name in names:
-            alike = folded.get(name.casefold(), ())
-            if not alike:
-                raise self.unknown(name)
-            label = name if name in alike else alike[0]
-            if len(alike) > 1 and (
-                name not in alike or chosen.get(name.casefold(), label) != label
-            ):
-                raise ValueError(
-                    f"sql: {' and '.join(alike)} differ in case alone, which SQL does not see: "
-                    "write one of them exactly so, or use session.query()"
-                )
-            chosen[name.casefold()] = label
-        specs = {spec.ref: spec for spec in self.load([of_label[c] for c in chosen.values()])}
-        tables: dict[str, TypeSpec] = {}
-        for label in chosen.values():
-            if (spec := specs.get(of_label[label])) is None:
-                raise SchemaMetadataError(
-                    f"sql: nothing is stored of the schema of {label}: declare the class and use "
-                    "session.query()"
-                )
-            tables[label] = spec
-        return tables
+            table = self._exactly(name) or self._nearly(name)
+            label, _ = chosen.setdefault(name.casefold(), table)
+            if label != table[0]:
+                raise _alike([label, table[0]])
+        specs = {spec.ref: spec for spec in self.load([ref for _, ref in chosen.values()])}
+        return {label: specs[ref] for label, ref in chosen.values()}
+
+    def _exactly(self, name: str) -> tuple[str, TypeRef] | None:
+        of_kinds = [ref for kind in _KINDS if (ref := (kind, name)) in self.refs]
+        return (name, of_kinds[0]) if len(of_kinds) == 1 else None
+
+    def _nearly(self, name: str) -> tuple[str, TypeRef]:
+        tables = self.labels()
+        alike = [(n, ref) for n, ref in tables.items() if n.casefold() == name.casefold()]
+        if not alike:
+            raise self.unknown(name)
+        candidates = [table for table in alike if table[0] == name] or alike
+        if len(candidates) > 1:
+            raise _alike([label for label, _ in candidates])
+        return candidates[0]
 
     def unknown(self, name: str) -> ValueError:
-        names = self.labels()
+        names = list(self.labels())
         more = f" and {len(names) - _TABLES_SHOWN} more" if len(names) > _TABLES_SHOWN else ""
         listed = f"{', '.join(names[:_TABLES_SHOWN])}{more}" if names else "none yet"
         unknown = unknown_name(name, names, what="table")
         return ValueError(f"sql: {unknown} (the tables are the stored types: {listed})")
+
+
+def _alike(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"sql: {' and '.join(names)} differ in case alone, which SQL does not see: write one of "
+        "them exactly so, or use session.query()"
+    )
 
 
 def run_sql(

@@ -251,6 +251,10 @@ class SessionCore:
         self._committing = False
         self._closed = False
         renew_after_fork(self)
+        if repository.objects is not None:
+            from storage_engine.maintenance.compaction.background import keep_compact
+
+            keep_compact(repository.objects)
 
     def after_fork(self) -> None:
         """Whoever had the session at the fork is not here to give it back."""
@@ -332,10 +336,13 @@ class SessionCore:
             if again and self.intents:
                 error.args = (f"{error}; {_pending(self.intents.type_names)}", *error.args[1:])
             raise
+        notes = self.intents.notes
         self.forget()
         self.read_set.next_unit()
         if result is None:
             return None
+        if not result.already_applied:
+            result = replace(result, notes=(*notes, *result.notes))
         self.last_commit = result
         self._snapshot = max(self._snapshot or 0, result.commit_id)
         return result.commit_id

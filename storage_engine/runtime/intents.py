@@ -82,6 +82,12 @@ class Intents:
         return [intents.input() for intents in self._intents.values()]
 
     @property
+    def notes(self) -> list[str]:
+        """What may surprise in what was stated."""
+        sources = [s for i in self._intents.values() for s in i.stated if isinstance(s, BulkSource)]
+        return list(dict.fromkeys(note for source in sources for note in source.notes))
+
+    @property
     def type_names(self) -> list[str]:
         return [intents.spec.name for intents in self._intents.values()]
 

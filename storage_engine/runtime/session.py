@@ -153,7 +153,8 @@ class Session:
 
     @property
     def last_commit(self) -> CommitResult | None:
-        """What this session's latest commit did: rows inserted and updated per type, attempts."""
+        """What this session's latest commit did: rows inserted and updated per type, attempts,
+        and `notes` on what may surprise."""
         return self._core.last_commit
 
     @property

@@ -59,6 +59,22 @@ class BulkSource:
                 field=", ".join(dict.fromkeys(e.field for e in problems if e.field)),
             )
 
+    @property
+    def notes(self) -> list[str]:
+        """What may surprise in its columns."""
+        times = {f.name for f in self._spec.fields if f.storage == "datetime"}
+        without = dict.fromkeys(
+            column.name
+            for part in self._parts
+            for column in part.schema
+            if column.name in times
+            and pa.types.is_timestamp(column.type)
+            and column.type.tz is None
+        )
+        return [
+            f"{self._spec.name}.{name}: times without a zone were read as UTC" for name in without
+        ]
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in the type's row schema, at most `MAX_BATCH_ROWS` at a time."""
         if self._spent and any(part.once for part in self._parts):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from storage_engine.spark.reader import read_entities, read_relations, read_type
     from storage_engine.spark.results import WriteProgress, WriteResult
     from storage_engine.spark.schema import check_dataframe, spark_schema
-    from storage_engine.spark.streaming import batch_writer
+    from storage_engine.spark.streaming import batch_writer, start_query
     from storage_engine.spark.writer import write_entities, write_relations, write_type
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "register",
     "spark_schema",
     "spark_session",
+    "start_query",
     "write_entities",
     "write_relations",
     "write_type",
@@ -44,6 +45,7 @@ _MODULES = {
     "register": "storage_engine.spark.datasource",
     "spark_schema": "storage_engine.spark.schema",
     "spark_session": "storage_engine.spark.driver",
+    "start_query": "storage_engine.spark.streaming",
     "write_entities": "storage_engine.spark.writer",
     "write_relations": "storage_engine.spark.writer",
     "write_type": "storage_engine.spark.writer",

@@ -28,6 +28,8 @@ _SETTINGS = {
     # A second copy of a task would stage its parts twice, for nothing.
     "spark.speculation": "false",
     "spark.ui.showConsoleProgress": "false",
+    # On a busy machine a Python worker takes its time to come up: Spark's own 15 s are few.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 
 

@@ -170,7 +170,7 @@ class StreamSink(DataSourceStreamArrowWriter):
             )
         # All tasks of a batch stage under one name, and the same batch in another run under
         # another.
-        attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:16]
+        attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:32]
         sink = self._of(attempt)
         base = head_commit_id(sink.place.uri, sink.place.settings)
         return TaskMessage(attempt, base, sink.stage(iterator), query_id=facts[0])

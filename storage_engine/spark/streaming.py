@@ -15,6 +15,8 @@ same with options as texts (`storage_engine.spark.datasource`).
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,12 @@ from storage_engine.spark.writer import write_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+log = logging.getLogger(__name__)
+
+_NO_WORKER = "Python worker failed to connect back"
 
 Offset = Mapping[str, Any]  # {"commit_id": 41, "log_id": "..."}
 
@@ -124,6 +132,23 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 _QUERY = "sql.streaming.queryId"
+
+
+def start_query(starting: DataStreamWriter, *, patience_s: float = 120.0) -> StreamingQuery:
+    """`starting.start()`, also where the machine is busy.
+
+    Spark gives the Python process that runs `foreachBatch` on a Connect server ten seconds to
+    come up, and has no setting for it. A query that failed by that has done nothing yet, so it is
+    started again until `patience_s` are over.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return starting.start()
+        except Exception as error:
+            if _NO_WORKER not in str(error) or time.monotonic() > deadline:
+                raise
+            log.warning("the Python worker of a streaming query did not come up: once more")
 
 
 def batch_writer(

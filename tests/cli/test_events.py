@@ -182,6 +182,14 @@ def test_run_drains(uri: str, module: str) -> None:
     assert again.out == "0 handled, 0 failed\n"
 
 
+@pytest.mark.parametrize("name", ["plain", "100%41#?.data"])
+def test_run_takes_a_db_of_any_name(module: str, tmp_path: Path, name: str) -> None:
+    done = onto("events", "run", "--handlers", module, "--drain", "--db", tmp_path / name)
+    assert done.out == "0 handled, 0 failed\n"
+    assert onto("init", "--db", tmp_path / name).code in (0, 4)
+    assert (tmp_path / name).is_file()
+
+
 def test_run_says_what_is_wrong(uri: str, module: str, tmp_path: Path) -> None:
     Path("empty_module.py").write_text("")
     for args, code, said in [

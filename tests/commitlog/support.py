@@ -17,6 +17,8 @@ from unittest import mock
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import Head, Manifest, sha256
 from storage_engine.config import OntologiaConfig
+from storage_engine.maintenance.compaction.background import keep_compact
+from storage_engine.maintenance.compaction.plan import TierPolicy
 from storage_engine.model import TypeSpec
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.open import memory_backend
@@ -97,8 +99,10 @@ class World:
         *,
         skew: float = 0.0,
         faults: FaultPlan | None = None,
+        merges: TierPolicy | None = None,
         **settings: Any,
     ) -> Writer:
+        """`merges`: it keeps the storage compact, as a session does; only then does it."""
         store = self.backend.client(name, skew=skew, faults=faults)
         config = OntologiaConfig(
             **{"runtime_id": name or "writer", "s3_lease_ttl_ms": LEASE_TTL_MS, **settings}
@@ -106,6 +110,8 @@ class World:
         with mock.patch.object(engine, "Duck", return_value=_DUCK):
             repo = open_object_repository(store, config)
         assert isinstance(repo, ObjectRepository)
+        if merges is not None:
+            keep_compact(repo, merges)
         writer = Writer(store, repo)
         self.writers.append(writer)
         return writer

@@ -14,9 +14,11 @@ from storage_engine.events.object import claims
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.pending_events import PendingEvents
-from storage_engine.repository.object import engine
+from storage_engine.repository.object import engine, outbox
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
+from tests.events.fuzz import LONG
 from tests.events.life import Broken, Shop, copy_of, new_shop
+from tests.events.test_pauses import at_request
 
 pytestmark = pytest.mark.simulation
 
@@ -91,6 +93,30 @@ def test_a_write_that_lands_late_changes_nothing() -> None:
         shop.world.close()
 
 
+@pytest.mark.parametrize("seconds", [1200.0, *([90.0] if LONG else [])])
+def test_a_process_that_is_paused_at_a_write_loses_and_repeats_nothing(seconds: float) -> None:
+    """Longer than late arrivals are looked for (or than its leases)."""
+    for number, (kind, key) in enumerate(requests(), start=1):
+        if kind in READS and not LONG:
+            continue
+        shop = copy_of(empty())
+
+        def others(shop: Shop = shop) -> None:
+            shop.world.backend.clock.sleep(seconds)
+            shop.go_on(1)
+
+        with shop.process("first") as session:
+            at_request(shop.world.writers[-1].store, number, others, "before")
+            shop.live(session)
+        shop.go_on()
+        try:
+            shop.verify()
+        except Broken as broken:
+            raise AssertionError(f"paused at {kind} {key}: {broken}") from broken
+        finally:
+            shop.world.close()
+
+
 def test_long_after_nothing_runs_again_and_new_events_are_seen() -> None:
     shop = copy_of(empty())
     with shop.process("first") as session:
@@ -131,6 +157,12 @@ def broken_by(monkeypatch: pytest.MonkeyPatch, kind: FaultKind = FaultKind.CRASH
 def plant(monkeypatch: pytest.MonkeyPatch, target: object, name: str, new: Callable) -> None:
     requests()  # of the right code
     monkeypatch.setattr(target, name, new)
+
+
+def test_planted_nobody_notices_that_an_event_came_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, outbox, "is_late", lambda *_: False)
+    with pytest.raises(AssertionError, match="paused at PUT"):
+        test_a_process_that_is_paused_at_a_write_loses_and_repeats_nothing(1200.0)
 
 
 def test_planted_no_look_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,11 @@ Whoever works on in it sees what head says and what was committed since, and not
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +20,13 @@ from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.objectstore.open import memory_backend
-from storage_engine.repository import ReadWindow
+from storage_engine.repository import ReadWindow, initialize_storage, open_repository
+from tests.cli.support import onto
 from tests.commitlog.support import World, Writer, made_world
-from tests.engines import CUSTOMER, PRODUCT, customer, rows_of
-from tests.index.support import put_product
+from tests.engines import CUSTOMER, PRODUCT, customer, put, rows_of
+from tests.index.support import index_of, put_product, spoil, unproven
+from tests.maintenance.support import Crashes, everything
+from tests.maintenance.support import copied as copied_objects
 
 PREFIX = [(1, "a", 1), (1, "b", 1), (2, "a", 2), (4, "b", 4)]
 
@@ -241,3 +247,84 @@ def test_a_head_that_is_read_a_little_earlier_costs_nothing(either_world: World)
     assert [e.max_commit_id for e in resolution.entries] == [1, 2, 4]
     assert not resolution.fallback
     assert seen == [head.manifest_path, layout.index(*CUSTOMER.ref)]
+
+
+def test_an_index_that_an_older_program_mixed_of_both_is_not_believed(either_world: World) -> None:
+    """As programs before format 2 left it: the other history's entries below one of this."""
+    world = either_world
+    objects = made_late(world)
+    foreign = index_of(world)["entries"]
+    world.backend.write(layout.HEAD, objects[layout.HEAD])
+    writer = world.open("writer")
+    history = list(PREFIX)
+    for step in range(6):
+        result = writer.put(customer("a", age=50 + step))
+        history.append((result.commit_id, "a", 50 + step))
+    writer.repo.flush()
+    document = index_of(world)
+    ours = [e for e in document["entries"] if e["min_commit_id"] == 10]
+    assert ours
+    spoil(world, unproven({**document, "entries": [*foreign, *ours]}))
+    check(world, history)
+    assert {f.reason for f in verify_indices(world.open("auditor").repo).findings} >= {
+        "path_mismatch"
+    }
+    late = world.open("late")
+    result = late.put(customer("b", age=60))
+    late.repo.flush()
+    check(world, [*history, (result.commit_id, "b", 60)])
+    assert verify_indices(world.open("auditor").repo).types[0].findings == ()
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("engine_version", ["v1", "v2"])
+def test_a_crash_at_any_write_in_the_copy_loses_and_invents_nothing(engine_version: str) -> None:
+    with made_world(engine_version) as world:
+        objects = made_late(world)
+
+    def after(world: World, before: object) -> None:
+        check_by_log(world)
+        writer = world.open("writer")
+        writer.put(customer("a", age=70), customer("b", age=71))
+        writer.repo.flush()
+        check_by_log(world)
+        assert writer.ages()["a"] == 70
+
+    def operation(writer: Writer) -> None:
+        writer.put(customer("a", age=50))
+        put_product(writer, "p", 51.0)
+
+    assert Crashes(objects, engine_version, operation).each(after) > 10
+
+
+def check_by_log(world: World) -> None:
+    """What is read is what is read without any index."""
+    objects = world.backend.objects()
+    bare = {key: data for key, data in objects.items() if not key.startswith(layout.INDICES)}
+    with copied_objects(bare, world.engine_version) as without:
+        assert everything(world.open("reader")) == everything(without.open("reader"))
+
+
+def test_a_directory_copied_while_it_was_written(tmp_path: Path) -> None:
+    origin, copy = tmp_path / "origin", tmp_path / "copy"
+    initialize_storage(str(origin), "v2")
+    with closing(open_repository(str(origin))) as repository:
+        put(repository, customer("a", age=1))
+        repository.flush()
+        early = (origin / layout.HEAD).read_bytes()
+        for age in (2, 3):
+            put(repository, customer("a", age=age))
+        repository.create_tag("late")
+    shutil.copytree(origin, copy)
+    (copy / layout.HEAD).write_bytes(early)
+    reasons = {
+        f["reason"] for f in onto("verify", "--json", "--storage-uri", copy).json["findings"]
+    }
+    assert reasons == {"other_history", "wrong_commit"}
+    for age in (52, 53, 54):
+        with closing(open_repository(str(copy))) as repository:
+            put(repository, customer("a", age=age))
+    with closing(open_repository(str(copy))) as repository:
+        rows = repository.read(CUSTOMER, ReadWindow(history=True)).to_pylist()
+        assert [row["age"] for row in rows] == [1, 52, 53, 54]
+    assert onto("index", "verify", "--storage-uri", copy).code == 0

@@ -242,7 +242,7 @@ def test_planted_a_heartbeat_that_is_not_given_up_lets_a_late_bulk_load_through(
     def paused_sweep() -> None:
         plan.append(plan_gc(collector.repo))
         staged = [one for one in plan[0].doomed if one.key.startswith("staged/")]
-        left = _Sweeper(collector.repo, plan[0], None)._fence(staged)
+        left, _ = _Sweeper(collector.repo, plan[0], None)._fence(staged, [])
         at(  # the deletes go out once the writer has published
             slow.store,
             "DELETE",
@@ -771,3 +771,86 @@ def test_spans_of_time() -> None:
         "1d12h",
         "0s",
     ]
+
+
+# -- the lock -------------------------------------------------------------------------------------
+
+
+def garbage_of_all_kinds(world: World) -> None:
+    """Of every kind that has to be fenced off."""
+    writer = world.open("writer")
+    for age in range(4):
+        writer.put(customer("a", age=age))
+    compact(writer.repo, ALL)
+    dying = world.open("dying")
+    dying.fail(FaultKind.CRASH_BEFORE, "PUT_IF", layout.LOCK)
+    writer.put(customer("a", age=4))
+    writer.put(customer("a", age=5))
+    with pytest.raises(SimulatedCrash):
+        compact(dying.repo, ALL)
+    crashed(world, age=90)
+    if world.engine_version == "v2":
+        crashed_bulk(world, age=91)
+    days(world, 8)
+    writer.put(customer("a", age=6))
+    writer.repo.flush()
+    compact(writer.repo, ALL)
+    days(world, 8)
+
+
+def test_nothing_is_listed_while_the_lock_is_held(either_world: World) -> None:
+    world = either_world
+    garbage_of_all_kinds(world)
+    repo = world.open("collector").repo
+    plan = plan_gc(repo, purge_compacted=True)
+    fences = {item.fence.value for item in plan.doomed}
+    assert fences >= {"attempt", "index"}
+    requests: list[tuple[str, str]] = []
+    repo.store.on_request(lambda kind, key: requests.append((kind, key)))  # type: ignore[attr-defined]
+    report = sweep(repo, plan)
+    assert report.objects == len(plan.doomed)
+    held, under = False, []
+    for kind, key in requests:
+        if (kind, key) == ("PUT_IF", layout.LOCK):
+            held = True
+        elif (kind, key) == ("DELETE_IF", layout.LOCK):
+            held = False
+        elif held:
+            under.append(kind)
+    assert under
+    assert "LIST" not in under
+    assert world.open("reader").ages() == {"a": 6}
+
+
+@pytest.mark.parametrize("moment", ["examined", "fenced"])
+def test_commits_and_compactions_beside_a_sweep_lose_nothing(
+    either_world: World, moment: str
+) -> None:
+    """Before the lock is taken (the indices have been looked at), and when it is given back (the
+    second look is still to come)."""
+    world = either_world
+    garbage_of_all_kinds(world)
+    rival = world.open("rival")
+    repo = world.open("collector").repo
+    plan = plan_gc(repo, purge_compacted=True)
+
+    def meanwhile() -> None:
+        rival.put(customer("b", age=1))
+        rival.put(customer("b", age=2))
+        compact(rival.repo, ALL)
+        rival.put(customer("b", age=3))
+        rival.repo.flush()
+
+    if moment == "examined":
+        at(repo.store, "PUT_IF", layout.LOCK, meanwhile)  # type: ignore[arg-type]
+    else:
+        at(repo.store, "DELETE_IF", layout.LOCK, meanwhile, when="after")  # type: ignore[arg-type]
+    report = sweep(repo, plan)
+    assert report.objects > 0
+    reader = world.open("reader")
+    assert reader.ages() == {"a": 6, "b": 3}
+    assert len(reader.rows(window=HISTORY)) == 10
+    reachable(world)
+    assert verify_indices(repo).ok
+    rival.put(customer("a", age=7))
+    assert world.open("again").ages() == {"a": 7, "b": 3}

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from storage_engine import CompactionPolicy, Entity, Event, Field, Session, initialize_storage
+from storage_engine.commitlog import layout
 from storage_engine.maintenance import integrity
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository import open_repository
@@ -115,6 +116,36 @@ def test_a_storage_that_lives_is_copied_whole(
         assert verify_storage(copy.repository, deep=True).findings == []
 
 
+def test_the_copy_knows_every_prefix(example: ModuleType) -> None:
+    """A new prefix of the layout has to find its place in the order of a copy."""
+    kinds = {
+        prefix.path: example._kind(f"{prefix.path}x/y")
+        for prefix in layout.PREFIXES
+        if prefix.collected != "reach"
+    }
+    once = {prefix.path for prefix in layout.PREFIXES if prefix.collected == "reach"}
+    assert {example._kind(f"{path}x") for path in once} == {None}, "written once"
+    assert kinds == {
+        layout.ATTEMPTS: example.LEFT_OUT,
+        layout.LEASES: example.LEFT_OUT,
+        layout.SESSIONS: example.LEFT_OUT,
+        layout.INDICES: example.CAN_CHANGE,
+        layout.SCHEMA: example.CAN_CHANGE,
+        layout.TAGS: example.CAN_CHANGE,
+        layout.PAGES: None,
+        layout.QUARANTINE: None,
+        layout.EVENTS: example.EVENTS,
+        layout.CLAIMS: example.BOOKKEEPING,
+        layout.DEAD_LETTERS: example.BOOKKEEPING,
+    }
+    for key in (layout.ENGINE, layout.LAYOUT_CATALOG):
+        assert example._kind(key) is example.CAN_CHANGE
+    for key in (layout.LOCK, layout.HEAD, layout.probe()):
+        assert example._kind(key) is example.LEFT_OUT
+    for key in (layout.projected("default"), layout.position("default", "a.b")):
+        assert example._kind(key) is example.BOOKKEEPING
+
+
 def _reasons() -> set[tuple[str, str]]:
     """Areas and reasons that the code can note."""
     areas = {"_chain": "chain", "_checkpoints": "checkpoint", "_note": "file", "_rows": "rows"}
@@ -129,7 +160,7 @@ def _reasons() -> set[tuple[str, str]]:
                 pairs.add((words[0], words[1]))
             elif name in areas and words:
                 pairs.add((areas[name], words[0]))
-    return pairs
+    return pairs | {("index", reason) for reason in integrity.CONTRADICTIONS}
 
 
 def test_every_finding_of_verify_has_its_advice() -> None:

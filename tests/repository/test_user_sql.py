@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 from storage_engine import Entity, Field, Relation, Session, initialize_storage
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError, OntologiaError, SqlNotAllowedError
-from storage_engine.model import spec_of
+from storage_engine.model import TypeSpec, spec_of
 from storage_engine.query.spec import When
 from storage_engine.repository import duck, open_repository
 from storage_engine.repository.sql_functions import COLLATIONS, FUNCTIONS, is_allowed
@@ -276,6 +277,28 @@ def test_deep_nesting_is_answered_in_words(session: Session) -> None:
         session.sql("select " + " || ".join(["'x'"] * 900)).collect()
 
 
+def test_a_statement_loads_the_schemas_that_it_names(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    restore = TypeSpec.from_schema_dict.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[TypeSpec], stored: Mapping[str, Any]) -> TypeSpec:
+        loaded.append(stored["name"])
+        return cast("TypeSpec", restore(cls, stored))
+
+    monkeypatch.setattr(TypeSpec, "from_schema_dict", classmethod(counted))
+    for statement, names in {
+        "select count(*) from customer": ["Customer"],
+        "with Customer as (select 1 as left_key) select * from Knows, Customer": ["Knows"],
+        "show tables": [],
+        "select 'Customer'": [],
+    }.items():
+        loaded.clear()
+        session.sql(statement).collect()
+        assert loaded == names, statement
+
+
 # --- the second wall ----------------------------------------------------------------------------
 
 
@@ -345,6 +368,31 @@ def test_too_little_memory_for_all_threads_is_enough_for_fewer(
         monkeypatch.setattr(duck, "_THREAD_BYTES", 100 * 1000**2)
         assert session.sql("select name from Customer").collect() == [{"name": "A"}]
     assert opened == [None, 1]
+
+
+def test_rows_under_way_outlive_the_instance_they_come_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another statement needs S3, or fewer threads: those that run go on."""
+    monkeypatch.setattr(duck, "load_httpfs", lambda _connection: None)
+    monkeypatch.setattr(duck, "create_secret", lambda _connection, _secret: None)
+    monkeypatch.setattr(duck, "_THREAD_BYTES", 256 * 1000**2)
+    confined = duck.ConfinedDuck(uri="x", memory_limit="256MB")
+    try:
+        first = duck.Stream(
+            confined, confined.cursor(), "select * from range(300000) t(n)"
+        ).batches()
+        read = next(first).num_rows
+        confined.reach_s3()
+        with confined.cursor() as second:
+            assert second.execute("select current_setting('threads') > 1").fetchall() == [(True,)]
+        assert confined.reopen_with_room(0)
+        with confined.cursor() as third:
+            assert third.execute("select current_setting('threads')").fetchall() == [(1,)]
+        assert not confined.reopen_with_room(0)
+        assert read + sum(batch.num_rows for batch in first) == 300_000
+    finally:
+        confined.close()
 
 
 def test_every_function_of_duckdb_is_sorted() -> None:

@@ -65,7 +65,7 @@ class Ledger:
         self.intents[mark] = intent
         try:
             result = writer.commit(*inputs(intent, bulk=bulk), metadata={"mark": mark})
-            writer.repo.flush()
+            writer.repo.publisher.flush()
         except SimulatedCrash as crash:
             # Like any dead process it may have published, and nobody was told.
             self.unknown.add(mark)

@@ -10,8 +10,11 @@ import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from storage_engine.maintenance.compaction.plan import TierPolicy
+from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.testing.faults import FaultKind, FaultPlan, plan_of
 from tests.commitlog.support import World, Writer, new_world
 from tests.simulation.harness import Intent, Ledger
@@ -51,8 +54,10 @@ class Scheduler:
         self._held_for = 0
 
     def turn(self, name: str) -> None:
-        """Wait until it is this writer's turn."""
+        """Wait until it is this writer's turn; at the end, when all have done their work, it is."""
         with self._condition:
+            if name not in self._live:
+                return
             self._waiting.add(name)
             self._choose()
             self._condition.wait_for(lambda: self._chosen == name)
@@ -106,16 +111,21 @@ class Outcome:
 
 
 def simulate(
-    seed: int, *, engine_version: str = "v2", chances: Mapping[FaultKind, float] = CHANCES
+    seed: int,
+    *,
+    engine_version: str = "v2",
+    chances: Mapping[FaultKind, float] = CHANCES,
+    merges: TierPolicy | None = None,
 ) -> Outcome:
-    """Writers that change the same few rows, fail, crash and come back. Close the world after."""
+    """Writers that change the same few rows, fail, crash and come back, and with `merges` keep
+    the storage compact. Close the world after."""
     random.seed(seed)  # jitter of the engine
     world, ledger, scheduler = new_world(engine_version), Ledger(), Scheduler(seed)
     script = random.Random(seed)
     lease_ms = script.choice(_LEASES_MS)
     jobs = {}
     for n, name in enumerate(WRITERS):
-        start = _starter(world, scheduler, name, seed * 10 + n, lease_ms, chances)
+        start = _starter(world, scheduler, name, seed * 10 + n, lease_ms, chances, merges)
         jobs[name] = _job(ledger, name, start, _intents(script))
     scheduler.run(jobs)
     trace = [(r.client, r.operation, _ID.sub("x", r.key), r.outcome) for r in world.backend.log]
@@ -142,6 +152,7 @@ def _starter(
     seed: int,
     lease_ms: int,
     chances: Mapping[FaultKind, float],
+    merges: TierPolicy | None,
 ) -> Callable[[int], Writer]:
     def start(life: int) -> Writer:
         """A process; after a crash, the next one with the same work to do."""
@@ -150,6 +161,7 @@ def _starter(
             s3_lease_ttl_ms=lease_ms,
             s3_lock_timeout_ms=90_000,
             checkpoint_interval=5,
+            merges=merges,
         )
         writer.store.faults = FaultPlan(
             seed=seed + 1000 * life, probabilities=chances, limit=12, max_seconds=_LONGEST_S
@@ -174,5 +186,7 @@ def _job(
             if writer.store.crashed:
                 life += 1
                 writer = start(life)
+        with suppress(SimulatedCrash):
+            writer.repo.flush()  # what it has merged
 
     return work

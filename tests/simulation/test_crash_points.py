@@ -365,12 +365,12 @@ def test_planted_head_before_data_shows_a_partial_commit(
     held: list[Upload] = []
     upload, swap = Publisher._upload, Publisher._swap_head
 
-    def later(self: Publisher, uploads: list[Upload]) -> None:
+    def later(self: Publisher, uploads: list[Upload], snapshot: None) -> None:
         held[:] = uploads
 
     def then_upload(self: Publisher, base: Base, head: Head) -> Won | None:
         won = swap(self, base, head)
-        upload(self, held)
+        upload(self, held, None)
         return won
 
     monkeypatch.setattr(Publisher, "_upload", later)

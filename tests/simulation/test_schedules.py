@@ -9,6 +9,7 @@ import pytest
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.publisher import Publisher
+from storage_engine.maintenance.compaction.plan import TierPolicy
 from storage_engine.objectstore.memory import MemoryStore
 from storage_engine.objectstore.protocol import content_etag
 from storage_engine.testing.faults import FaultKind
@@ -43,6 +44,27 @@ def test_acknowledged_means_in_the_chain_exactly_once(seed: int, engine_version:
         verify(outcome.world, ledger)
         settle(outcome)
         assert index_problems(outcome.world) == []
+
+
+@pytest.mark.parametrize("engine_version", ["v1", "v2"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_with_writers_that_merge_the_tail(seed: int, engine_version: str) -> None:
+    policy = TierPolicy(tail=2)
+    outcome = simulate(seed, engine_version=engine_version, merges=policy)
+    with closing(outcome.world):
+        verify(outcome.world, outcome.ledger)
+        settle(outcome)
+        assert index_problems(outcome.world) == []
+
+
+def test_in_most_schedules_some_merge_is_published() -> None:
+    """Or the test above says nothing of them."""
+    outcome = simulate(3, chances={}, merges=TierPolicy(tail=2))
+    with closing(outcome.world):
+        head = outcome.world.head()
+        assert head.checkpoint is not None
+        types = outcome.world.document(head.checkpoint.path)["types"]
+        assert any(entry["rewrites"] for known in types for entry in known["entries"])
 
 
 def test_a_seed_replays() -> None:

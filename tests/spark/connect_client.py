@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from storage_engine import Session
-from storage_engine.spark import batch_writer, read_type, register, write_type
+from storage_engine.spark import batch_writer, read_type, register, start_query, write_type
 from tests.spark import read_world as world
 from tests.spark.read_world import Sample, expected, rows
 
@@ -74,7 +74,7 @@ def told(error: BaseException | None) -> str:
 
 
 def run(writer: Any) -> None:
-    writer.trigger(availableNow=True).start().awaitTermination()
+    start_query(writer.trigger(availableNow=True)).awaitTermination()
 
 
 if __name__ == "__main__":

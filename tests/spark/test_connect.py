@@ -23,10 +23,11 @@ from tests.servers import free_ports
 from tests.spark.read_world import Sample, expected
 from tests.spark_support import SETTINGS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-_START_S = 120
+EARLY = Path(__file__).with_name("early_python.py")
+_START_S = 300
 
 
 @pytest.fixture
@@ -46,13 +47,16 @@ def server(tmp_path: Path) -> Iterator[str]:
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     log = tmp_path / "server.log"
+    python = tmp_path / "python"  # of the server's workers
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {EARLY} "$@"\n')
+    python.chmod(0o755)
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "spark-internal"],
             env={
                 **os.environ,
                 "SPARK_HOME": str(home),
-                "PYSPARK_PYTHON": sys.executable,
+                "PYSPARK_PYTHON": str(python),
                 "PYTHONPATH": str(ROOT),  # the server runs Python workers that import our types
             },
             stdout=out,
@@ -149,7 +153,7 @@ def _run(program: str, *arguments: str, code: int = 0) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=360,
+        timeout=600,
         check=False,
     )
     assert done.returncode == code, f"{done.stdout[-2000:]}{done.stderr[-5000:]}"

@@ -96,6 +96,82 @@ def size(entry: Entry) -> int:
     return sum(file.bytes for file in entry.files)
 
 
+def times_rewritten(entry: Entry) -> int:
+    """Snapshots of versions that did not count have been written anew at least once."""
+    return max(entry.rewrites, int(entry.is_snapshot))
+
+
+@dataclass(frozen=True, slots=True)
+class TierPolicy:
+    """What a writer merges by itself, a little at a time.
+
+    Commits are tier 0, and a snapshot is a tier above the highest that went into it. When a tier
+    of the newest entries is full (`tail`), it becomes one entry of the next with all that is newer.
+    So there are fewer than `tail` entries of each tier, and as nothing above `tiers` is touched, a
+    row is written anew that often at most. Entries of `large_bytes` are good files as they are.
+    What they (or another schema version) cut off from the newest entries can grow no more, and is
+    merged from `cut_off` entries on.
+    """
+
+    tail: int = 48
+    tiers: int = 3
+    large_bytes: int = 8 * MIB
+    cut_off: int = 8
+    run_entries: int = 1_000  # of one merge: a storage that was never compacted has many
+    run_bytes: int = 512 * MIB
+
+    def full(self, entries: Sequence[Entry]) -> bool:
+        """Whether it is worth looking at the log: by an index, which does not know tiers."""
+        small = (e.is_single and size(e) < self.large_bytes for e in entries)
+        return sum(small) >= self.tail
+
+    def due(self, entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
+        """The adjacent entries to merge next, of a type's entries, oldest first."""
+        if any(file.row_count < 0 for entry in entries for file in entry.files):
+            return None
+        for number, group in enumerate(reversed(self._groups(entries))):
+            is_newest = number == 0 and group[-1] is entries[-1]
+            run = self._full_tier(group)
+            if run is None and not is_newest and len(group) >= self.cut_off:
+                run = group
+            if run is not None:
+                return self._bounded(run)
+        return None
+
+    def _groups(self, entries: Sequence[Entry]) -> list[tuple[Entry, ...]]:
+        """Adjacent entries that may be merged with each other."""
+        groups: list[list[Entry]] = []
+        previous: Entry | None = None
+        for entry in entries:
+            if size(entry) >= self.large_bytes or times_rewritten(entry) >= self.tiers:
+                previous = None
+                continue
+            if previous is None or previous.schema_version_id != entry.schema_version_id:
+                groups.append([])
+            groups[-1].append(entry)
+            previous = entry
+        return [tuple(group) for group in groups]
+
+    def _full_tier(self, group: Sequence[Entry]) -> tuple[Entry, ...] | None:
+        """The highest full tier, with all that is newer: then what is newer is written once."""
+        for tier in reversed(range(self.tiers)):
+            start = len(group)
+            while start > 0 and times_rewritten(group[start - 1]) <= tier:
+                start -= 1
+            run = tuple(group[start:])
+            if sum(times_rewritten(entry) == tier for entry in run) >= self.tail:
+                return run
+        return None
+
+    def _bounded(self, run: Sequence[Entry]) -> tuple[Entry, ...]:
+        total = 0
+        for count, entry in enumerate(run):
+            total += size(entry)
+            if count >= self.run_entries or (count >= 2 and total > self.run_bytes):
+                return tuple(run[:count])
+        return tuple(run)
+
+
 NOT_NEEDED = "a SQLite storage keeps its rows in tables: there is nothing to compact"
 
 
@@ -135,7 +211,8 @@ class RunPlan:
 
     def snapshot(self, files: Iterable[CommitFile]) -> Entry:
         """What the entries become, of these files."""
-        return Entry(self.min_commit_id, self.max_commit_id, tuple(files))
+        rewrites = 1 + max(times_rewritten(entry) for entry in self.entries)
+        return Entry(self.min_commit_id, self.max_commit_id, tuple(files), rewrites)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -257,7 +334,7 @@ def plan_type(
         *ref,
         entries=len(entries),
         reason=reason,
-        runs=tuple(_run(repository, ref, run) for run in verdict.runs),
+        runs=tuple(planned_run(repository, ref, run) for run in verdict.runs),
         index_behind=behind,
     )
 
@@ -268,7 +345,8 @@ def _verdict(entries: Sequence[Entry], policy: CompactionPolicy) -> Verdict:
     return policy.verdict(entries)
 
 
-def _run(repository: ObjectRepository, ref: TypeRef, entries: tuple[Entry, ...]) -> RunPlan:
+def planned_run(repository: ObjectRepository, ref: TypeRef, entries: tuple[Entry, ...]) -> RunPlan:
+    """With what is expected to come out."""
     files = [file for entry in entries for file in entry.files]
     total = sum(file.row_count for file in files)
     # The largest file is the one in which a row costs least: small ones are mostly footer.

@@ -8,7 +8,7 @@ stay as they are. The index follows, best effort: it is a projection.
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -51,13 +51,12 @@ def publish(
             return None  # the storage was erased and begun anew
         truth = state.current_checkpoint(chain, head)
         entries = truth.entries.get(run.ref, ())
-        if paths(snapshot) in map(paths, entries):
-            outcome = RunOutcome.PUBLISHED  # by an attempt of ours whose answer was lost
-            return None
-        replaced = replace_run(entries, run, snapshot)
+        replaced = placed(entries, run, snapshot)
         if replaced is None:
             return None
         outcome = RunOutcome.PUBLISHED
+        if replaced == entries:
+            return None  # by an attempt of ours whose answer was lost
         still_ours()
         check_present(repository, snapshot)
         return replace(truth, entries={**truth.entries, run.ref: replaced})
@@ -73,12 +72,12 @@ def publish(
     return outcome
 
 
-def replace_run(
-    entries: Sequence[Entry], run: RunPlan, snapshot: Entry
-) -> tuple[Entry, ...] | None:
-    """The entries with the run's replaced by the snapshot; None when they do not all stand, as
-    planned and next to each other."""
+def placed(entries: tuple[Entry, ...], run: RunPlan, snapshot: Entry) -> tuple[Entry, ...] | None:
+    """The entries with the run's replaced by the snapshot, or as they are when it is one of them;
+    None when those of the run do not all stand, as planned and next to each other."""
     standing = [paths(entry) for entry in entries]
+    if paths(snapshot) in standing:
+        return entries
     planned = [paths(entry) for entry in run.entries]
     if planned[0] not in standing:
         return None

@@ -3,8 +3,10 @@
 Fences are what makes deleting safe beside stalled writers, whenever they wake: a silent attempt
 loses its heartbeat, without which it cannot publish, and one that has none yet finds that name
 taken; head is rewritten, so that a swap which is already on its way must fail; the indices of
-types that lose files are rewritten. They need the write lock for a moment. Afterwards what is
-doomed can never be named again, so the deletes themselves hold nothing up. A crash leaves less
+types that lose files are rewritten. They need the write lock for a moment, in which nothing is
+listed: what needs listings (are the indices right? is anything of the plan needed after all?) is
+done before and after. Afterwards what is doomed can never be named again, so neither the second
+look, at the very head that was fenced, nor the deletes hold anything up. A crash leaves less
 garbage, or as much; the next run goes on.
 """
 
@@ -22,8 +24,8 @@ from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
-from storage_engine.index.record import IndexObjects
-from storage_engine.index.repair import write_indices
+from storage_engine.index.record import IndexObjects, TypeIndex
+from storage_engine.index.verify import Examination
 from storage_engine.maintenance.gc.plan import Fence, GarbageObject, GcPlan, moment_in, silence
 from storage_engine.maintenance.gc.reach import Reach, reach
 from storage_engine.maintenance.indices import index_verifier
@@ -86,6 +88,7 @@ class _Sweeper:
         self._plan = plan
         self._progress = progress
         self._report = GcReport(repository.uri)
+        self._verifier = index_verifier(repository)
         self._taken: dict[str, str] = {}  # heartbeats that stand for nobody: key -> ETag
 
     def run(self) -> GcReport:
@@ -98,7 +101,10 @@ class _Sweeper:
             return self._report  # the storage was begun anew
         if fenced:
             self._repository.flush()
-            plain += self._fence(fenced)
+            examined = self._examine(fenced)
+            given_up, version = self._fence(fenced, examined)
+            left = self._still_doomed(given_up, version)
+            plain += self._delete_reusable(left)
         self._delete(plain)
         self._free_names()
         for lease in leases:
@@ -108,22 +114,30 @@ class _Sweeper:
                 self._report.spared += 1
         return self._report
 
+    # -- before the lock ----------------------------------------------------------------------
+
+    def _examine(self, doomed: Sequence[GarbageObject]) -> list[Examination]:
+        """The indices that are to be rewritten, compared with the log."""
+        refs = {item.ref for item in doomed if item.fence is Fence.INDEX and item.ref is not None}
+        if not refs:
+            return []
+        head = self._chain.read_head().head
+        return [e for e in self._verifier.examine(head).types if e.ref in refs]
+
     # -- under the lock -----------------------------------------------------------------------
 
-    def _fence(self, doomed: Sequence[GarbageObject]) -> list[GarbageObject]:
-        """What may be deleted without the lock from now on."""
+    def _fence(
+        self, doomed: Sequence[GarbageObject], examined: Sequence[Examination]
+    ) -> tuple[list[GarbageObject], HeadVersion]:
+        """What can never be published from now on, and the head as of which that is so."""
         lease = self._repository.lock.acquire()
         try:
             given_up = self._give_up(doomed, lease)
             for _ in range(_ATTEMPTS):
                 lease.guard()
                 version = self._rewrite_head()
-                if version is None:
-                    continue
-                left = self._still_doomed(given_up, version)
-                if not self._rewrite_indices(left, version, lease):
-                    continue
-                return self._delete_reusable(left, lease)
+                if version is not None and self._rewrite_indices(examined, version, lease):
+                    return given_up, version
             raise HeadMismatchError(_ATTEMPTS)
         finally:
             lease.release()
@@ -215,10 +229,38 @@ class _Sweeper:
         self._chain.note_head(fenced)
         return fenced
 
+    def _rewrite_indices(
+        self, examined: Sequence[Examination], version: HeadVersion, lease: Lease
+    ) -> bool:
+        """As they should be, or as they are where a commit was here since we looked: the new
+        version is what fences. False, with nothing written, when head has moved."""
+        if not examined:
+            return True
+        lease.guard()
+        if self._chain.read_head().etag != version.etag:
+            return False
+
+        def rewrite(examination: Examination) -> None:
+            def change(index: TypeIndex) -> TypeIndex:
+                lease.guard()
+                right, was = examination.correct, examination.version.value
+                newer = right.max_indexed_commit >= was.max_indexed_commit
+                return right if index == was and newer else index
+
+            ref, log_id = examination.ref, version.head.log_id
+            self._verifier.indices.update(ref, log_id=log_id, change=change)
+
+        self._store.parallel.map(rewrite, examined)
+        return True
+
+    # -- after the lock -----------------------------------------------------------------------
+
     def _still_doomed(
         self, doomed: Iterable[GarbageObject], version: HeadVersion
     ) -> list[GarbageObject]:
-        """The second look: whatever was published, indexed or tagged since the plan stays."""
+        """The second look: whatever was published until the fence, indexed or tagged since the
+        plan, stays. As of the fenced head, not a later one: what that names, readers may use for
+        a grace, even if it was replaced since."""
         indices = IndexObjects(self._store, engine_version=self._repository.engine_version)
         now = reach(self._chain, indices, version.head)
         doomed = list(doomed)
@@ -239,30 +281,22 @@ class _Sweeper:
             return item.key in now.staged_in_chain(self._chain)
         return False
 
-    def _rewrite_indices(
-        self, doomed: Iterable[GarbageObject], version: HeadVersion, lease: Lease
-    ) -> bool:
-        refs = {item.ref for item in doomed if item.fence is Fence.INDEX and item.ref is not None}
-        if not refs:
-            return True
-        verifier = index_verifier(self._repository)
-        report = verifier.examine(version.head)
-        examined = [examination for examination in report.types if examination.ref in refs]
-        return write_indices(verifier, lease, version, examined, fence=refs)
-
-    def _delete_reusable(
-        self, doomed: Sequence[GarbageObject], lease: Lease
-    ) -> list[GarbageObject]:
+    def _delete_reusable(self, doomed: Sequence[GarbageObject]) -> list[GarbageObject]:
         """v1 snapshots without an attempt in their key: another compactor may take the key once
-        it is free, so it is freed while we hold the lock."""
+        it is free, and a delete that is tried again would hit its file, so the lock is held: it
+        cannot publish meanwhile, and looks for its files before it does."""
         reusable = [
             item
             for item in doomed
             if item.key.startswith(layout.SNAPSHOTS) and item.attempt is None
         ]
         if reusable:
-            lease.guard()
-            self._delete(reusable)
+            lease = self._repository.lock.acquire()
+            try:
+                lease.guard()
+                self._delete(reusable)
+            finally:
+                lease.release()
         freed = {item.key for item in reusable}
         return [item for item in doomed if item.key not in freed]
 

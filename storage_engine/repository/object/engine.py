@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
 
@@ -63,6 +63,19 @@ from storage_engine.repository.protocol import (
 from storage_engine.schema.catalogs import catalog_writes, known_types
 
 log = logging.getLogger(__name__)
+
+
+class StorageUpkeep(Protocol):
+    """What a storage does for itself beside commits. Nothing of it raises an `Exception`."""
+
+    def after_commit(self, published: PublishedCommit) -> None:
+        """Told in the background after each commit; it starts what takes time, and returns."""
+
+    def flush(self) -> None:
+        """Bring to an end what was begun, as far as a bounded time allows."""
+
+    def close(self) -> None:
+        """The same, and give up what is left."""
 
 
 class ObjectRepository(ABC):
@@ -138,6 +151,7 @@ class ObjectRepository(ABC):
             project=self._project,
             warn=self._warn,
         )
+        self.upkeep: StorageUpkeep | None = None
         self._last_index_warning: str | None = None
         self._commit_mutex = threading.Lock()
         self._log_id = log_id
@@ -213,15 +227,15 @@ class ObjectRepository(ABC):
 
     def known_types(self) -> list[TypeSpec]:
         head = self.chain.read_head().head
-        return self._stored_types(head, self._type_refs(head))
+        return self._stored_types(head, sorted(self._type_refs(head)))
 
     def type_refs(self) -> list[TypeRef]:
-        return self._type_refs(self.chain.read_head().head)
+        return sorted(self._type_refs(self.chain.read_head().head))
 
     def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
         return self._stored_types(self.chain.read_head().head, refs)
 
-    def _type_refs(self, head: Head) -> list[TypeRef]:
+    def _type_refs(self, head: Head) -> Set[TypeRef]:
         return stored_schema.type_refs(self.chain, head)
 
     def _stored_types(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
@@ -314,11 +328,15 @@ class ObjectRepository(ABC):
 
     def flush(self) -> None:
         self.publisher.flush()
+        if self.upkeep is not None:
+            self.upkeep.flush()
 
     def close(self) -> None:
         if self._owner.elsewhere:
             return  # all of it is the parent's
-        self.flush()
+        self.publisher.flush()
+        if self.upkeep is not None:
+            self.upkeep.close()
         self._duck.close()
         self._sql_duck.close()
         self.store.close()
@@ -342,9 +360,12 @@ class ObjectRepository(ABC):
                 "its index is left to the next commit"
             )
             return [*outbox, *catalogs]
-        indices = index_writes(
-            self.chain, self._indices, published, self._types_to_index(published)
-        )
+        refs = self._types_to_index(published)
+        if published.carried is not None and published.carried not in refs:
+            refs.append(published.carried)
+        indices = index_writes(self.chain, self._indices, published, refs)
+        if self.upkeep is not None:
+            self.upkeep.after_commit(published)
         return [*outbox, *catalogs, *indices]
 
     @abstractmethod

@@ -7,7 +7,7 @@ every type that has rows can be read without a class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import date, datetime
 from typing import Any
@@ -43,9 +43,9 @@ _NULLABLE: dict[Storage, Any] = {
 }
 
 
-def type_refs(chain: Chain, head: Head) -> list[TypeRef]:
-    """Kind and name of the types that the storage has, sorted."""
-    return sorted(state.type_heads(chain, head))
+def type_refs(chain: Chain, head: Head) -> Set[TypeRef]:
+    """Kind and name of the types that the storage has."""
+    return state.type_heads(chain, head).keys()
 
 
 def stored_types(
@@ -116,7 +116,9 @@ def _from_file(ref: TypeRef, path: str, data: bytes) -> TypeSpec:
 
 
 def _field(column: pa.Field, number: int) -> FieldSpec:
-    storage = next((s for s in _NULLABLE if same_values(ARROW_TYPES[s], column.type)), "json")
+    storage: Storage = next(
+        (s for s in _NULLABLE if same_values(ARROW_TYPES[s], column.type)), "json"
+    )
     return FieldSpec(
         name=column.name,
         type_spec=_NULLABLE[storage],

@@ -263,6 +263,15 @@ def changed_since(table: DataTable, staged: IntentTable) -> str:
     )
 
 
+def count_repeated(staged: IntentTable) -> str:
+    """How many rows state an identity again."""
+    keys = ", ".join(staged.keys)
+    return (
+        f"SELECT (SELECT count(*) FROM temp.{staged.name}) - "
+        f"(SELECT count(*) FROM (SELECT DISTINCT {keys} FROM temp.{staged.name}))"
+    )
+
+
 def publish(table: DataTable, staged: IntentTable) -> str:
     """Write the delta's rows as versions of commit :commit_id."""
     names = ["commit_id", "schema_version_id"]

@@ -41,8 +41,10 @@ from storage_engine.repository.protocol import (
     TypeChange,
     check_metadata,
     checked_commit,
+    end_notes,
     labels,
     no_staging,
+    repetition_note,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
 from storage_engine.repository.sqlite.connection import (
@@ -208,7 +210,24 @@ class SqliteRepository(ABC):
         event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         control_tables.record_lock(connection, self._config.runtime_id, holder, now)
-        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms), True
+        notes = self._notes(connection, request, [part for part, _, _ in deltas])
+        return CommitResult(commit_id, changes, lock_wait_ms=waited_ms, notes=notes), True
+
+    def _notes(
+        self, connection: sqlite3.Connection, request: CommitRequest, written: Sequence[StagedType]
+    ) -> list[str]:
+        bulk = {given.spec.ref for given in request.inputs if given.stream is not None}
+        notes = []
+        for part in written:
+            if part.spec.ref in bulk:
+                (repeated,) = connection.execute(data_table.count_repeated(part.staged)).fetchone()
+                if repeated:
+                    notes.append(repetition_note(part.spec, repeated))
+        for part in written:
+            notes += end_notes(
+                part.spec, lambda ref: control_tables.registered(connection, *ref) is not None
+            )
+        return notes
 
     def _reconcile(
         self, connection: sqlite3.Connection, part: StagedType, snapshot: Snapshot | None

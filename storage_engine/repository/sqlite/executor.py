@@ -177,7 +177,7 @@ class SqliteExecutor:
 
             return create
 
-        types = StoredTypes(repository.type_refs(), repository.stored_types)
+        types = StoredTypes(frozenset(repository.type_refs()), repository.stored_types)
         return run_sql(repository.duck, statement, parameters, types, provide)
 
     # --- aggregates -----------------------------------------------------------------------------

@@ -86,6 +86,7 @@ def stream(
 ) -> StreamingQuery:
     """Start following the order's source. The caller awaits and stops the query."""
     from storage_engine.spark.jobs.sources import followed
+    from storage_engine.spark.streaming import start_query
 
     type_spec = type_of(spec)
     _check(spec)
@@ -94,8 +95,8 @@ def stream(
     starting = starting.option("checkpointLocation", checkpoint)
     starting = starting.queryName(f"ontologia {type_spec.name}")
     if trigger == AVAILABLE:
-        return starting.trigger(availableNow=True).start()
-    return starting.trigger(processingTime=trigger).start()
+        return start_query(starting.trigger(availableNow=True))
+    return start_query(starting.trigger(processingTime=trigger))
 
 
 class Batches:

@@ -18,9 +18,19 @@ from typing import Any
 
 import pytest
 
-from storage_engine import OntologiaConfig, OntologiaError, Session, initialize_storage
+from storage_engine import (
+    Event,
+    Field,
+    HandlerContext,
+    OntologiaConfig,
+    OntologiaError,
+    Session,
+    initialize_storage,
+    on_event,
+)
 from storage_engine import errors as all_errors
 from storage_engine.errors import IntegrityError, LockContentionError, StorageBackendError
+from storage_engine.events.protocol import open_event_store
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository import ReadWindow, open_repository
 from tests.campaigns import examples
@@ -42,12 +52,25 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+BUS = OntologiaConfig(event_max_attempts=1)
+
+
+class Told(Event):
+    number: Field[int]
+
+
+@on_event(Told, id="test.listen")
+def listen(ctx: HandlerContext[Told]) -> None:
+    if ctx.event.number == 2:
+        raise ValueError("not this one")
+
+
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage that has something in every table."""
     path = tmp_path_factory.mktemp("sound") / "onto.db"
     initialize_storage(path, request.param)
-    with Session(path) as session:
+    with Session(path, config=BUS) as session:
         session.ensure([Customer(id="a", name="Ann"), Customer(id="b", name="Bo")])
         session.ensure(Employment(left_key="a", right_key="b", stint="1", role="x"))
         session.ensure(
@@ -66,6 +89,11 @@ def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         session.ensure(Customer(id="a", name="Anna"))
         session.commit(idempotency=("app", "two"))
         session.repository.create_tag("first", 1)
+        session.emit([Told(number=1), Told(number=2)])
+        session.drain([listen])
+        session.emit(Told(number=3))
+        bus = open_event_store(session.repository, BUS)
+        bus.register_session("default", "worker", {"host": "here"})
     return path
 
 
@@ -89,7 +117,12 @@ def _operations(path: Path) -> dict[str, Callable[[], object]]:
     repository = open_repository(path, OntologiaConfig(s3_lock_timeout_ms=100))
     session = Session(path)
     people = session.query().entities(Customer)
+    bus = open_event_store(repository, BUS)
     return {
+        "events": lambda: bus.list_events("default", 10),
+        "dead letters": lambda: bus.list_dead_letters("default", 10),
+        "sessions": lambda: [bus.list_sessions("default", 1000), bus.list_namespaces(1000)],
+        "drain": lambda: session.drain([listen]),
         "info": repository.storage_info,
         "commits": lambda: [r.as_dict() for r in repository.list_commits()],
         "commit": lambda: repository.get_commit(1),

@@ -6,7 +6,7 @@ in words for people and in facts for programs, and asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,7 +111,7 @@ class Engine:
     scanner: Scanner
     duck: Duck
     sql_duck: ConfinedDuck
-    type_refs: Callable[[Head], Sequence[TypeRef]]
+    type_refs: Callable[[Head], Set[TypeRef]]
     stored_types: Callable[[Head, Sequence[TypeRef]], Sequence[TypeSpec]]
     commit_at: Callable[[Head, Reference], int]
     v1: bool

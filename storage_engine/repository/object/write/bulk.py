@@ -86,7 +86,7 @@ class BulkInput:
         part_bytes: int,
         stage: Stage | None,
     ) -> None:
-        self._spec = spec
+        self.spec = self._spec = spec
         self._versions = versions
         self._duck = duck
         self._schema_version_id = schema_version_id
@@ -95,6 +95,7 @@ class BulkInput:
         self._folder = Path(tempfile.mkdtemp(prefix="ontologia-bulk-"))
         self._spool: BulkParts = BulkParts(())
         self._unique: bool | None = None
+        self._repeated = 0
         self._found: tuple[int, BulkParts] | None = None  # as of the type's head
         self._passes = 0
 
@@ -125,6 +126,11 @@ class BulkInput:
             parts = self._within_memory(lambda: self._reconcile(head))
         self._found = (as_of, parts)
         return parts
+
+    @property
+    def repeated(self) -> int:
+        """How many rows state an identity again, as far as it was looked at."""
+        return self._repeated
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -188,11 +194,10 @@ class BulkInput:
         """Whether no identity repeats, by the cheapest proof that there is."""
         if self._unique is None:
             keys = ", ".join(quoted(name) for name in self._spec.identity)
-            self._unique = (
-                self._is_ascending()
-                or self._distinct(f"hash({keys})") == self._spool.rows
-                or self._distinct(keys) == self._spool.rows  # hashes may collide
-            )
+            rows = self._spool.rows
+            if not self._is_ascending() and self._distinct(f"hash({keys})") != rows:
+                self._repeated = rows - self._distinct(keys)  # hashes may collide
+            self._unique = self._repeated == 0
         return self._unique
 
     def _is_ascending(self) -> bool:

@@ -49,6 +49,8 @@ from storage_engine.repository.protocol import (
     CommitRequest,
     CommitResult,
     TypeChange,
+    end_notes,
+    repetition_note,
 )
 
 log = logging.getLogger(__name__)
@@ -361,7 +363,25 @@ class CommitRun:
             tuple(changes.values()),
             attempts=published.attempts,
             lock_wait_ms=published.lock_wait_ms,
+            notes=self._notes(published),
         )
+
+    def _notes(self, published: PublishedCommit) -> list[str]:
+        """What is known without asking the store."""
+        notes = [
+            repetition_note(bulk.spec, bulk.repeated) for bulk in self._spooled if bulk.repeated
+        ]
+        assert self._last is not None
+        written = [spec for spec, _ in [*self._last.deltas.values(), *self._last.bulk.values()]]
+        if any(spec.kind == "relation" for spec in written):
+            stored = {spec.ref for spec in written}
+            try:
+                stored |= {*state.type_heads(self._chain, published.base.head)}
+            except OntologiaError:  # it was read for the draft; after the CAS nothing raises
+                return notes
+            for spec in written:
+                notes += end_notes(spec, stored.__contains__)
+        return notes
 
     def _clean_up(self, published: PublishedCommit | None, *, outcome_known: bool) -> None:
         for bulk in self._spooled:
