@@ -224,8 +224,8 @@ class Proxy:
         self.counts = Counts()
 
     def _drawn(self, *, whole: bool) -> str:
-        """The fault that this request meets, "" for none. One whose body has not been read in
-        full cannot be refused."""
+        """The fault that this request meets, "" for none. One whose body is on its way (not
+        `whole`) cannot be refused."""
         chances = self._faults
         drawn = self._random.random()
         for name in ("refused", "disowned", "lost", "slow"):
@@ -276,16 +276,17 @@ class Proxy:
         waits = "100-continue" in request.headers.get("expect", "").lower()
         length = int(request.headers.get("content-length", "0"))
         body: asyncio.Future[None] | None = None
-        if waits or request.chunked or length > _SMALL:
+        streamed = waits or request.chunked or length > _SMALL
+        data = b"" if streamed else await reader.readexactly(length)
+        # A client that waits to be told to send its body can be refused before, as servers do.
+        fault = self._drawn(whole=waits or not streamed)
+        if fault == "refused":
+            writer.write(_UNAVAILABLE)
+            return False
+        if streamed:
             upstream_writer.write(request.raw)
             body = asyncio.ensure_future(self._send_body(request, kind, reader, upstream_writer))
-            fault = self._drawn(whole=False)
         else:  # the way of most: no task, one write
-            data = await reader.readexactly(length)
-            fault = self._drawn(whole=True)
-            if fault == "refused":
-                writer.write(_UNAVAILABLE)
-                return False
             upstream_writer.write(request.raw + data)
             self.counts.sent[kind] += length
         try:

@@ -8,14 +8,13 @@ ones, each right by itself, and the next run does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.json_object import JsonVersion
-from storage_engine.commitlog.lock import Lease, WriteLock
-from storage_engine.commitlog.records import TypeRef
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.errors import HeadMismatchError
 from storage_engine.index.record import TypeIndex
 from storage_engine.index.verify import Examination, IndexReport, IndexVerifier
@@ -70,15 +69,13 @@ def apply_repair(verifier: IndexVerifier, lock: WriteLock) -> Repair:
     """Rewrite every index that has findings. Raises LockContentionError, LeaseExpiredError, and
     HeadMismatchError when head moved under the lock at every attempt."""
     for _ in range(_ATTEMPTS):
-        lease = lock.acquire()
-        try:
+        with Tenure() as tenure, tenure:
+            lease = lock.acquire(tenure)
             version = verifier.chain.read_head()
             report = verifier.examine(version.head)
             broken = [examined for examined in report.types if examined.findings]
             if not broken or write_indices(verifier, lease, version, broken):
                 return _described(report, applied=True)
-        finally:
-            lease.release()
     raise HeadMismatchError(_ATTEMPTS)
 
 
@@ -87,14 +84,8 @@ def write_indices(
     lease: Lease,
     version: HeadVersion,
     examined: Sequence[Examination],
-    *,
-    fence: Collection[TypeRef] = (),
 ) -> bool:
-    """Write what the examinations say is right; False, with nothing written, when head has moved.
-
-    Indices in `fence` are rewritten even when nothing about them changes: whoever holds an older
-    version of them then fails its conditional write.
-    """
+    """Write what the examinations say is right; False, with nothing written, when head moved."""
     lease.guard()
     if verifier.chain.read_head().etag != version.etag:
         return False
@@ -109,7 +100,7 @@ def write_indices(
                 return examined_type.correct
             # Another writer was faster: look again at what it left.
             again = verifier.examine_type(version.head, examined_type.ref, JsonVersion(index))
-            return again.correct if again.findings or examined_type.ref in fence else None
+            return again.correct if again.findings else None
 
         verifier.indices.update(examined_type.ref, log_id=version.head.log_id, change=change)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.lock import Lease, WriteLock
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import CommitFile
 from storage_engine.errors import LockContentionError
 from storage_engine.maintenance.compaction.build import Attempt, Build, LocalBuild
@@ -152,18 +152,17 @@ class _Compactor:
         for item in plan.types:
             if not item.work:
                 continue
-            try:
-                lease = self._lease_on(layout.compaction_lease(*item.ref), _LEASE_WAIT_MS).acquire()
-            except LockContentionError as error:
-                skipped[item.type_name] = f"{error.owner_id or 'another compactor'} works on it"
-                continue
-            try:
+            lock = self._lease_on(layout.compaction_lease(*item.ref), _LEASE_WAIT_MS)
+            with Tenure() as tenure, tenure:
+                try:
+                    lease = lock.acquire(tenure)
+                except LockContentionError as error:
+                    skipped[item.type_name] = f"{error.owner_id or 'another compactor'} works on it"
+                    continue
                 for run in item.runs:
                     reports.append(self._compact(run, lease))
                 if self._bring_index(item):
                     reindexed.append(item.type_name)
-            finally:
-                lease.release()
         return CompactionReport(self._repository.uri, tuple(reports), skipped, tuple(reindexed))
 
     def _lease_on(self, key: str, timeout_ms: int) -> WriteLock:
@@ -215,11 +214,9 @@ class _Compactor:
         if not item.index_behind:
             return False
         chain = self._repository.chain
-        lease = self._lock.acquire()
-        try:
+        with Tenure() as tenure, tenure:
+            lease = self._lock.acquire(tenure)
             update_index(self._repository, chain.read_head().head, item.ref, lease)
-        finally:
-            lease.release()
         return True
 
     # -- telling ------------------------------------------------------------------------------

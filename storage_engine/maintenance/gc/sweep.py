@@ -21,7 +21,7 @@ from typing import Any
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.conditional import Won, write_conditionally
-from storage_engine.commitlog.lock import Lease
+from storage_engine.commitlog.lock import Lease, Tenure
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
 from storage_engine.index.record import IndexObjects, TypeIndex
@@ -130,8 +130,8 @@ class _Sweeper:
         self, doomed: Sequence[GarbageObject], examined: Sequence[Examination]
     ) -> tuple[list[GarbageObject], HeadVersion]:
         """What can never be published from now on, and the head as of which that is so."""
-        lease = self._repository.lock.acquire()
-        try:
+        with Tenure() as tenure, tenure:
+            lease = self._repository.lock.acquire(tenure)
             given_up = self._give_up(doomed, lease)
             for _ in range(_ATTEMPTS):
                 lease.guard()
@@ -139,8 +139,6 @@ class _Sweeper:
                 if version is not None and self._rewrite_indices(examined, version, lease):
                     return given_up, version
             raise HeadMismatchError(_ATTEMPTS)
-        finally:
-            lease.release()
 
     def _give_up(self, doomed: Sequence[GarbageObject], lease: Lease) -> list[GarbageObject]:
         """Delete the heartbeats of silent writers; whoever beats meanwhile keeps its objects."""
@@ -291,12 +289,9 @@ class _Sweeper:
             if item.key.startswith(layout.SNAPSHOTS) and item.attempt is None
         ]
         if reusable:
-            lease = self._repository.lock.acquire()
-            try:
-                lease.guard()
+            with Tenure() as tenure, tenure:
+                self._repository.lock.acquire(tenure).guard()
                 self._delete(reusable)
-            finally:
-                lease.release()
         freed = {item.key for item in reusable}
         return [item for item in doomed if item.key not in freed]
 
