@@ -129,6 +129,8 @@ def test_history(shop: str) -> None:
         (3, "cid", "Standard"),
     ]
     assert [tuple(row.values()) for row in since["rows"]] == [("ann", 2), ("cid", 3)]
+    clamped = ask(shop, "entities", "Client", "--history-since", "-1")
+    assert len(clamped["rows"]) == len(rows["rows"]), "before the first commit is all of it"
 
 
 def test_a_read_before_the_type_came_says_so(shop: str) -> None:
