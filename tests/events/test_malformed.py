@@ -201,7 +201,7 @@ def test_a_malformed_event_is_counted_and_warned_of_once(caplog: pytest.LogCaptu
     totals = drained(world, ran)
 
     assert totals.malformed == 1
-    warnings = [r.message for r in caplog.records if key in r.message]
+    warnings = [r.getMessage() for r in caplog.records if key in r.getMessage()]
     assert len(warnings) == 1
     assert "show --malformed" in warnings[0]
     assert "id should be a text and is absent" in warnings[0]

@@ -18,6 +18,7 @@ from storage_engine.model import TypeSpec, spec_of
 from storage_engine.query.spec import When
 from storage_engine.repository import duck, open_repository
 from storage_engine.repository.sql_functions import COLLATIONS, FUNCTIONS, is_allowed
+from storage_engine.repository.sqlite import stored
 
 SECRET = "never-to-be-seen"
 SMALL = OntologiaConfig(s3_duckdb_memory_limit="100MB")
@@ -295,6 +296,7 @@ def test_a_statement_loads_the_schemas_that_it_names(
         "select 'Customer'": [],
     }.items():
         loaded.clear()
+        stored._schema.cache_clear()  # SQLite remembers them by their text
         session.sql(statement).collect()
         assert loaded == names, statement
 

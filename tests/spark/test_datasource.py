@@ -72,7 +72,7 @@ def staged(place: Place) -> list[str]:
         named = {
             file.path
             for _, manifest in session.repository.chain.stretch(  # type: ignore[attr-defined]
-                session.repository.chain.read_head().head.manifest_path,  # type: ignore[attr-defined]
+                session.repository.chain.read_head().head.link,  # type: ignore[attr-defined]
                 above=0,
             )
             for file in manifest.files

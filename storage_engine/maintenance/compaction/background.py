@@ -132,6 +132,7 @@ class BackgroundMerges:
         self._process = os.getpid()
         self._waiting: MergedSnapshot | None = None
         self._work: Background[None] | None = None
+        self._waiter: threading.Thread | None = None
         self._busy = False  # from the start of a merge until its snapshot is settled
         self._hurried = 0  # who waits for the end
         self._closing = False
@@ -190,6 +191,8 @@ class BackgroundMerges:
             with self._condition:
                 self._abandoned = True
                 self._condition.notify_all()
+            if self._waiter is not None:
+                self._waiter.join(PATIENCE_S)
 
     # -- one merge ------------------------------------------------------------------------------
 
@@ -232,7 +235,12 @@ class BackgroundMerges:
                 self._busy = snapshot is not None
                 self._condition.notify_all()
         if snapshot is not None and self._store.timers:
-            self._see_off(snapshot)
+            # No thread of a pool: these are waited for when the process ends, before anything can
+            # tell that it does. What a killed thread leaves is what a crash leaves.
+            self._waiter = threading.Thread(
+                target=self._see_off, args=(snapshot,), name="onto-merge", daemon=True
+            )
+            self._waiter.start()
 
     def _merge(self, ref: TypeRef) -> MergedSnapshot | None:
         """None when the log says that there is nothing to do."""
@@ -304,6 +312,8 @@ class BackgroundMerges:
     def _let_go(self, snapshot: MergedSnapshot) -> None:
         try:
             snapshot.let_go()
+        except Exception as error:  # noqa: BLE001 - its lease runs out
+            log.info("the attempt at a snapshot of %s is left: %s", snapshot.ref[1], error)
         finally:
             with self._condition:
                 self._busy = False

@@ -9,6 +9,7 @@ import pytest
 from storage_engine import Entity, Field
 from storage_engine.commitlog import chain as chain_module
 from storage_engine.config import KIB
+from storage_engine.maintenance.compaction.background import keep_compact
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.repository.object.engine import ObjectRepository
 from tests.repository.object.test_budgets import CUSTOMER, another, opened, write
@@ -30,6 +31,7 @@ def with_types(count: int) -> ObjectRepository:
             },
         )
         rows.append((spec_of(declared), "x", number))
+    keep_compact(repository)  # as sessions do
     write(repository, *rows)
     repository.flush()
     return repository
