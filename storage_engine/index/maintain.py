@@ -119,11 +119,19 @@ def with_snapshots(
 
 
 def _following(entries: Sequence[Entry], truth: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries of an index with the log's snapshots in the place of what they replaced."""
-    snapshots = [entry for entry in truth if entry.is_snapshot]
+    """The entries of an index with the log's snapshots in the place of what they replaced.
+
+    One that cuts an entry in two stays out: where head was put back to before a compaction, the
+    index may have its snapshot, which is right, and the log others of the same commits.
+    """
+    snapshots = [
+        snapshot
+        for snapshot in truth
+        if snapshot.is_snapshot
+        and all(snapshot.covers(entry) for entry in entries if snapshot.overlaps(entry))
+    ]
     kept = [e for e in entries if not any(snapshot.covers(e) for snapshot in snapshots)]
-    added = [s for s in snapshots if not any(s.overlaps(entry) for entry in kept)]
-    return tuple(sorted([*kept, *added], key=lambda entry: entry.min_commit_id))
+    return tuple(sorted([*kept, *snapshots], key=lambda entry: entry.min_commit_id))
 
 
 def follows(index: TypeIndex, truth: Sequence[Entry]) -> bool:

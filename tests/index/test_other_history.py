@@ -21,6 +21,7 @@ from storage_engine.maintenance.indices import repair_indices, verify_indices
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.objectstore.open import memory_backend
 from storage_engine.repository import ReadWindow, initialize_storage, open_repository
+from storage_engine.testing.faults import FaultKind
 from tests.cli.support import onto
 from tests.commitlog.support import World, Writer, made_world
 from tests.engines import CUSTOMER, PRODUCT, customer, put, rows_of
@@ -328,3 +329,44 @@ def test_a_directory_copied_while_it_was_written(tmp_path: Path) -> None:
         rows = repository.read(CUSTOMER, ReadWindow(history=True)).to_pylist()
         assert [row["age"] for row in rows] == [1, 52, 53, 54]
     assert onto("index", "verify", "--storage-uri", copy).code == 0
+
+
+def test_snapshots_of_the_other_history_beside_those_of_the_log(either_world: World) -> None:
+    """Head was put back to before a compaction, whose snapshot the index has. It is right; the
+    log then compacts the same commits within other bounds, and a commit that brings the index
+    to that (its checkpoint is at hand) leaves no commit out."""
+    world, policy = either_world, CompactionPolicy(min_entries=2)
+    writer = world.open("origin")
+    writer.put(*(customer(f"k{n}", age=0) for n in range(100)))
+    writer.put(customer("a", age=2))
+    compact(world.open("compactor").repo, CompactionPolicy(min_entries=2, ratio=1000.0))
+    writer.put(customer("a", age=3))
+    writer.repo.flush()
+    early = world.backend.objects()[layout.HEAD]
+    compact(world.open("compactor").repo, CompactionPolicy(min_entries=2, ratio=1000.0))
+    world.backend.write(layout.HEAD, early)
+    writer = world.open("writer")
+    writer.put(customer("a", age=4), customer("b", age=4))
+    writer.put(customer("a", age=5))
+    writer.repo.flush()
+    compactor = world.open("compactor")
+    compactor.fail(FaultKind.SERVER_ERROR, "PUT_IF", layout.index(*CUSTOMER.ref), times=None)
+    compact(compactor.repo, policy)
+    spans = {(e["min_commit_id"], e["max_commit_id"]) for e in index_of(world)["entries"]}
+    assert (1, 3) in spans and (5, 5) in spans, "the index has not heard of the log's snapshots"
+
+    last = world.open("last", checkpoint_interval=1)
+    last.put(customer("c", age=6))
+    last.repo.flush()
+
+    for reader in (last, world.open("reader")):
+        assert [(c, k, n) for c, k, n in reader.history() if n] == [
+            (2, "a", 2),
+            (3, "a", 3),
+            (4, "a", 4),
+            (4, "b", 4),
+            (5, "a", 5),
+            (6, "c", 6),
+        ]
+        assert {k: n for k, n in reader.ages().items() if n} == {"a": 5, "b": 4, "c": 6}
+    assert not verify_storage(world.open("verifier").repo, deep=True).findings
