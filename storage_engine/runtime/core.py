@@ -163,6 +163,7 @@ class ReadSet:
             self._everything: int | None = None  # head of the first SQL
             self._types: dict[TypeRef, int] = {}
             self._rows: dict[TypeRef, _TypeReads] = {}
+            self._forgotten: dict[TypeRef, int] = {}  # the unit in which its rows were
             self._own: list[tuple[int, int]] = []  # ranges of commits, ascending
 
     def next_unit(self) -> None:
@@ -195,6 +196,8 @@ class ReadSet:
         if not rows.num_rows:
             return
         with self._mutex:
+            if self._forgotten.get(spec.ref) == self._unit:
+                return  # who knows whether it is their first read in the unit
             columns = [rows.column(name) for name in spec.identity]
             kept = self._rows.setdefault(spec.ref, _TypeReads())
             kept.add(_HandedOut(self._unit, head, columns))
@@ -209,6 +212,7 @@ class ReadSet:
         while sum(rows.count for rows in self._rows.values()) > self._limit // 2:
             largest = max(self._rows, key=lambda ref: self._rows[ref].count)
             del self._rows[largest]  # from now on the first read of the type counts
+            self._forgotten[largest] = self._unit
 
     def snapshot(self, base: int) -> Snapshot:
         """As of when a commit knows what it targets; `base` where nothing was read."""

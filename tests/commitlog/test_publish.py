@@ -656,11 +656,11 @@ def test_rows_that_a_snapshot_brings_again_are_kept_once() -> None:
         rows = [{"commit_id": c, **customer("a", age=c)} for c in commit_ids]
         return pa.Table.from_pylist(rows, schema=versioned_schema(CUSTOMER))
 
-    resident = ResidentType(CUSTOMER, versions(1, 2), upto=2, epoch=("log", 1))
-    resident.add(versions(1, 2, 3, 4), upto=3)
+    resident = ResidentType(CUSTOMER, versions(1, 2), upto=2, epoch=("log", 1), top=(2, "m2"))
+    resident.add(versions(1, 2, 3, 4), upto=3, top=(3, "m3"))
     assert resident.table().column("commit_id").to_pylist() == [1, 2, 3]
     assert resident.upto == 3
-    resident.add(versions(1, 2, 3, 4), upto=4)
+    resident.add(versions(1, 2, 3, 4), upto=4, top=(4, "m4"))
     assert resident.table().column("commit_id").to_pylist() == [1, 2, 3, 4]
 
 

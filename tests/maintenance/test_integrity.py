@@ -231,6 +231,13 @@ PLANTED: dict[str, tuple[Callable[[World], object], set[tuple[str, str]]]] = {
         changed(head_manifest, lambda d: d.update(metadata={"x": "y"})),
         {("chain", "hash_mismatch")},
     ),
+    "schema changed": (
+        changed(
+            lambda w: manifest_path(w, 1),
+            lambda d: d["schema"]["registered"][0]["schema"]["fields"][0].pop("storage"),
+        ),
+        {("chain", "unreadable_schema"), ("chain", "hash_mismatch")},
+    ),
     "cycle": (loop, {("chain", "cycle")}),
     "wrong id": (
         changed(lambda w: manifest_path(w, 3), lambda d: d.update(commit_id=7)),

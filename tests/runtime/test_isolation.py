@@ -236,6 +236,19 @@ def test_more_rows_than_are_remembered_count_by_the_first_read_of_their_type() -
     assert reads.snapshot(9).rows == {}
 
 
+def test_a_row_that_was_forgotten_is_not_known_anew_in_the_same_unit() -> None:
+    """Its first read counts, and whoever forgot it cannot tell that this is another."""
+    reads = ReadSet(rows_remembered=10)
+    ref, many = CUSTOMER.ref, pa.table({"entity_key": [f"k{n}" for n in range(50)]})
+    reads.add_type(ref, 5)
+    reads.add_rows(CUSTOMER, 5, many)
+    reads.add_rows(CUSTOMER, 6, many.slice(0, 1))
+    assert reads.snapshot(9).of_identity(ref, ("k0",)) == 5
+    reads.next_unit()
+    reads.add_rows(CUSTOMER, 7, many.slice(0, 1))
+    assert reads.snapshot(9).of_identity(ref, ("k0",)) == 7
+
+
 def test_the_same_rows_again_and_again_are_remembered_once() -> None:
     reads = ReadSet(rows_remembered=100)
     reads.add_type(CUSTOMER.ref, 1)

@@ -50,7 +50,7 @@ def check_files(
 ) -> None:
     """All files of the state as of head, each read once. What compaction replaced is not needed
     any more, and may be gone."""
-    schemas = log.schemas()
+    specs = log.specs()
     files = [f for entries in log.entries().values() for e in entries for f in e.files]
     done = 0
     for batch in _batches(files):
@@ -64,9 +64,8 @@ def check_files(
             report.checked["files"] += 1
             report.checked["bytes"] += looked.size
             _compare(file, looked, report)
-            stored = schemas.get((*file.ref, file.schema_version_id))
-            if stored is not None and looked.schema is not None:
-                spec = TypeSpec.from_schema_dict(stored)
+            spec = specs.get((*file.ref, file.schema_version_id))
+            if spec is not None and looked.schema is not None:
                 _compare_schema(file, looked.schema, spec, engine_version, report)
         progress("files", done, len(files))
 
@@ -205,15 +204,13 @@ class RowCheck:
 
     def _current(self) -> dict[TypeRef, TypeSpec]:
         """Types by their current schema. v1 logs without recorded schemas are left out."""
-        schemas = self._log.schemas()
+        specs = self._log.specs()
         versions = {
-            ref: max((v for k, n, v in schemas if (k, n) == ref), default=None)
+            ref: max((v for k, n, v in specs if (k, n) == ref), default=None)
             for ref in self._entries
         }
         return {
-            ref: TypeSpec.from_schema_dict(schemas[(*ref, version)])
-            for ref, version in versions.items()
-            if version is not None
+            ref: specs[(*ref, version)] for ref, version in versions.items() if version is not None
         }
 
     def _entries_of(self, spec: TypeSpec) -> Sequence[Entry]:

@@ -27,6 +27,8 @@ from storage_engine.commitlog.records import (
 from storage_engine.commitlog.tags import Tag
 from storage_engine.errors import IntegrityError
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 _BATCH = 256
@@ -67,6 +69,23 @@ class Log:
             for r in manifest.schema.get("registered", ())
         }
 
+    def specs(self) -> dict[tuple[str, str, int], TypeSpec]:
+        """The registered schemas that say what a type is."""
+        return {
+            version: spec
+            for version, stored in self.schemas().items()
+            if (spec := _spec(stored)) is not None
+        }
+
+
+def _spec(stored: Mapping[str, Any]) -> TypeSpec | None:
+    try:
+        spec = TypeSpec.from_schema_dict(stored)
+        row_schema(spec)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return spec
+
 
 class LogCheck:
     """Reads and checks one log."""
@@ -89,9 +108,17 @@ class LogCheck:
         log = Log(head)
         self._walk(log)
         self._check_links(log)
+        self._check_schemas(log)
         self._check_checkpoints(log)
         self._check_tags(log)
         return log
+
+    def _check_schemas(self, log: Log) -> None:
+        for path, manifest in log.commits:
+            for record in manifest.schema.get("registered", ()):
+                if _spec(record["schema"]) is None:
+                    message = f"what is registered of {record['type_name']} is no schema"
+                    self._chain("unreadable_schema", message, path, manifest.commit_id)
 
     # -- chain --------------------------------------------------------------------------------
 

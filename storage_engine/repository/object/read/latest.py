@@ -39,23 +39,28 @@ _CHUNKS = 64
 # Log id and schema version: rows of another log (the storage was erased and begun anew), or of
 # another version, are not brought forward.
 Epoch = tuple[str, int]
+# The commit that last touched the type, and its manifest: the number alone proves nothing.
+Top = tuple[int, str]
 
 
 class ResidentType:
     """The latest row per identity of one type as of a commit, found by identity at once."""
 
-    def __init__(self, spec: TypeSpec, versions: pa.Table, *, upto: int, epoch: Epoch) -> None:
+    def __init__(
+        self, spec: TypeSpec, versions: pa.Table, *, upto: int, epoch: Epoch, top: Top
+    ) -> None:
         self.upto = 0
         self.epoch = epoch
+        self.top = top
         self._identity = spec.identity
         self._rows = versions.schema.empty_table()
         self._positions: dict[Hashable, int] = {}
-        self.add(versions, upto=upto)
+        self.add(versions, upto=upto, top=top)
 
     def __len__(self) -> int:
         return len(self._positions)
 
-    def add(self, versions: pa.Table, *, upto: int) -> None:
+    def add(self, versions: pa.Table, *, upto: int, top: Top) -> None:
         """Take in the versions (commit_id and row columns) of commits past ours and up to `upto`.
 
         Others may be among them, where a snapshot spans both or an index is ahead of the head:
@@ -69,6 +74,7 @@ class ResidentType:
         for offset, identity in enumerate(self.identities(ordered)):
             self._positions[identity] = start + offset
         self.upto = upto
+        self.top = top
         if self._rows.column(0).num_chunks > _CHUNKS or self._rows.num_rows > 2 * len(self) + 1000:
             self._tidy()
 
@@ -265,13 +271,17 @@ class Versions:
             return None
         kept = self._resident.get(spec.ref)
         epoch = (head.log_id, top.schema_version_id)
+        at = (top.commit_id, top.manifest_path)
         if kept is not None and kept.epoch != epoch:
             kept = None
-        if kept is not None and kept.upto >= top.commit_id:
+        if kept is not None and kept.top == at:
             return kept
+        missing: list[Entry] = []
         if kept is not None:
             missing = state.entries(self._chain, head, spec.ref, top=top, above=kept.upto)
-        else:
+            if not self._follow(missing, kept, head):
+                kept = None  # of a history that head does not have: it was put back
+        if kept is None:
             missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
         missing = newest(missing, head.commit_id)
         files = [file for entry in missing for file in entry.files]
@@ -287,8 +297,18 @@ class Versions:
                 raise
             return self.resident(spec, head, trust_index=False)
         if kept is None:
-            kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch)
+            kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch, top=at)
         else:
-            kept.add(rows, upto=head.commit_id)
+            kept.add(rows, upto=head.commit_id, top=at)
         self._resident.keep(spec.ref, kept)
         return kept
+
+    def _follow(self, missing: Sequence[Entry], kept: ResidentType, head: Head) -> bool:
+        """Whether entries go on from what is kept; without a request where they say so."""
+        if not missing:
+            return False
+        named = missing[0].files[0].previous
+        if named is not None and (named.commit_id, named.manifest_path) == kept.top:
+            return True
+        link = self._chain.locate(head, kept.top[0])
+        return link is not None and link.path == kept.top[1]

@@ -336,18 +336,20 @@ class CommitRun:
         assert self._last is not None
         commit_id = published.manifest.commit_id
         before = state.type_heads(self._chain, published.base.head)
+        top = (commit_id, published.manifest_path)
         for ref, (spec, delta) in self._last.deltas.items():
             commit_ids = [commit_id] * delta.rows.num_rows
             schema = versioned_schema(spec)
             rows = delta.rows.add_column(0, schema.field(0), [commit_ids]).cast(schema)
             if ref not in before:
                 epoch = (published.manifest.log_id, FIRST_VERSION)
-                resident = ResidentType(spec, rows, upto=commit_id, epoch=epoch)
+                resident = ResidentType(spec, rows, upto=commit_id, epoch=epoch, top=top)
                 self._resident.keep(ref, resident)
                 continue
             kept = self._resident.get(ref)
-            if kept is not None and kept.upto >= before[ref].commit_id:
-                kept.add(rows, upto=commit_id)
+            was = (before[ref].commit_id, before[ref].manifest_path)
+            if kept is not None and kept.top == was:
+                kept.add(rows, upto=commit_id, top=top)
 
     def _result(self, published: PublishedCommit) -> CommitResult:
         changes: dict[TypeRef, TypeChange] = {}
