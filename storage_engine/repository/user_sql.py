@@ -223,6 +223,8 @@ def _check(parser: duckdb.DuckDBPyConnection, statement: str) -> _CheckedStateme
         raise TypeError(f"sql takes the text of a statement, not {statement!r}")
     if "\0" in statement:
         raise ValueError("sql: a statement cannot have a NUL character in it")
+    if not statement.isascii() and any("\ud800" <= char <= "\udfff" for char in statement):
+        raise ValueError("sql: a statement cannot have a lone surrogate in it")
     statements = parser.extract_statements(statement)
     if len(statements) != 1:
         pivot = "; PIVOT needs its values: ON column IN (...)"

@@ -235,6 +235,9 @@ def expectations(given: Mapping[Any, int] | None, types: BoundTypes) -> dict[tup
     return commit_ids
 
 
+_UNIT_BYTES = 1024  # of an app id or version: head has hundreds of them, and is read by everybody
+
+
 def unit_of_work(given: Any) -> Idempotency | None:
     """What `commit(idempotency=...)` names."""
     if given is None:
@@ -245,10 +248,14 @@ def unit_of_work(given: Any) -> Idempotency | None:
     if not isinstance(app_id, str) or not app_id:
         raise ConfigurationError(f"idempotency: the app id must be a non-empty str, not {app_id!r}")
     _encodable("idempotency", app_id)
+    if len(app_id.encode()) > _UNIT_BYTES:
+        raise ConfigurationError(f"idempotency: the app id has more than {_UNIT_BYTES} bytes")
     if type(version) is int and INT64_MIN <= version <= INT64_MAX:
         return Idempotency(app_id, version)
     if isinstance(version, str):
         _encodable("idempotency", version)
+        if len(version.encode()) > _UNIT_BYTES:
+            raise ConfigurationError(f"idempotency: the version has more than {_UNIT_BYTES} bytes")
         return Idempotency(app_id, version)
     raise ConfigurationError(
         f"idempotency: the version must be an int of 64 bits or a str, not {version!r}"

@@ -199,6 +199,7 @@ STATEMENTS = [
     "explain (analyze, format json) copy (select 1) to '{folder}/out.csv'",
     "explain explain select 1",
     "select 1\0; select 2",
+    "select '\ud800'",
 ]
 
 

@@ -271,6 +271,14 @@ def test_text_idempotency_versions_are_compared_with_the_last(session: Session, 
     assert names(uri) == {"c1": "Ann", "c2": "Ben"}
 
 
+@pytest.mark.parametrize("unit", [("a" * 1025, 1), ("run", "é" * 513)])
+def test_the_name_of_a_unit_of_work_is_bounded(session: Session, unit: tuple[str, int]) -> None:
+    """Head carries those of units that changed nothing, hundreds of them."""
+    with pytest.raises(ConfigurationError, match="more than 1024 bytes"):
+        session.commit(idempotency=unit)
+    assert session.commit(idempotency=("a" * 1024, "b" * 1024)) is None
+
+
 def test_an_applied_unit_of_work_is_recognised_by_another_session(uri: str) -> None:
     for _ in range(2):
         with Session(uri) as session:
