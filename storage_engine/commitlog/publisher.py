@@ -185,7 +185,9 @@ class Publisher:
         """
         with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
-            for attempt in range(1, self._max_attempts + 1):
+            attempt = 0
+            while attempt < self._max_attempts:
+                attempt += 1
                 if attempt > 1:
                     self._back_off(attempt)
                 lease, version, wait = self._begin(tenure)
@@ -197,6 +199,8 @@ class Publisher:
                 if isinstance(draft, Draft):
                     with self.waiting.carry() if self.waiting else nullcontext() as snapshot:
                         published = self._attempt(base, draft, attempt, waited_ms, snapshot)
+                        if snapshot is not None and snapshot.refused:
+                            attempt -= 1  # nobody came first: the next one goes without it
                     done = published is not None
                 else:
                     done = draft is None or self._record(base, draft)

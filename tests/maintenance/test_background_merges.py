@@ -540,3 +540,13 @@ def test_a_wrong_merge_is_refused_with_a_warning_and_the_commits_go_on(
         assert world.stored_keys(layout.SNAPSHOTS) == []
         assert left_over(world) == []
         check_history(world.open("reader"), 8)
+
+
+def test_a_snapshot_that_is_gone_costs_a_commit_none_of_its_attempts(world: World) -> None:
+    writer = world.open("writer", merges=SMALL, commit_max_attempts=1)
+    fill(writer, 5)
+    snapshots = world.stored_keys(layout.SNAPSHOTS)
+    assert snapshots
+    world.backend.remove(snapshots)
+    fill(writer, 3, first=6)
+    check_history(writer, 8)
