@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from storage_engine.commitlog import layout
 from storage_engine.repository import ReadWindow, Repository, initialize_storage
 from tests.engines import CUSTOMER, PRODUCT, Row, Storage, customer, new_storage, put
 from tests.integration import killed
@@ -102,8 +103,12 @@ def assert_recovers(storage: Storage, notes: Path, point: KillPoint) -> bool:
         extended = {**wanted, "Customer": [*wanted["Customer"], _next(head + 1)]}
         assert versions(repository) == extended, point
         # The index of a type that was written again is whole, whatever the dead writer left out.
-        warnings = repository.index_warnings()  # type: ignore[attr-defined]
-        assert not [w for w in warnings if "Customer" in w], point
+        # Unless SeaweedFS has kept what the dead client had begun to send: with an empty types.json
+        # commits leave indices as they are (RFC 0004 3.3).
+        objects = repository.objects
+        if objects is None or objects.store.get(layout.TYPES).data:
+            warnings = repository.index_warnings()  # type: ignore[attr-defined]
+            assert not [w for w in warnings if "Customer" in w], point
     finally:
         repository.close()
     fresh = storage.open()
