@@ -27,6 +27,8 @@ def identity() -> dict[str, Any]:
     containers."""
     facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid()}
     try:
+        if os.readlink(_PROC / "self") != str(os.getpid()):
+            return facts  # a /proc of another pid namespace: its processes are not those we know
         facts["boot_id"] = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         facts["pid_namespace"] = os.stat(_PROC / "self/ns/pid").st_ino
         facts["pid_started"] = _started(os.getpid())

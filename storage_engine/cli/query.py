@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -140,6 +141,8 @@ def with_line(*without: str) -> Callable[[Callable[..., None]], Callable[..., No
         @functools.wraps(function)
         def command(*args: Any, **values: Any) -> None:
             given = {option.name: values.pop(option.name) for option in options}
+            if given.get("limit") is not None:  # one more is asked for, to know whether there is
+                given["limit"] = min(given["limit"], sys.maxsize - 1)
             line = Line(**{name: value for name, value in given.items() if value is not None})
             function(*args, line=line, **values)
 

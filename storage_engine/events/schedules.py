@@ -8,6 +8,7 @@ last minute; what is older is missed, as by any cron.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -47,7 +48,7 @@ class Schedule:
         _check_cron(self.cron)
         try:
             zone = ZoneInfo(self.timezone)
-        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        except (ZoneInfoNotFoundError, TypeError, ValueError, OSError) as error:
             raise ConfigurationError(
                 f"schedule: the time zone {self.timezone!r} is unknown; give one such as "
                 "'Europe/Vienna'"
@@ -121,6 +122,10 @@ def _check_cron(cron: Any) -> None:
         raise ConfigurationError(
             f"schedule: {cron!r} is no cron expression: it has {fields} fields, and five are "
             "expected (minute, hour, day of the month, month, day of the week)"
+        )
+    if fields and any(re.match(r"r(\W|$)", part) for part in re.split(r"[\s,]+", cron.lower())):
+        raise ConfigurationError(
+            f"schedule: {cron!r} has R for a random time, which would be another one at every look"
         )
     if not fields or not croniter.is_valid(cron):
         raise ConfigurationError(

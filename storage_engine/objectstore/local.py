@@ -364,6 +364,9 @@ class DirectoryStore:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
+            # A fork meanwhile has this open file, too: to close ours would leave the lock to it.
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     def _place(self, temp: Path, target: Path, move: Callable[[Path, Path], None]) -> None:

@@ -38,6 +38,9 @@ _KINDS = {
     "INTERRUPT": "InterruptException",
     "HTTP": "HTTPException",
     "IO": "IOException",
+    "INTERNAL": "InternalException",
+    "FATAL": "FatalException",
+    "Not implemented": "NotImplementedException",
 }
 
 T = TypeVar("T")
@@ -336,12 +339,19 @@ class ConfinedDuck(Duck):
             return True
 
     def reopen(self) -> None:
-        """After a failure of DuckDB itself: that instance does not work from then on."""
+        """After a failure of DuckDB itself: that instance does not work from then on. Another
+        thread may have replaced it meanwhile; one that works stays."""
+        import duckdb
+
         with self._mutex:
-            if self._connection is not None:
+            if self._connection is None:
+                return
+            try:
+                self._connection.execute("SELECT 1")
+            except duckdb.Error:
                 self._connection.close()
-            self._connection = None
-            self._current_secret = None
+                self._connection = None
+                self._current_secret = None
 
     def after_fork(self) -> None:
         super().after_fork()
@@ -401,7 +411,9 @@ class Stream:
         self._cursor = cursor
 
         def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
-            reader = cursor.execute(statement, parameters or None).to_arrow_reader(_BATCH_ROWS)
+            answer = cursor.execute(statement, parameters or None)
+            with _kinds():  # not every type of DuckDB has one of Arrow
+                reader = answer.to_arrow_reader(_BATCH_ROWS)
             return reader, _next(reader)
 
         try:
@@ -424,16 +436,33 @@ class Stream:
 
 
 def _next(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+    with _kinds():
+        return next(reader, None)
+
+
+@contextmanager
+def _kinds() -> Iterator[None]:
     """Arrow passes on what DuckDB said, but not as what kind of error: that is put right here."""
     import duckdb
 
     try:
-        return next(reader, None)
+        yield
+    except pa.ArrowInvalid as error:
+        if "ArrowSchema" not in str(error):
+            raise _of_kind(error) from error
+        message = "Not implemented Error: the answer is nested too deeply for Arrow"
+        raise duckdb.NotImplementedException(message) from error
     except (OSError, pa.ArrowException) as error:
-        for name, kind in _KINDS.items():
-            if f"{name} Error:" in str(error):
-                raise getattr(duckdb, kind)(str(error)) from error
-        raise duckdb.Error(str(error)) from error
+        raise _of_kind(error) from error
+
+
+def _of_kind(error: Exception) -> Exception:
+    import duckdb
+
+    said = str(error)
+    kind = next((kind for name, kind in _KINDS.items() if f"{name} Error:" in said), "Error")
+    made: Exception = getattr(duckdb, kind)(said)
+    return made
 
 
 class _OwnConnection:

@@ -154,11 +154,11 @@ def run_sql(
     """`provide` looks the named types up, and gives what makes tables of them on a cursor."""
     import duckdb
 
-    with duck.cursor() as parser, _mistakes(types):
+    with _failures(duck), duck.cursor() as parser, _mistakes(types):
         checked = _check(parser, statement)
     if checked.shows_tables:
         return _shown(types)
-    with duck.errors():
+    with duck.errors(), _failures(duck):
         tables = types.named(checked.tables)
         create = provide(tables)
         columns = sum(len(row_schema(spec)) for spec in tables.values())
@@ -169,12 +169,6 @@ def run_sql(
             except duckdb.OutOfMemoryException:
                 if not duck.reopen_with_room(columns):
                     raise
-            except (duckdb.InternalException, duckdb.FatalException) as error:
-                duck.reopen()
-                raise StorageBackendError(
-                    f"sql: DuckDB failed on this; write it in another way: {_said(error)}",
-                    operation="query",
-                ) from error
 
 
 def _begun(
@@ -195,7 +189,7 @@ def _begun(
 
 
 def _batches(duck: ConfinedDuck, stream: Stream, types: StoredTypes) -> Iterator[pa.RecordBatch]:
-    with duck.errors(), _mistakes(types):
+    with duck.errors(), _failures(duck), _mistakes(types):
         yield from stream.batches()
 
 
@@ -364,6 +358,22 @@ def _require(allowed: bool, what: str) -> None:
 
 
 @contextmanager
+def _failures(duck: ConfinedDuck) -> Iterator[None]:
+    """DuckDB's own, at any point from the first word to the last row: the statement after this one
+    gets a new instance, for this one answers nothing any more."""
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.InternalException, duckdb.FatalException) as error:
+        duck.reopen()
+        raise StorageBackendError(
+            f"sql: DuckDB failed on this; write it in another way: {_said(error)}",
+            operation="query",
+        ) from error
+
+
+@contextmanager
 def _mistakes(types: StoredTypes) -> Iterator[None]:
     """What is wrong with a statement, without DuckDB's advice about tables that are not ours."""
     import duckdb
@@ -384,6 +394,7 @@ def _mistakes(types: StoredTypes) -> Iterator[None]:
 
 
 def _said(error: Exception) -> str:
-    """DuckDB's words, the place included, on one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" ^")]
+    """DuckDB's words, the place in the statement included, on one line."""
+    said = str(error).partition("\nStack Trace:")[0]
+    lines = [line.strip() for line in said.splitlines() if line.strip(" ^")]
     return "; ".join(lines)

@@ -89,6 +89,25 @@ def test_a_mistake_is_one_line_and_exits_2(shop: str, args: tuple[str, ...], sai
         assert described.err == ""
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        CLIENT,
+        ("relations", "Job"),
+        ("traverse", "Client", "--via", "Job"),
+        ("sql", "from Client order by id"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("limit", [2**63 - 2, 2**63 - 1, 2**63, 10**30])
+def test_a_limit_beyond_all_numbers_is_none(shop: str, args: tuple[str, ...], limit: int) -> None:
+    for form in ("table", "json", "csv"):
+        line = ("query", *args, "--storage-uri", shop, "--format", form)
+        limited = onto(*line, "--limit", str(limit))
+        assert limited.code == 0, limited.err
+        assert limited.out == onto(*line).out
+
+
 def test_a_tag_that_is_not_there_is_named(shop: str) -> None:
     failed = onto("query", *CLIENT, "--as-of", "v1", "--storage-uri", shop)
 

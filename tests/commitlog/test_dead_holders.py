@@ -220,3 +220,18 @@ def test_what_is_no_json_object_can_be_broken(backend: MemoryBackend, data: byte
         lock_of(backend).acquire()
     break_lock(backend.client(), None)
     assert lock_of(backend).acquire().safe()
+
+
+@linux
+def test_a_proc_of_another_pid_namespace_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `unshare --pid --fork`: what it says of our pid is about somebody else."""
+    ours = process.identity()
+    for name in ("sys", str(os.getpid())):
+        (tmp_path / name).symlink_to(f"/proc/{name}")
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    (tmp_path / str(os.getpid() + 1)).symlink_to(f"/proc/{os.getpid()}")
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    assert not process.identity().keys() & set(PROCESS_FACTS)
+    assert not process.is_gone({**ours, "pid_started": 1})

@@ -103,3 +103,15 @@ def test_mistakes(settings: dict[str, Any], said: str) -> None:
 def test_five_fields_and_names_for_them(cron: str) -> None:
     schedule = Schedule(event=Tick, cron=cron)
     assert schedule.next_due(datetime(2026, 1, 1, tzinfo=UTC)) > datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("cron", ["R R * * *", "r(0-10) * * * *", "0 0 1,R * *", "R/5 * * * *"])
+def test_times_by_chance_are_refused(cron: str) -> None:
+    """Each look at them would give another one: workers would not agree, and fire many times."""
+    with pytest.raises(ConfigurationError, match=r"random|no cron expression"):
+        Schedule(event=Tick, cron=cron)
+
+
+@pytest.mark.parametrize("cron", ["0 0 * mar,apr fri", "0 0 * APR THU"])
+def test_an_r_in_a_name_is_no_chance(cron: str) -> None:
+    Schedule(event=Tick, cron=cron)

@@ -13,7 +13,12 @@ import pytest
 
 from storage_engine import Entity, Field, Relation, Session, initialize_storage
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConfigurationError, OntologiaError, SqlNotAllowedError
+from storage_engine.errors import (
+    ConfigurationError,
+    OntologiaError,
+    SqlNotAllowedError,
+    StorageBackendError,
+)
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.query.spec import When
 from storage_engine.repository import duck, open_repository
@@ -396,6 +401,58 @@ def test_rows_under_way_outlive_the_instance_they_come_from(
         assert read + sum(batch.num_rows for batch in first) == 300_000
     finally:
         confined.close()
+
+
+@pytest.mark.parametrize("rows_before", [0, 200_000])
+def test_a_failure_of_duckdb_at_any_row_ends_with_its_statement(
+    session: Session, monkeypatch: pytest.MonkeyPatch, rows_before: int
+) -> None:
+    """It invalidates the instance; whoever asks next gets another one."""
+    real = duck._next
+
+    def failing(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+        batch = real(reader)
+        if not rows_before or (batch is not None and batch.column(0)[-1].as_py() >= rows_before):
+            said = "INTERNAL Error: planted\n\nStack Trace:\n\n/lib/duckdb.so(here)"
+            with duck._kinds():
+                raise OSError(said)
+        return batch
+
+    confined: list[duck.ConfinedDuck] = []
+    reopen = duck.ConfinedDuck.reopen
+
+    def invalidated(self: duck.ConfinedDuck) -> None:
+        confined.append(self)
+        assert self._connection is not None
+        self._connection.close()  # as DuckDB leaves it: it answers nothing from now on
+        reopen(self)
+
+    monkeypatch.setattr(duck.ConfinedDuck, "reopen", invalidated)
+    with monkeypatch.context() as patch:
+        patch.setattr(duck, "_next", failing)
+        with pytest.raises(StorageBackendError, match=r"another way: INTERNAL Error: planted$"):
+            session.sql("select * from range(400000) t(n)").collect()
+    assert len(confined) == 1
+    assert session.sql("select count(*) as n from Customer").collect()[0]["n"]
+    confined[0].cursor().close()
+    working = confined[0]._connection
+    reopen(confined[0])  # for a statement of the old instance, which another thread has replaced
+    assert confined[0]._connection is working
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("select 1::variant", "Unsupported Arrow type VARIANT"),
+        (f"select {'[' * 100}1{']' * 100}", "nested too deeply for Arrow"),
+        ("select '\udcff'", "not UTF-8"),
+    ],
+)
+def test_what_cannot_be_answered_or_read_is_a_mistake(
+    session: Session, statement: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        session.sql(statement).collect()
 
 
 def test_every_function_of_duckdb_is_sorted() -> None:
