@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -276,3 +278,21 @@ def test_uri_and_local_path(store: DirectoryStore, root: Path) -> None:
     path = store.local_path("a/b c.parquet")
     assert path is not None
     assert path.read_bytes() == b"1"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_during_a_write_does_not_keep_its_lock(store: DirectoryStore) -> None:
+    """The child has the open file too: to close it here alone would leave the lock to the child."""
+    store.put("a", b"1")
+    with store._locked("a"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+    try:
+        path = next((store.root / ".locks").iterdir())
+        with path.open("r+") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
