@@ -459,9 +459,9 @@ def _kinds() -> Iterator[None]:
 def _of_kind(error: Exception) -> Exception:
     import duckdb
 
-    said = str(error)
-    kind = next((kind for name, kind in _KINDS.items() if f"{name} Error:" in said), "Error")
-    made: Exception = getattr(duckdb, kind)(said)
+    message = str(error)
+    kind = next((kind for name, kind in _KINDS.items() if f"{name} Error:" in message), "Error")
+    made: Exception = getattr(duckdb, kind)(message)
     return made
 
 

@@ -218,7 +218,7 @@ def _check(parser: duckdb.DuckDBPyConnection, statement: str) -> _CheckedStateme
     if "\0" in statement:
         raise ValueError("sql: a statement cannot have a NUL character in it")
     if not statement.isascii() and any("\ud800" <= char <= "\udfff" for char in statement):
-        raise ValueError("sql: a statement cannot have a lone surrogate in it")
+        raise ValueError("sql: the statement is not UTF-8 text: it has a lone surrogate in it")
     statements = parser.extract_statements(statement)
     if len(statements) != 1:
         pivot = "; PIVOT needs its values: ON column IN (...)"
@@ -395,6 +395,6 @@ def _mistakes(types: StoredTypes) -> Iterator[None]:
 
 def _said(error: Exception) -> str:
     """DuckDB's words, the place in the statement included, on one line."""
-    said = str(error).partition("\nStack Trace:")[0]
-    lines = [line.strip() for line in said.splitlines() if line.strip(" ^")]
+    words = str(error).partition("\nStack Trace:")[0]
+    lines = [line.strip() for line in words.splitlines() if line.strip(" ^")]
     return "; ".join(lines)
