@@ -114,4 +114,5 @@ def test_times_by_chance_are_refused(cron: str) -> None:
 
 @pytest.mark.parametrize("cron", ["0 0 * mar,apr fri", "0 0 * APR THU"])
 def test_an_r_in_a_name_is_no_chance(cron: str) -> None:
-    Schedule(event=Tick, cron=cron)
+    schedule, moment = Schedule(event=Tick, cron=cron), datetime(2026, 1, 1, tzinfo=UTC)
+    assert schedule.next_due(moment) == schedule.next_due(moment)

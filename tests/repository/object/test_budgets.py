@@ -63,6 +63,23 @@ def write(repository: ObjectRepository, *rows: tuple[TypeSpec, str, int]) -> Non
     assert repository.commit(request) is not None
 
 
+def rows_of_types(count: int) -> list[tuple[TypeSpec, str, int]]:
+    """A row of each of so many types, Customer among them."""
+    rows: list[tuple[TypeSpec, str, int]] = [(CUSTOMER, "c", 0)]
+    for number in range(count - 1):
+        declared = type(
+            f"Type{number}",
+            (Entity,),
+            {
+                "__annotations__": {"id": Field[str], "n": Field[int]},
+                "__module__": __name__,
+                "id": Field(primary_key=True),
+            },
+        )
+        rows.append((spec_of(declared), "x", number))
+    return rows
+
+
 ACKNOWLEDGED = Cost({"GET": 1, "PUT": 2, "PUT_IF": 2}, hops=3)  # P = 1: at most 6 in 3
 DONE = Cost({"GET": 1, "PUT": 2, "PUT_IF": 3, "DELETE_IF": 1}, hops=4)  # P = T = 1: 9 in 4
 
@@ -111,19 +128,7 @@ def test_warm_commit_after_2000_commits_costs_the_same(long_history: ObjectRepos
 @pytest.mark.parametrize("count", [3, 100, 300])
 def test_known_types_do_not_change_the_cost(count: int) -> None:
     repository = opened(f"types-{count}")
-    rows: list[tuple[TypeSpec, str, int]] = [(CUSTOMER, "c", 0)]
-    for number in range(count - 1):
-        declared = type(
-            f"Type{number}",
-            (Entity,),
-            {
-                "__annotations__": {"id": Field[str], "n": Field[int]},
-                "__module__": __name__,
-                "id": Field(primary_key=True),
-            },
-        )
-        rows.append((spec_of(declared), "x", number))
-    write(repository, *rows)
+    write(repository, *rows_of_types(count))
     repository.flush()
     assert len(repository.storage_info()["type_layouts"]) == count
     check_warm_commit(repository, "d", buckets=count > 100)

@@ -6,33 +6,25 @@ import uuid
 
 import pytest
 
-from storage_engine import Entity, Field
 from storage_engine.commitlog import chain as chain_module
 from storage_engine.config import KIB
 from storage_engine.maintenance.compaction.background import keep_compact
-from storage_engine.model import TypeSpec, spec_of
 from storage_engine.repository.object.engine import ObjectRepository
-from tests.repository.object.test_budgets import CUSTOMER, another, opened, write
+from tests.repository.object.test_budgets import (
+    CUSTOMER,
+    another,
+    opened,
+    rows_of_types,
+    write,
+)
 
 COMMITS = 120  # with a checkpoint among them
 
 
 def with_types(count: int) -> ObjectRepository:
     repository = opened(f"growth-{uuid.uuid4().hex}")
-    rows: list[tuple[TypeSpec, str, int]] = [(CUSTOMER, "c", 0)]
-    for number in range(count - 1):
-        declared = type(
-            f"Type{number}",
-            (Entity,),
-            {
-                "__annotations__": {"id": Field[str], "n": Field[int]},
-                "__module__": __name__,
-                "id": Field(primary_key=True),
-            },
-        )
-        rows.append((spec_of(declared), "x", number))
     keep_compact(repository)  # as sessions do
-    write(repository, *rows)
+    write(repository, *rows_of_types(count))
     repository.flush()
     return repository
 
