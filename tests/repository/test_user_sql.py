@@ -66,6 +66,8 @@ def session(uri: str, tmp_path: Path) -> Iterator[Session]:
 
 FILES = [
     "select * from read_text('{secret}')",
+    "select json_structure(repeat('[', 200000) || repeat(']', 200000))",
+    "select json_transform('{{}}', repeat('[', 10000) || '1' || repeat(']', 10000))",
     "select * from read_blob('{secret}')",
     "select * from read_csv('{secret}')",
     "select * from read_csv_auto('{secret}')",
@@ -510,6 +512,8 @@ def test_a_condition_sees_columns_alone(tmp_path: Path, condition: str) -> None:
 
 # Tell of settings, sessions and catalogs, run or plan other statements, write logs, or wait.
 _REFUSED = """
+from_json from_json_strict json_contains json_group_structure json_merge_patch json_structure
+json_transform json_transform_strict
 col_description current_catalog current_connection_id current_database current_query
 current_query_id current_role current_schema current_schemas current_setting
 current_transaction_id current_user currval format_pg_type format_type get_block_size
