@@ -100,12 +100,8 @@ def drained(workers: int, events: int = 300, **settings: Any) -> tuple[Counter[s
         def count(ctx: HandlerContext[Ordered]) -> None:
             ran[ctx.event.id] += 1
 
-        crew = [turns.worker(f"worker-{n}", event_claim_limit=10, **settings) for n in range(workers)]
+        crew = [
+            turns.worker(f"worker-{n}", event_claim_limit=10, **settings) for n in range(workers)
+        ]
         turns.run({w.name: lambda w=w: w.session.drain([count]) for w in crew})
         return sum((Counter(w.requests) for w in crew), Counter[str]()), ran
-
-
-def test_figures() -> None:
-    for workers in (1, 2, 4, 8):
-        requests, ran = drained(workers)
-        print(workers, requests.total(), dict(requests), max(ran.values()), len(ran))
