@@ -241,6 +241,23 @@ class Chain:
             link, manifest = step, self.manifest(step)
         return link
 
+    def has(self, head: Head, path: str) -> bool:
+        """Whether a manifest is one of the log up to `head`. Reads less than `locate`: not the
+        manifest itself."""
+        attempt = layout.commit_attempt(path)
+        if attempt is None or head.link is None or not 1 <= attempt.commit_id <= head.commit_id:
+            return False
+        commit_id = attempt.commit_id
+        if head.checkpoint is not None and commit_id <= head.checkpoint.commit_id:
+            point = self._point(self.checkpoint(head.checkpoint), commit_id)
+            if point is not None:
+                return point.link.path == path
+        link: ManifestLink | None = head.link
+        while link is not None and link.commit_id > commit_id:
+            links = [p for p in _links(self.manifest(link)) if p.commit_id >= commit_id]
+            link = min(links, key=lambda p: p.commit_id, default=None)
+        return link is not None and link.path == path
+
     def newest(self, head: Head, *, limit: int, above: int = 0) -> list[Manifest]:
         """The latest `limit` manifests with an id beyond `above`, newest first."""
         floor = max(above, head.commit_id - limit)

@@ -24,8 +24,8 @@ from storage_engine.events import envelopes
 from storage_engine.events.object import reader
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
-from storage_engine.events.object.outbox_projection import project_outbox
 from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
+from storage_engine.events.object.positions import project_outbox
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
