@@ -51,6 +51,8 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
             else:
                 needs = describe(target.type_spec)
                 problem = f"column {target.name!r} is {source}, which cannot become {needs}"
+                if pa.types.is_decimal(source):
+                    problem += " without loss: cast it where it comes from"
                 wrong[target.name] = [problem]
         elif (fill := _fill(target)) is not None:
             columns[target.name] = partial(_fill_column, fill)
