@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from storage_engine.config import OntologiaConfig
@@ -100,6 +101,13 @@ _SETTINGS = {
     # On a busy machine a Python worker takes its time to come up: Spark's own 15 s are few.
     "spark.python.authenticate.socketTimeout": "120s",
 }
+_FITTING = {
+    # Shuffles end in as many partitions as the data needs, in what a write caches too.
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+}
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_PARTITIONS_PER_CORE, _MOST_PARTITIONS = 8, 200  # of a machine; adaptive execution merges them
 
 
 def spark_session(
@@ -112,6 +120,9 @@ def spark_session(
 
     Left out, `master` is what spark-submit or SPARK_REMOTE (Spark Connect) says, else `local[*]`.
     Executors run the driver's own Python unless `PYSPARK_PYTHON` names another one.
+
+    A new one shuffles into partitions that fit the machine and the data. What `config`,
+    spark-submit or spark-defaults.conf say of that stands, and so does all of a running session.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -129,7 +140,23 @@ def spark_session(
             _check_java()
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    is_new = not remote and SparkContext._active_spark_context is None
+    session = builder.getOrCreate()
+    if is_new:
+        _fit(session)
+    return session
+
+
+def _fit(spark: SparkSession) -> None:
+    """Settings of a new session that nobody has made."""
+    made = spark.sparkContext.getConf()
+    wanted = dict(_FITTING)
+    if str(spark.sparkContext.master).startswith("local"):
+        partitions = spark.sparkContext.defaultParallelism * _PARTITIONS_PER_CORE
+        wanted[_PARTITIONS] = str(min(partitions, _MOST_PARTITIONS))
+    for name, value in wanted.items():
+        if not made.contains(name):
+            spark.conf.set(name, value)
 
 
 def _check_java() -> None:

@@ -151,7 +151,6 @@ class Reconciled:
     frame: DataFrame | None  # None: nothing differs
     counts: Counts
     identities: int = 0  # that differ: the frame has a row of each, at least, and every bad row
-    repeated: int = 0  # rows whose identity another one has, of those that differ
     cached: DataFrame | None = None
 
     def free(self) -> None:
@@ -201,12 +200,12 @@ def reconcile(
     said_once = order_by is None or repeated == 0
     if counts.inserted + counts.bad == counts.rows and said_once:
         # All are new: no need to look them up.
-        return Reconciled(source.frame, counts, identities, repeated, judged.cached)
+        return Reconciled(source.frame, counts, identities, judged.cached)
     changed = judged.changed
     if identities <= _BROADCAST_ROWS:
         changed = F.broadcast(changed)
     frame = _chosen(source, spec, changed, order_by, some_bad=counts.bad > 0)
-    return Reconciled(frame, counts, identities, repeated, judged.cached)
+    return Reconciled(frame, counts, identities, judged.cached)
 
 
 def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged | None:

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import NullType, StructField, StructType
 
 from storage_engine.model.canonical import decode, dumps
+from storage_engine.model.casts import plan_cast
 from storage_engine.model.columns import row_schema
-from storage_engine.model.conform import Conformer, conform
+from storage_engine.model.conform import Conformer, conform, input_fields
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
-from storage_engine.spark.schema import check_dataframe, quoted
+from storage_engine.spark.driver import is_connect
+from storage_engine.spark.schema import arrow_schema, check_dataframe, quoted
 from storage_engine.spark.staged_parts import (
     FAULTS,
     ORIGINAL,
@@ -67,9 +71,65 @@ class SourceRows:
     conformed: bool
 
 
-def check_columns(spec: TypeSpec, schema: StructType) -> None:
-    """ValidationError that lists every column of a DataFrame that does not fit the type."""
-    check_dataframe(spec, StructType([f for f in schema.fields if f.name != REASONS]))
+def fitting_columns(df: DataFrame, spec: TypeSpec) -> DataFrame:
+    """`df` for a type; ValidationError lists every column that does not fit it.
+
+    A column of another type that holds nothing becomes nulls of the declared type: Spark reads the
+    untyped nulls of a Parquet file as integers. Only such columns are looked into.
+    """
+    own = [field for field in df.schema.fields if field.name != REASONS]
+    fields = {field.name: field for field in input_fields(spec)}
+    nulls = {}
+    if len({field.name for field in own}) == len(own):
+        nulls = {
+            field.name: SPARK_TYPES[fields[field.name].storage]
+            for field in own
+            if field.name in fields and _holds_nothing(df, field, fields[field.name])
+        }
+    if nulls:
+        df = df.select(
+            *(
+                F.lit(None).cast(nulls[name]).alias(name) if name in nulls else F.col(quoted(name))
+                for name in df.columns
+            )
+        )
+    check_dataframe(spec, StructType([f for f in df.schema.fields if f.name != REASONS]))
+    return df
+
+
+def _holds_nothing(df: DataFrame, column: StructField, target: FieldSpec) -> bool:
+    """Of a column whose type does not fit."""
+    if isinstance(column.dataType, NullType):
+        return True
+    (source,) = arrow_schema(StructType([column]))
+    if plan_cast(target.storage, target.type_spec, source.type) is not None:
+        return False
+    return not df.select(quoted(column.name)).filter(F.col(quoted(column.name)).isNotNull()).head(1)
+
+
+# What gives other values each time: on Spark Connect only the text of a plan can be had.
+_UNSTEADY = re.compile(
+    r"\b(current_\w+|now|localtimestamp|uuid|randn?|random|randstr|uniform|shuffle|"
+    r"monotonically_increasing_id|spark_partition_id)\(|\bmore fields\b"
+)
+
+
+def is_steady(df: DataFrame) -> bool:
+    """Whether reading the frame again gives the same rows, as far as its plan tells."""
+    if is_connect(df.sparkSession):
+        connected: Any = df
+        return _UNSTEADY.search(connected._explain_string(extended=True)) is None
+    classic: Any = df
+    plan = classic._jdf.queryExecution().analyzed()
+    # The time of day and such stay the same within one job, and a write has several.
+    patterns = classic.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    return bool(plan.deterministic()) and not plan.containsPattern(patterns.CURRENT_LIKE())
+
+
+def evaluated_once(df: DataFrame, label: str) -> DataFrame:
+    """The same rows however often they are read, until `unpersist`. Others who cache the same plan
+    under another label, and give it up, do not matter."""
+    return df.filter(F.lit(label).isNotNull()).persist()
 
 
 def source_rows(df: DataFrame, spec: TypeSpec, *, compared: bool) -> SourceRows:

@@ -165,6 +165,7 @@ def _print(result: WriteResult, call: IngestCall) -> None:
     else:
         lines = [summary(result), *(f"drift: {sentence}" for sentence in result.drift)]
         lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
+        lines += [f"note: {note}" for note in result.notes]
         if result.quarantine is not None:
             lines.append(f"quarantined rows are in {result.quarantine}")
         if call.run.dry_run:
