@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
@@ -184,6 +186,31 @@ Progress = Callable[[WriteProgress], None]
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session talks to a Spark Connect server: there is no SparkContext then."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+# What gives other values each time: on Spark Connect only the text of a plan can be had.
+_UNSTEADY = re.compile(
+    r"\b(current_\w+|now|localtimestamp|uuid|randn?|random|randstr|uniform|shuffle|"
+    r"monotonically_increasing_id|spark_partition_id)\(|\bmore fields\b"
+)
+
+
+def is_steady(df: DataFrame) -> bool:
+    """Whether reading the frame again gives the same rows, as far as its plan tells."""
+    if is_connect(df.sparkSession):
+        connected: Any = df
+        return _UNSTEADY.search(connected._explain_string(extended=True)) is None
+    classic: Any = df
+    plan = classic._jdf.queryExecution().analyzed()
+    # The time of day and such stay the same within one job, and a write has several.
+    patterns = classic.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    return bool(plan.deterministic()) and not plan.containsPattern(patterns.CURRENT_LIKE())
+
+
+def evaluated_once(df: DataFrame, label: str) -> DataFrame:
+    """The same rows however often they are read, until `unpersist`. Others who cache the same plan
+    under another label, and give it up, do not matter."""
+    return df.filter(F.lit(label).isNotNull()).persist()
 
 
 class Cancelled(Exception):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from storage_engine.config import MIB
 from storage_engine.errors import (
     ConfigurationError,
     HeadMismatchError,
@@ -34,6 +35,9 @@ from storage_engine.spark.results import WriteProgress, WriteResult
 from storage_engine.spark.staged_parts import StageTarget, TaskReport
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
+# Up to here the driver looks through the keys itself; beyond it Spark does, which costs a shuffle.
+DRIVER_ROWS = 20_000_000
+DRIVER_BYTES = 64 * MIB  # of parts that are not local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,16 +143,18 @@ def check_unique(
     attempt: StagedWrite,
     *,
     ascending: bool,
-    repeated: Callable[[], list[object]] | None = None,
+    by_spark: Callable[[], list[object]] | None = None,
 ) -> None:
     """No identity may be in the parts twice; `ascending`: none is, within one of them.
 
-    `repeated` finds some that are, where it is not for the driver alone to look.
+    `by_spark` finds some that are, where there is too much for the driver to look through.
     """
     files = attempt.files
     if not files or (ascending and disjoint(files)):
         return
-    identities = (repeated or attempt.repeated)()
+    rows, size = (sum(n) for n in zip(*((f.row_count, f.bytes) for f in files), strict=True))
+    much = rows > DRIVER_ROWS or (not attempt.local and size > DRIVER_BYTES)
+    identities = by_spark() if by_spark is not None and much else attempt.repeated()
     if identities:
         shown = ", ".join(repr(identity) for identity in identities)
         raise ValidationError(

@@ -33,8 +33,7 @@ from storage_engine.model.expectations import (
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.reconcile import brought
-from storage_engine.spark.rows import cannot_be_written, source_rows
-from storage_engine.spark.schema import quoted
+from storage_engine.spark.schema import cannot_be_written, quoted, source_rows
 from storage_engine.spark.staged_parts import REASONS
 
 if TYPE_CHECKING:
@@ -115,8 +114,8 @@ def without_dangling(
         mark = f"__gone_{number}"
         reference = F.xxhash64(F.col(quoted(each.column)))
         marked = marked.join(F.broadcast(keys.toDF(mark)), reference == F.col(mark), "left")
-        said = F.array_contains(REASONS, each.describe())
-        dangles = F.col(quoted(each.column)).isNotNull() & F.col(mark).isNotNull() & ~said
+        told = F.array_contains(REASONS, each.describe())
+        dangles = F.col(quoted(each.column)).isNotNull() & F.col(mark).isNotNull() & ~told
         broken.append(F.when(dangles, F.lit(each.describe())))
     kept = [F.col(quoted(name)) for name in frame.columns if name != REASONS]
     reasons = F.concat(F.col(REASONS), F.array_compact(F.array(*broken)))

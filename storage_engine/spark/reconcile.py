@@ -29,8 +29,7 @@ from storage_engine.config import MIB
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.spark.driver import is_connect
-from storage_engine.spark.rows import SourceRows, cannot_be_written
-from storage_engine.spark.schema import COMMIT_ID, quoted
+from storage_engine.spark.schema import COMMIT_ID, SourceRows, cannot_be_written, quoted
 from storage_engine.spark.staged_parts import INSERT, REASONS
 
 # Bytes of the driver's JVM for each row, through which the hashes pass as 24 each.

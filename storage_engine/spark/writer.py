@@ -24,7 +24,7 @@ from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
-from storage_engine.spark.driver import Jobs
+from storage_engine.spark.driver import Jobs, evaluated_once, is_steady
 from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
@@ -41,15 +41,13 @@ from storage_engine.spark.quality import evaluate, own_references, without_dangl
 from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
 from storage_engine.spark.results import WriteResult
-from storage_engine.spark.rows import (
+from storage_engine.spark.scans import repeated, stored_rows
+from storage_engine.spark.schema import (
     SourceRows,
-    evaluated_once,
+    arrow_schema,
     fitting_columns,
-    is_steady,
     source_rows,
 )
-from storage_engine.spark.scans import for_spark, repeated, stored_rows
-from storage_engine.spark.schema import arrow_schema
 from storage_engine.spark.staged_parts import (
     LOOSE_BYTES,
     REPORT_DDL,
@@ -223,8 +221,11 @@ class _Write:
 
     def _steady(self, attempt: StagedWrite) -> DataFrame:
         """The source, which is to have the same rows whenever this write reads it."""
-        own = own_references(self._options.expectations, attempt.spec)
-        if not (own or self._compared(attempt)) or is_steady(self._df):
+        expectations = self._options.expectations
+        again = self._compared(attempt) or (
+            bool(expectations) and bool(own_references(expectations, attempt.spec))
+        )
+        if not again or is_steady(self._df):
             return self._df
         df = evaluated_once(self._df, attempt.attempt)
         self._cached.append(df)
@@ -274,8 +275,7 @@ class _Write:
             with jobs.running("stage", f"{attempt.spec.name}: look for repeated identities"):
                 return repeated(self._df.sparkSession, attempt)
 
-        look = by_spark if for_spark(attempt) else None
-        check_unique(attempt, ascending=ascending, repeated=look)
+        check_unique(attempt, ascending=ascending, by_spark=by_spark)
 
     # -- what is said of it -------------------------------------------------------------------
 
