@@ -93,7 +93,9 @@ class JsonCast:
                 if self.text:
                     valid = check.validate_json(value, strict=True)
                 else:
-                    given = drop_absent(self.type_spec, value, {}) if absent else value
+                    given = value
+                    if absent:
+                        given = drop_absent(self.type_spec, value, {}, column.type)
                     valid = check.validate_python(given, strict=True)
                 made.append(None if valid is None else dumps(valid))
             except PydanticError as error:
@@ -142,41 +144,55 @@ def _first_message(error: PydanticError) -> str:
 
 
 def _has_struct(source: pa.DataType) -> bool:
+    if pa.types.is_map(source):
+        return _has_struct(source.item_type)
     if pa.types.is_struct(source):
         return True
     return any(_has_struct(source.field(i).type) for i in range(source.num_fields))
 
 
-def drop_absent(type_spec: Mapping[str, Any], value: Any, env: Mapping[str, Any]) -> Any:
+def _inner(source: pa.DataType, key: str = "") -> pa.DataType:
+    """The type of what is in a value of this type."""
+    if pa.types.is_struct(source):
+        return source.field(key).type
+    if pa.types.is_map(source):
+        return source.item_type
+    return source.value_type if pa.types.is_nested(source) else source
+
+
+def drop_absent(
+    type_spec: Mapping[str, Any], value: Any, env: Mapping[str, Any], source: pa.DataType
+) -> Any:
     """Without the nulls that stand for "no such key".
 
     A struct has every key in every row, so a key that a record lacks comes as null. Where null is
-    not a value of that key, it can only mean absence.
+    not a value of that key, it can only mean absence. In a map, a null is one.
     """
+    is_map = pa.types.is_map(source)
     match type_spec["kind"]:
         case "ref":
-            return drop_absent(env[type_spec["name"]], value, env)
+            return drop_absent(env[type_spec["name"]], value, env, source)
         case "union":
             nested = [m for m in type_spec["members"] if m["kind"] in _FITS]
             fitting = [m for m in nested if isinstance(value, _FITS[m["kind"]])]
-            return drop_absent(fitting[0], value, env) if len(fitting) == 1 else value
+            return drop_absent(fitting[0], value, env, source) if len(fitting) == 1 else value
         case "list" if isinstance(value, list):
-            return [drop_absent(type_spec["item"], item, env) for item in value]
+            return [drop_absent(type_spec["item"], item, env, _inner(source)) for item in value]
         case "dict" if isinstance(value, dict):
             item = type_spec["value"]
-            keep_null = classify(item)[1]
+            keep_null = is_map or classify(item)[1]
             return {
-                key: drop_absent(item, v, env)
+                key: drop_absent(item, v, env, _inner(source, key))
                 for key, v in value.items()
                 if v is not None or keep_null
             }
         case "typed_dict" if isinstance(value, dict):
             inner = {**env, type_spec["name"]: type_spec}
             return {
-                key: drop_absent(field["type"], v, inner) if field else v
+                key: drop_absent(field["type"], v, inner, _inner(source, key)) if field else v
                 for key, v in value.items()
                 for field in [type_spec["fields"].get(key)]
-                if v is not None or _null_is_meant(field)
+                if v is not None or is_map or _null_is_meant(field)
             }
         case _:
             return value

@@ -184,7 +184,7 @@ def fitting_columns(df: DataFrame, spec: TypeSpec) -> DataFrame:
     own = [field for field in df.schema.fields if field.name != REASONS]
     fields = {field.name: field for field in input_fields(spec)}
     nulls = {}
-    if len({field.name for field in own}) == len(own):
+    if len({field.name.casefold() for field in own}) == len(own):
         nulls = {
             field.name: SPARK_TYPES[fields[field.name].storage]
             for field in own

@@ -320,6 +320,7 @@ class Tree(TypedDict):
 
 SHORT = pa.struct([("city", pa.string()), ("zip", pa.string())])
 STRUCT = pa.struct([("city", pa.string()), ("zip", pa.string()), ("note", pa.string())])
+NUMBERS = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 NESTED = [
     (list[int], pa.array([[1, 2], []], pa.list_(pa.int8())), [[1, 2], []]),
     (list[int], pa.array([[1, 2]], pa.large_list(pa.int64())), [[1, 2]]),
@@ -331,6 +332,11 @@ NESTED = [
     (dict[str, int], pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32())), [{"a": 1}]),
     (dict[str, int], pa.array([{"a": 1}, {"b": 2}]), [{"a": 1}, {"b": 2}]),
     (dict[str, int | None], pa.array([{"a": 1, "b": None}]), [{"a": 1, "b": None}]),
+    (
+        dict[str, dict[str, int]],  # a struct lacks keys, a map does not
+        pa.array([[("m", {"a": 1, "b": None})]], pa.map_(pa.string(), NUMBERS)),
+        [{"m": {"a": 1}}],
+    ),
     (
         Address,
         pa.array([{"city": "x"}, {"city": "y", "zip": "1"}], STRUCT),
@@ -405,6 +411,14 @@ BAD_JSON = [
         1,
         0,
     ),
+    *[
+        (kind, pa.array([[("city", None)]], pa.map_(pa.string(), item)), said, 1, 0)
+        for kind, item, said in (
+            (dict[str, int], pa.int32(), "valid integer"),
+            (dict[str, list[int]] | None, pa.list_(pa.int32()), "valid list"),
+            (Address, pa.string(), "valid string"),
+        )
+    ],
 ]
 
 
