@@ -62,7 +62,7 @@ class CsvDialect:
     def keeps_ascii(self) -> bool:
         """Whether line ends, quotes and separators are the bytes that they are in ASCII."""
         try:
-            return "\n\",a".encode(self.encoding) == b"\n\",a"
+            return '\n",a'.encode(self.encoding) == b'\n",a'
         except UnicodeError:
             return False
 
@@ -239,7 +239,8 @@ class CsvRows:
             return end or max(start, buffer.rfind(b"\r", start, len(buffer) - 1) + 1)
         patterns = self.dialect.patterns
         match = patterns.records.match(buffer, start)
-        end = match.end() if match else start
+        assert match is not None, "none is a match too"
+        end = match.end()
         if last and end < len(buffer):
             final = patterns.record.match(buffer, end)
             end = final.end() if final else end

@@ -27,7 +27,7 @@ from storage_engine.model.expectations import (
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.schema import quoted
-from storage_engine.spark.staged_parts import REASONS
+from storage_engine.spark.staged_parts import HELPERS, REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,7 +59,7 @@ def evaluate(
 
 def _check(df: DataFrame, expectations: Sequence[Expectation], spec: TypeSpec) -> None:
     """All that does not fit, at once."""
-    types = {field.name: field.dataType for field in df.schema.fields if field.name != REASONS}
+    types = {field.name: field.dataType for field in df.schema.fields if field.name not in HELPERS}
     wrong: list[str] = []
     for expectation in expectations:
         missing = [name for name in expectation.columns if name not in types]

@@ -22,13 +22,14 @@ from storage_engine.model.canonical import decode, dumps
 from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
+from storage_engine.spark.quarantine import set_aside
 from storage_engine.spark.schema import check_dataframe, quoted
 from storage_engine.spark.staged_parts import (
     FAULTS,
+    HELPERS,
+    ORIGIN,
     ORIGINAL,
     REASONS,
-    as_json,
-    objects_of,
     sift_with_reasons,
 )
 
@@ -69,7 +70,7 @@ class SourceRows:
 
 def check_columns(spec: TypeSpec, schema: StructType) -> None:
     """ValidationError that lists every column of a DataFrame that does not fit the type."""
-    check_dataframe(spec, StructType([f for f in schema.fields if f.name != REASONS]))
+    check_dataframe(spec, StructType([f for f in schema.fields if f.name not in HELPERS]))
 
 
 def source_rows(df: DataFrame, spec: TypeSpec, *, compared: bool) -> SourceRows:
@@ -183,14 +184,16 @@ class ConformTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         conformer: Conformer | None = None
         for batch in batches:
-            own = batch.select([name for name in batch.schema.names if name != REASONS])
+            own = batch.select([name for name in batch.schema.names if name not in HELPERS])
             if conformer is None:
                 conformer = conform(self.spec, own.schema)
             sifted = sift_with_reasons(conformer, own, batch)
             yield _marked(sifted.rows, [None] * sifted.rows.num_rows, [None] * sifted.rows.num_rows)
             if sifted.faults:
                 numbers = sorted(sifted.faults)
-                rows = objects_of(own.take(pa.array(numbers, pa.int64())))
+                place = batch.schema.get_field_index(ORIGIN)
+                origin = batch.column(place) if place >= 0 else None
+                rows = set_aside(own, origin, numbers)
                 faults = [
                     json.dumps([[f.what, f.detail] for f in sifted.faults[n]]) for n in numbers
                 ]
@@ -198,7 +201,7 @@ class ConformTask:
                     [pa.nulls(len(numbers), f.type) for f in sifted.rows.schema],
                     names=sifted.rows.schema.names,
                 )
-                yield _marked(empty, faults, [as_json(row) for row in rows])
+                yield _marked(empty, faults, [row.to_text() for row in rows])
 
 
 def _marked(
