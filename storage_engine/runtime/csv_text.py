@@ -40,6 +40,7 @@ class BadRecord:
     raw: bytes
     fault: str
     line: int = 0
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,13 @@ class CsvDialect:
         )
         return names if self.header else [f"_c{number}" for number in range(len(names))]
 
-    def table(self, records: bytes, names: Sequence[str]) -> tuple[pa.Table, list[str]]:
-        """Whole records in UTF-8, and the text of those with more or fewer values."""
-        ragged: list[str] = []
+    def table(self, records: bytes, names: Sequence[str]) -> tuple[pa.Table, list[BadRecord]]:
+        """Whole records in UTF-8, and those with more or fewer values."""
+        ragged: list[BadRecord] = []
 
         def keep(row: pc.InvalidRow) -> str:
-            ragged.append(row.text)
+            detail = f"expected {row.expected_columns} columns, got {row.actual_columns}"
+            ragged.append(BadRecord(row.text.encode()[:_SHOWN], MALFORMED, detail=detail))
             return "skip"
 
         schema = dict.fromkeys(names, pa.string())
@@ -188,6 +190,10 @@ class CsvRows:
         decoder = codecs.getincrementaldecoder(self.dialect.encoding)
         self._decode = None if self.dialect.is_utf8 else decoder(errors="surrogateescape")
 
+    @property
+    def _where(self) -> str:
+        return f"{self.label}: " if self.label else ""
+
     def feed(self, data: bytes) -> Iterator[pa.Table]:
         yield from self._take(data, last=False)
 
@@ -224,7 +230,7 @@ class CsvRows:
                 break
             # Rows come in the order of the file only among themselves.
             self._line += buffer.count(b"\n", end, position)
-        self._rest = buffer[position:] if not self._lost else b""
+        self._rest = buffer[position:]
         self._wait = 2 * len(self._rest) if len(self._rest) > (1 << 20) else 0
         yield from self._tables(b"".join(sound))
 
@@ -277,8 +283,7 @@ class CsvRows:
             return
         records = self._decoded(records)
         table, ragged = self.dialect.table(records, self.names)
-        for text in ragged:
-            self._set_aside(text.encode(), MALFORMED, line=0)
+        self.bad += ragged
         if table.num_rows:
             yield table
 
@@ -292,7 +297,7 @@ class CsvRows:
             names = self.dialect.names(match.group().rstrip(b"\r\n"))
         except UnicodeDecodeError as error:
             raise ValidationError(
-                f"{self.label}: the header is not {_encoding(self.dialect)} "
+                f"{self._where}the header is not {_encoding(self.dialect)} "
                 f"(byte {_byte(error)} in {shown(match.group())}); {ADVICE}"
             ) from None
         if self.names is None:
@@ -300,7 +305,7 @@ class CsvRows:
         elif self.dialect.header and names != self.names:
             of = f" as in {self.first}" if self.first else ""
             raise ValidationError(
-                f"{self.label}: the header is {', '.join(names)}, not {', '.join(self.names)}{of}; "
+                f"{self._where}the header is {', '.join(names)}, not {', '.join(self.names)}{of}; "
                 "ingest files with different headers by separate orders"
             )
         self.header = False

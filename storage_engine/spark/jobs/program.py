@@ -168,6 +168,21 @@ def raised_there(error: Exception) -> errors.OntologiaError | None:
     return None
 
 
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors of Spark that tell of ours, or of a file that cannot be read, as such."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        ours = raised_there(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
 def _raised_in_task(text: str) -> tuple[int, str, dict[str, Any]] | None:
     """The last error of ours that a text of Spark's tells of."""
     for name, message in reversed(_OURS.findall(text)):

@@ -165,7 +165,7 @@ def arrived(source: Source, files: Sequence[str]) -> Source:
     return source.replace(paths=tuple(files), options=options)
 
 
-def _as_text(kind: DataType) -> DataType:
+def text_types(kind: DataType) -> DataType:
     """Values are text until they get their declared type; nested ones keep their shape."""
     return kind if isinstance(kind, ArrayType | MapType | StructType) else StringType()
 
@@ -212,7 +212,7 @@ def _whole_csv(
     *,
     zipped: bool,
 ) -> DataFrame:
-    dialect = _dialect(options)
+    dialect = csv_dialect(options)
     files = spark.read.format("binaryFile").options(**of_files).load(list(paths))
     contents = files.select("path", "content")
     told = "path string, header array<string>"
@@ -241,7 +241,7 @@ def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, 
     separator = _option(options, "sep", _option(options, "delimiter", ","))
     if named - _OF_CSV - _OF_VALUES - _OF_FILES or len(separator.encode()) != 1:
         return _csv_by_spark(spark, paths, options)
-    dialect = _dialect(options)
+    dialect = csv_dialect(options)
     if not dialect.keeps_ascii:
         return _whole_csv(spark, paths, options, of_files, zipped=False)
     lines, labels = _lines(spark, paths, of_files)
@@ -353,7 +353,7 @@ def _least_part(spark: SparkSession) -> int:
     return min(sizes)
 
 
-def _dialect(options: Mapping[str, str]) -> CsvDialect:
+def csv_dialect(options: Mapping[str, str]) -> CsvDialect:
     quote = _option(options, "quote", '"')
     encoding = _option(options, "encoding", _option(options, "charset", "utf-8"))
     try:
@@ -423,7 +423,7 @@ def _json(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Op
     else:
         # One pass tells which columns there are; the declared schema tells their types.
         schema = reader.option("primitivesAsString", "true").json(paths).schema
-    types = {field.name: _as_text(field.dataType) for field in declared or StructType()}
+    types = {field.name: text_types(field.dataType) for field in declared or StructType()}
     read = [
         StructField(field.name, types.get(field.name, field.dataType))
         for field in schema.fields
