@@ -7,7 +7,6 @@ with a file name the file.
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -224,7 +223,7 @@ def _explained(spec: TypeSpec, label: str) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise _refused(spec, f"{where}cannot be read: {error.strerror or error}") from error
-    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _refused(spec, f"{where}cannot be read: {_words(error)}") from error
 
 

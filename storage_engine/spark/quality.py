@@ -33,7 +33,7 @@ from storage_engine.model.expectations import (
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.reconcile import brought
-from storage_engine.spark.schema import cannot_be_written, quoted, source_rows
+from storage_engine.spark.schema import CARRIED, cannot_be_written, quoted, source_rows
 from storage_engine.spark.staged_parts import REASONS
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _gone(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _check(df: DataFrame, expectations: Sequence[Expectation], spec: TypeSpec) -> None:
     """All that does not fit, at once."""
-    types = {field.name: field.dataType for field in df.schema.fields if field.name != REASONS}
+    types = {field.name: field.dataType for field in df.schema.fields if field.name not in CARRIED}
     wrong: list[str] = []
     for expectation in expectations:
         missing = [name for name in expectation.columns if name not in types]

@@ -46,12 +46,13 @@ from storage_engine.model.conform import Conformer, conform, input_fields
 from storage_engine.model.declarations import spec_of
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
 from storage_engine.model.validation import unknown_name
+from storage_engine.spark.quarantine import set_aside
 from storage_engine.spark.staged_parts import (
     FAULTS,
+    HELPERS,
+    ORIGIN,
     ORIGINAL,
     REASONS,
-    as_json,
-    objects_of,
     sift_with_reasons,
 )
 
@@ -66,6 +67,7 @@ SPARK_TYPES: dict[Storage, DataType] = {
     "json": StringType(),
 }
 COMMIT_ID = "commit_id"
+CARRIED = (REASONS, ORIGIN)  # columns that a source may bring beside those of the type
 
 
 def type_spec(type: Any) -> TypeSpec:
@@ -181,7 +183,7 @@ def fitting_columns(df: DataFrame, spec: TypeSpec) -> DataFrame:
     A column of another type that holds nothing becomes nulls of the declared type: Spark reads the
     untyped nulls of a Parquet file as integers. Only such columns are looked into.
     """
-    own = [field for field in df.schema.fields if field.name != REASONS]
+    own = [field for field in df.schema.fields if field.name not in CARRIED]
     fields = {field.name: field for field in input_fields(spec)}
     nulls = {}
     if len({field.name.casefold() for field in own}) == len(own):
@@ -197,7 +199,7 @@ def fitting_columns(df: DataFrame, spec: TypeSpec) -> DataFrame:
                 for name in df.columns
             )
         )
-    check_dataframe(spec, StructType([f for f in df.schema.fields if f.name != REASONS]))
+    check_dataframe(spec, StructType([f for f in df.schema.fields if f.name not in CARRIED]))
     return df
 
 
@@ -322,14 +324,16 @@ class ConformTask:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         conformer: Conformer | None = None
         for batch in batches:
-            own = batch.select([name for name in batch.schema.names if name != REASONS])
+            own = batch.select([name for name in batch.schema.names if name not in HELPERS])
             if conformer is None:
                 conformer = conform(self.spec, own.schema)
             sifted = sift_with_reasons(conformer, own, batch)
             yield _marked(sifted.rows, [None] * sifted.rows.num_rows, [None] * sifted.rows.num_rows)
             if sifted.faults:
                 numbers = sorted(sifted.faults)
-                rows = objects_of(own.take(pa.array(numbers, pa.int64())))
+                place = batch.schema.get_field_index(ORIGIN)
+                origin = batch.column(place) if place >= 0 else None
+                rows = set_aside(own, origin, numbers)
                 faults = [
                     json.dumps([[f.what, f.detail] for f in sifted.faults[n]]) for n in numbers
                 ]
@@ -337,7 +341,7 @@ class ConformTask:
                     [pa.nulls(len(numbers), f.type) for f in sifted.rows.schema],
                     names=sifted.rows.schema.names,
                 )
-                yield _marked(empty, faults, [as_json(row) for row in rows])
+                yield _marked(empty, faults, [row.to_text() for row in rows])
 
 
 def _marked(
