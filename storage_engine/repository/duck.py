@@ -9,10 +9,10 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -489,26 +489,30 @@ def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    outcome: Future[T] = Future()
+    # Not a future: Ctrl-C inside its condition's own `with` would leave that locked.
+    outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
     given_up = threading.Event()
 
     def do() -> None:
         try:
             if not given_up.is_set():
-                outcome.set_result(work())
+                outcome.put((work(), None))
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
-            outcome.set_exception(error)
+            outcome.put((None, error))
 
     worker = threading.Thread(target=do, name="onto-query", daemon=True)
     try:
         worker.start()  # a signal may come as early as here
-        return outcome.result()
+        result, error = outcome.get()
     except BaseException:
         given_up.set()
         while worker.is_alive():
             cursor.interrupt()
             worker.join(0.1)
         raise
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:

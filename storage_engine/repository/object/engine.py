@@ -269,7 +269,7 @@ class ObjectRepository(ABC):
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
-            return CommitRun(
+            run = CommitRun(
                 Parts(
                     self.chain,
                     self.publisher,
@@ -281,7 +281,9 @@ class ObjectRepository(ABC):
                     self._check_log,
                 ),
                 request,
-            ).run()
+            )
+            with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
+                return run.run()
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)

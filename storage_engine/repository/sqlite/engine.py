@@ -13,7 +13,7 @@ import socket
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
@@ -25,6 +25,7 @@ from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
 from storage_engine.model.spec import TypeSpec
+from storage_engine.process import unforked
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.reference import Reference, check_tag
@@ -141,12 +142,16 @@ class SqliteRepository(ABC):
             return None
         metadata = control_tables.to_json(dict(request.metadata))
         events = control_tables.to_json([dict(event) for event in request.events])
-        with self._connections.use("commit", create=True) as connection:
+        with (
+            ExitStack() as until_given_back,
+            self._connections.use("commit", create=True, lasting=True) as connection,
+        ):
             if request.idempotency is not None and self._has_tables(connection):
                 applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
                     return applied.result()
             with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
+                until_given_back.enter_context(unforked())
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
                     result, wrote = self._publish(
@@ -534,12 +539,16 @@ class SqliteRepository(ABC):
         return {}
 
     @contextmanager
-    def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
-        """A snapshot to read from, None when there is no storage yet."""
+    def reading(
+        self, operation: str, *, lasting: bool = False
+    ) -> Iterator[sqlite3.Connection | None]:
+        """A snapshot to read from, None when there is no storage yet; `lasting` where rows are
+        handed out while it is held."""
         if not self._connections.exists():
             yield None
             return
-        with self._connections.use(operation) as connection, snapshot(connection):
+        use = self._connections.use(operation, lasting=lasting)
+        with use as connection, snapshot(connection):
             yield connection if self._has_tables(connection) else None
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:

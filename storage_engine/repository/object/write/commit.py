@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow.parquet as pq
 
@@ -76,7 +76,7 @@ class _AlreadyApplied(Exception):
 
 
 class CommitRun:
-    """Carries out one request. Use once."""
+    """Carries out one request. Use once; leaving it stops what works in the background."""
 
     def __init__(self, parts: Parts, request: CommitRequest) -> None:
         self._chain = parts.chain
@@ -96,6 +96,13 @@ class CommitRun:
         )
         self._last: Evaluation | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._staging is not None:
+            self._staging.leave()
 
     def run(self) -> CommitResult | None:
         published: PublishedCommit | None = None
