@@ -45,6 +45,7 @@ from storage_engine.repository.protocol import (
     end_notes,
     labels,
     no_staging,
+    overtaken_note,
     repetition_note,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
@@ -215,12 +216,17 @@ class SqliteRepository(ABC):
         event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         control_tables.record_lock(connection, self._config.runtime_id, holder, now)
-        notes = self._notes(connection, request, [part for part, _, _ in deltas])
+        notes = self._notes(connection, request, [part for part, _, _ in deltas], head)
         return CommitResult(commit_id, changes, lock_wait_ms=waited_ms, notes=notes), True
 
     def _notes(
-        self, connection: sqlite3.Connection, request: CommitRequest, written: Sequence[StagedType]
+        self,
+        connection: sqlite3.Connection,
+        request: CommitRequest,
+        written: Sequence[StagedType],
+        head: int,
     ) -> list[str]:
+        snapshot = request.snapshot
         bulk = {given.spec.ref for given in request.inputs if given.stream is not None}
         notes = []
         for part in written:
@@ -228,6 +234,12 @@ class SqliteRepository(ABC):
                 (repeated,) = connection.execute(data_table.count_repeated(part.staged)).fetchone()
                 if repeated:
                     notes.append(repetition_note(part.spec, repeated))
+            elif snapshot is not None and snapshot.concerns(part.spec.ref, head):
+                since = {"snapshot": snapshot.since(part.spec.ref)}
+                later = connection.execute(data_table.overtaken(part.staged), since)
+                rows = ((row[:-1], row[-1]) for row in later)
+                if changed := list(snapshot.changed(part.spec.ref, rows)):
+                    notes.append(overtaken_note(part.spec, changed))
         for part in written:
             notes += end_notes(
                 part.spec, lambda ref: control_tables.registered(connection, *ref) is not None
@@ -241,7 +253,7 @@ class SqliteRepository(ABC):
         spec, staged = part.spec, part.staged
         stored = control_tables.check_schema(connection, spec)
         table = self._current_table(connection, *spec.ref) if stored else None
-        if table is not None and snapshot is not None:
+        if table is not None and snapshot is not None and snapshot.refuses:
             later = connection.execute(
                 data_table.changed_since(table, staged),
                 {**table.parameters, "snapshot": snapshot.since(spec.ref)},

@@ -50,6 +50,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     TypeChange,
     end_notes,
+    overtaken_note,
     repetition_note,
 )
 
@@ -381,6 +382,9 @@ class CommitRun:
             repetition_note(bulk.spec, bulk.repeated) for bulk in self._spooled if bulk.repeated
         ]
         assert self._last is not None
+        for spec, delta in self._last.deltas.values():
+            if delta.overtaken:
+                notes.append(overtaken_note(spec, delta.overtaken))
         written = [spec for spec, _ in [*self._last.deltas.values(), *self._last.bulk.values()]]
         if any(spec.kind == "relation" for spec in written):
             stored = {spec.ref for spec in written}
