@@ -422,10 +422,13 @@ class BrokenLock:
     problem: str
 
 
-def break_lock(store: ObjectStore, token: str | None, *, key: str = layout.LOCK) -> BrokenLock:
+def break_lock(
+    store: ObjectStore, token: str | None, *, key: str = layout.LOCK, apply: bool = True
+) -> BrokenLock:
     """Take a lock away from its holder, whoever that is: for one whose expiry lies far ahead, or
     that cannot be read. Exactly the version that was read is deleted, and only with its token; an
-    unreadable one has none. Raises LockBreakError with nothing deleted.
+    unreadable one has none. Raises LockBreakError with nothing deleted. Without `apply` it only
+    says what would be broken.
 
     A holder that lives finds out at its next renewal, and publishes nothing: the swap of head
     decides, and its guard comes before.
@@ -444,6 +447,8 @@ def break_lock(store: ObjectStore, token: str | None, *, key: str = layout.LOCK)
             f"the write lock is held by {state.owner_id!r} with another token than was given: "
             "look with `onto lock show`, and break what it shows"
         )
+    if not apply:
+        return BrokenLock(state, problem)
     try:
         store.delete_if_match(key, stored.etag)
     except (PreconditionFailed, ConditionalConflict):

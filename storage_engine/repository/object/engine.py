@@ -458,9 +458,9 @@ class ObjectRepository(ABC):
             "gone": is_gone(held.holder),
         }
 
-    def break_lock(self, token: str | None) -> dict[str, Any] | None:
+    def break_lock(self, token: str | None, *, apply: bool = True) -> dict[str, Any] | None:
         """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
-        state = break_lock(self.store, token).state
+        state = break_lock(self.store, token, apply=apply).state
         if state is None:
             return None
         return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}

@@ -339,6 +339,7 @@ class Connections:
             return False
         except OSError as error:
             raise self._failure("open", advice(error)) from error
+        self._check_kind("open", status)
         # SQLite takes some files that are shorter than a header for empty, and writes over them.
         if stat.S_ISREG(status.st_mode) and 0 < status.st_size < _HEADER_BYTES:
             raise self._failure("open", _ADVICE[sqlite3.SQLITE_NOTADB])
@@ -431,9 +432,16 @@ class Connections:
                 operation,
                 "this is a directory, not a SQLite file; an ontology in a directory is file:///...",
             )
+        with suppress(OSError):
+            self._check_kind(operation, os.stat(self.path))
         directory = os.path.dirname(os.path.abspath(self.path))
         if create and not os.path.isdir(directory):
             raise self._failure(operation, f"the directory {directory} does not exist; create it")
+
+    def _check_kind(self, operation: str, status: os.stat_result) -> None:
+        """A device looks like an empty database, and keeps nothing; a pipe waits for ever."""
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise self._failure(operation, "this is no file, but a device, pipe or socket")
 
     def _failure(self, operation: str, detail: str) -> StorageBackendError:
         return StorageBackendError(
