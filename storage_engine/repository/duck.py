@@ -20,6 +20,7 @@ from storage_engine.config import KIB, size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
 from storage_engine.process import Owner, leave_to_parent, renew_after_fork
+from storage_engine.repository.sql_functions import bounding_macros
 
 if TYPE_CHECKING:
     import duckdb
@@ -387,6 +388,8 @@ class ConfinedDuck(Duck):
             connection.execute(f"SET GLOBAL threads = {self._threads}")
         if self._room_for:
             self._set_memory_limit(connection)
+        for macro in bounding_macros():
+            connection.execute(macro)
         folders = ", ".join(literal(folder) for folder in self._folders())
         connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
         connection.execute("SET GLOBAL enable_external_access = false")
