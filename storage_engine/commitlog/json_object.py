@@ -110,6 +110,25 @@ def create(store: ObjectStore, key: str, data: bytes) -> bool:
     return isinstance(outcome, Won)
 
 
+def delete_conditionally(
+    store: ObjectStore, key: str, etag: str, *, attempts: int = ATTEMPTS
+) -> None:
+    """Delete exactly the version `etag`, asking again where no answer comes. Raises
+    PreconditionFailed when another version stands or none (it may have been an earlier request of
+    ours), and what the store said last when the budget is used up."""
+    for attempt in range(1, attempts + 1):
+        try:
+            store.delete_if_match(key, etag)
+            return
+        except (ConditionalConflict, OutcomeUnknown):
+            if attempt == attempts:
+                raise
+        except StorageBackendError as error:
+            if not error.retryable or attempt == attempts:
+                raise
+        _pause(store, attempt)
+
+
 def _read_back(store: ObjectStore, key: str) -> StoredObject | None:
     try:
         return store.get(key)

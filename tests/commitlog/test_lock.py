@@ -402,16 +402,48 @@ def test_a_renewal_whose_answer_was_lost_counts(backend: MemoryBackend) -> None:
     assert stored(backend) is None, "the ETag read back must be the one to release"
 
 
-@pytest.mark.parametrize("kind", [FaultKind.TIMEOUT, FaultKind.RESPONSE_LOST])
+UNANSWERED = [FaultKind.TIMEOUT, FaultKind.RESPONSE_LOST, FaultKind.UNAVAILABLE, FaultKind.CONFLICT]
+
+
+@pytest.mark.parametrize("kind", UNANSWERED)
+def test_a_release_is_asked_for_again(backend: MemoryBackend, kind: FaultKind) -> None:
+    """Else all others wait for the whole lease, because of one 503."""
+    warnings: list[str] = []
+    lock = lock_of(backend, warn=warnings.append)
+    lease = lock.acquire()
+    fail(lock, kind, "DELETE_IF", times=3)
+    lease.release()
+    assert stored(backend) is None
+    assert warnings == []
+
+
+@pytest.mark.parametrize("kind", UNANSWERED)
 def test_a_release_that_fails_warns_and_does_not_raise(
     backend: MemoryBackend, kind: FaultKind
 ) -> None:
     warnings: list[str] = []
     lock = lock_of(backend, warn=warnings.append)
     lease = lock.acquire()
-    fail(lock, kind, "DELETE_IF")
+    fail(lock, kind, "DELETE_IF", times=None)
     lease.release()
     assert "not released" in warnings[0]
+
+
+def test_a_release_that_is_asked_for_again_leaves_the_next_owner_alone(
+    backend: MemoryBackend,
+) -> None:
+    """The first request lands late, when somebody else has taken the lock already."""
+    lock = lock_of(backend)
+    lease = lock.acquire()
+    fail(lock, FaultKind.RESPONSE_LOST, "DELETE_IF")
+
+    def take(kind: str, _: str) -> None:
+        if kind == "DELETE_IF" and stored(backend) is None:
+            assert lock_of(backend, "next").try_acquire() is not None
+
+    store_of(lock).on_request(take)
+    lease.release()
+    assert (stored(backend) or {})["owner_id"] == "next"
 
 
 # -- unanswered acquire -----------------------------------------------------------------------
