@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from ontologia_dagster.dagster_compat import latest_versions, version_of, version_tags
+from ontologia_dagster.declaration import TypeAsset, find_type_assets
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.resources.failures import report_failures
+from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past
-from ontologia_dagster.storage.type_assets import TypeAsset, find_type_assets
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource

@@ -16,8 +16,8 @@ from dagster_dg_cli.cli import cli
 
 from ontologia_dagster.components import OntologyTypeComponent
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
-from ontologia_dagster.ingestion.type_defs import build_type
-from ontologia_dagster.resources.location import location_resources
+from ontologia_dagster.ingestion.asset import build_type
+from ontologia_dagster.storage.storage_defs import location_resources
 
 COMPONENT = "ontologia_dagster.components.OntologyTypeComponent"
 YAML = """
@@ -72,7 +72,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
             import dagster as dg
 
-            from ontologia_dagster.resources.location import location_resources
+            from ontologia_dagster.storage.storage_defs import location_resources
 
             @dg.definitions
             def defs():
