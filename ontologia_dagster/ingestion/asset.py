@@ -23,7 +23,11 @@ from ontologia_dagster.dagster_compat import (
 from ontologia_dagster.declaration import OntologyAsset, definition_metadata
 from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.ingestion.source_sensor import source_sensor
+from ontologia_dagster.ingestion.source_sensor import (
+    partition_request,
+    source_sensor,
+    spans_of_runs,
+)
 from ontologia_dagster.ingestion.spark_run import find_earlier, preview_ingest, run_ingest
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage.checks import index_check
@@ -79,8 +83,9 @@ def _schedule(declared: OntologyAsset, job: Any) -> dg.ScheduleDefinition:
     def latest_partition(context: dg.ScheduleEvaluationContext) -> Iterator[Any]:
         """The latest complete span of time; all keys where partitions are static."""
         if spec.kind == "static":
-            for key in spec.keys:
-                yield dg.RunRequest(partition_key=key)
+            for span in spans_of_runs(declared, spec.keys):
+                # Of several Dagster wants to know which is which, within this tick.
+                yield partition_request(span, run_key=span[0])
             return
         with dg.partition_loading_context(effective_dt=context.scheduled_execution_time):
             last = definition.get_last_partition_key()
