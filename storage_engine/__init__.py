@@ -48,10 +48,8 @@ if TYPE_CHECKING:
     from storage_engine.model.declarations import Entity, Event, Relation
     from storage_engine.model.field import Field
     from storage_engine.query.builder import Query, left, right
-    from storage_engine.query.executor import Plan
-    from storage_engine.query.results import Path, Result
-    from storage_engine.repository.initialize import initialize_storage
-    from storage_engine.repository.open import open_repository
+    from storage_engine.query.results import Path, Plan, Result
+    from storage_engine.repository.open import initialize_storage, open_repository
     from storage_engine.runtime.handlers import HandlerContext, on_event
     from storage_engine.runtime.history import Changes
     from storage_engine.runtime.ontology import Ontology
@@ -128,7 +126,7 @@ _MODULES = {
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
     "Path": "storage_engine.query.results",
-    "Plan": "storage_engine.query.executor",
+    "Plan": "storage_engine.query.results",
     "Query": "storage_engine.query.builder",
     "Relation": "storage_engine.model.declarations",
     "Schedule": "storage_engine.events.schedules",
@@ -136,7 +134,7 @@ _MODULES = {
     "Session": "storage_engine.runtime.session",
     "SqlQuery": "storage_engine.runtime.reads",
     "View": "storage_engine.runtime.reads",
-    "initialize_storage": "storage_engine.repository.initialize",
+    "initialize_storage": "storage_engine.repository.open",
     "on_event": "storage_engine.runtime.handlers",
     "left": "storage_engine.query.builder",
     "open_repository": "storage_engine.repository.open",

@@ -21,7 +21,7 @@ from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
-    from storage_engine.query.executor import SqlExecutor
+    from storage_engine.query.results import SqlExecutor
 
 _TIMED = {
     "hourly": dg.HourlyPartitionsDefinition,

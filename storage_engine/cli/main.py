@@ -9,7 +9,7 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import commits, errors, events, lock, maintenance, query, storage
+from storage_engine.cli import commits, errors, events, maintenance, query, storage
 from storage_engine.cli.arguments import Invocation, with_settings
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ app.command("info")(with_settings(storage.info))
 app.add_typer(commits.app, name="commits")
 app.add_typer(events.app, name="events")
 app.add_typer(maintenance.index_app, name="index")
-app.add_typer(lock.app, name="lock")
+app.add_typer(storage.lock_app, name="lock")
 app.add_typer(commits.tag_app, name="tag")
 app.command("compact")(with_settings(maintenance.compact))
 app.command("gc")(with_settings(maintenance.gc))

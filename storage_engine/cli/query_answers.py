@@ -37,9 +37,8 @@ from storage_engine.errors import OntologiaError, SchemaMetadataError
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query.aggregates import count
-from storage_engine.query.executor import Diagnostic, Plan, SqlExecutor, Traversal
 from storage_engine.query.reference import Reference, parse_reference
-from storage_engine.query.results import target_keys
+from storage_engine.query.results import Diagnostic, Plan, SqlExecutor, Traversal, target_keys
 from storage_engine.query.spec import QuerySpec, When
 
 _PATHS_AT_ONCE = 8 * 1024

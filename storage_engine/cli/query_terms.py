@@ -27,7 +27,7 @@ from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.aggregates import own_place
 from storage_engine.query.conditions import value_kind
-from storage_engine.query.executor import endpoint_spec
+from storage_engine.query.results import endpoint_spec
 from storage_engine.query.spec import Order, all_of
 
 _WORDS = {

@@ -28,7 +28,7 @@ import typer
 
 from storage_engine.cli.output import BROKEN_PIPE, Output, moment
 from storage_engine.model.canonical import leaf
-from storage_engine.query.executor import Diagnostic
+from storage_engine.query.results import Diagnostic
 
 _UNTOUCHED: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_boolean,

@@ -262,6 +262,31 @@ class Chain:
             return BucketedTypeHeads(manifest.type_head_buckets, self._load_buckets)
         return manifest.type_heads
 
+    def type_heads_at(self, head: Head) -> Mapping[TypeRef, TypeHead]:
+        """For each known type, the commit that last touched it."""
+        manifest = self.head_manifest(head)
+        if manifest is None:
+            return {}
+        carried = self.type_heads(manifest)
+        if carried is not None:
+            return carried
+        # A log begun by an implementation that did not carry them: work them out once.
+        heads: dict[TypeRef, TypeHead] = {}
+        for link, older in reversed(self.stretch(head.link, above=0)):
+            heads.update(self.type_heads(older) or {})
+            for file in older.files:
+                before = heads.get(file.ref)
+                heads[file.ref] = TypeHead(
+                    commit_id=older.commit_id,
+                    manifest_path=link.path,
+                    schema_version_id=file.schema_version_id,
+                    schema_sha256=before.schema_sha256 if before else "",
+                    activation_commit_id=before.activation_commit_id if before else older.commit_id,
+                    layout_sha256=before.layout_sha256 if before else "",
+                    manifest_sha256=link.sha256,
+                )
+        return heads
+
     def _load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
         return self.parallel.map(self._bucket_object, refs)
 

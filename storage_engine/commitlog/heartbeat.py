@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self, TypeVar
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.errors import (
     IntegrityError,

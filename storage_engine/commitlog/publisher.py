@@ -19,12 +19,7 @@ from typing import Any, Literal, Protocol
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
-from storage_engine.commitlog.conditional import (
-    Lost,
-    StillUnknown,
-    Won,
-    write_conditionally,
-)
+from storage_engine.commitlog.json_object import Lost, StillUnknown, Won, write_conditionally
 from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import (
@@ -334,7 +329,7 @@ class Publisher:
         if parent is not None:
             created_at = max(created_at, parse_timestamp(parent.created_at))
         heads = next_type_heads(
-            state.type_heads(self._chain, base.head),
+            self._chain.type_heads_at(base.head),
             {
                 ref: replace(head, commit_id=base.commit_id, manifest_path=path)
                 for ref, head in draft.touched.items()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion
-from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
+from storage_engine.commitlog.json_object import Lost, Won, write_conditionally
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import (
     Checkpoint,

@@ -52,32 +52,6 @@ class IdempotencyRecord:
         return version == self.version
 
 
-def type_heads(chain: Chain, head: Head) -> Mapping[TypeRef, TypeHead]:
-    """For each known type, the commit that last touched it."""
-    manifest = chain.head_manifest(head)
-    if manifest is None:
-        return {}
-    carried = chain.type_heads(manifest)
-    if carried is not None:
-        return carried
-    # A log begun by an implementation that did not carry them: work them out once.
-    heads: dict[TypeRef, TypeHead] = {}
-    for link, older in reversed(chain.stretch(head.link, above=0)):
-        heads.update(chain.type_heads(older) or {})
-        for file in older.files:
-            before = heads.get(file.ref)
-            heads[file.ref] = TypeHead(
-                commit_id=older.commit_id,
-                manifest_path=link.path,
-                schema_version_id=file.schema_version_id,
-                schema_sha256=before.schema_sha256 if before else "",
-                activation_commit_id=before.activation_commit_id if before else older.commit_id,
-                layout_sha256=before.layout_sha256 if before else "",
-                manifest_sha256=link.sha256,
-            )
-    return heads
-
-
 def entries(
     chain: Chain, head: Head, ref: TypeRef, *, top: TypeHead | None, above: int = 0
 ) -> list[Entry]:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.parsing import (
     optional_object,
     optional_text,

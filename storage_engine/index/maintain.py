@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.publisher import PublishedCommit
 from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
@@ -24,7 +23,7 @@ def index_writes(
 ) -> list[Callable[[], None]]:
     """One independent write per type in `refs`."""
     log_id = published.manifest.log_id
-    before = state.type_heads(chain, published.base.head)
+    before = chain.type_heads_at(published.base.head)
 
     def write(ref: TypeRef) -> Callable[[], None]:
         return lambda: indices.update(

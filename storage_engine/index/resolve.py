@@ -48,7 +48,7 @@ def resolve(
     fetches += [partial(indices.read, ref, log_id=head.log_id) for ref in refs]
     fetched = chain.parallel.gather(fetches)
     versions = [version for version in fetched if isinstance(version, JsonVersion)]
-    heads = state.type_heads(chain, head)
+    heads = chain.type_heads_at(head)
     return chain.parallel.map(
         lambda item: resolve_type(
             chain, item[1].value, head, item[0], heads.get(item[0]), watermark_is_head
@@ -59,7 +59,7 @@ def resolve(
 
 def resolve_from_chain(chain: Chain, head: Head, refs: Sequence[TypeRef]) -> list[Resolution]:
     """The same from the truth alone: an index has named what is not there."""
-    heads = state.type_heads(chain, head)
+    heads = chain.type_heads_at(head)
     return [
         Resolution(
             tuple(state.entries(chain, head, ref, top=heads.get(ref))),

@@ -131,7 +131,7 @@ class IndexVerifier:
     def examine(self, head: Head, known_types: Iterable[TypeRef] | None = None) -> IndexReport:
         """All indices against the log as of `head`."""
         known_types = self._known() if known_types is None else known_types
-        heads = state.type_heads(self.chain, head)
+        heads = self.chain.type_heads_at(head)
         refs = sorted({*known_types, *heads})
         versions = self.chain.parallel.map(
             lambda ref: self.indices.read(ref, log_id=head.log_id), refs
@@ -147,7 +147,7 @@ class IndexVerifier:
     def examine_type(self, head: Head, ref: TypeRef, version: IndexVersion) -> Examination:
         """One index, as just read, against the log as of `head`."""
         present = self._present({f.path for e in version.value.entries for f in e.files})
-        top = state.type_heads(self.chain, head).get(ref)
+        top = self.chain.type_heads_at(head).get(ref)
         return self._examine(head, ref, top, version, present)
 
     def _present(self, named: set[str]) -> set[str]:

@@ -112,7 +112,7 @@ def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
     head = repository.chain.read_head().head
     if head.commit_id == 0:
         return ()
-    heads = state.type_heads(repository.chain, head)
+    heads = repository.chain.type_heads_at(head)
     entries = state.current_checkpoint(repository.chain, head).entries
     refs = sorted(heads)
     indices = repository.store.parallel.map(

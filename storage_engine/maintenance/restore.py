@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.commitlog import state
 from storage_engine.errors import (
     ExpectedVersionMismatchError,
     HeadMismatchError,
@@ -58,7 +57,7 @@ class ObjectRows:
         self.head_commit_id = self._head.commit_id
 
     def types(self) -> list[tuple[TypeSpec, int]]:
-        heads = state.type_heads(self._repository.chain, self._head)
+        heads = self._repository.chain.type_heads_at(self._head)
         specs = stored_types(self._repository, self._head)
         unknown = sorted(heads.keys() - {spec.ref for spec in specs})
         if unknown:

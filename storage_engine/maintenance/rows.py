@@ -28,7 +28,7 @@ def stored_types(repository: ObjectRepository, head: Head) -> list[TypeSpec]:
     """The types of the log by their current schemas, by kind and name. Types of logs that never
     recorded schemas (the first implementation's) are not among them."""
     specs = []
-    for ref, top in sorted(state.type_heads(repository.chain, head).items()):
+    for ref, top in sorted(repository.chain.type_heads_at(head).items()):
         record = state.schema_record(repository.chain, head, ref, top)
         if record is not None:
             specs.append(TypeSpec.from_schema_dict(record["schema"]))
@@ -37,7 +37,7 @@ def stored_types(repository: ObjectRepository, head: Head) -> list[TypeSpec]:
 
 def current_entries(repository: ObjectRepository, head: Head, spec: TypeSpec) -> list[Entry]:
     """From the log alone, those of the current schema version (v1: of all)."""
-    top = state.type_heads(repository.chain, head).get(spec.ref)
+    top = repository.chain.type_heads_at(head).get(spec.ref)
     entries = state.entries(repository.chain, head, spec.ref, top=top)
     if repository.engine_version == "v1" or top is None:
         return entries

@@ -16,8 +16,7 @@ from storage_engine.query.builder import (
     left,
     right,
 )
-from storage_engine.query.executor import Executor, Plan, Rows, Traversal
-from storage_engine.query.results import Path, Result
+from storage_engine.query.results import Executor, Path, Plan, Result, Rows, Traversal
 from storage_engine.query.spec import Order, QuerySpec, When
 
 __all__ = [

@@ -24,9 +24,17 @@ from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query import aggregates as functions
 from storage_engine.query.aggregates import Aggregate, Having, own_place
 from storage_engine.query.conditions import value_kind
-from storage_engine.query.executor import Executor, Plan
 from storage_engine.query.reference import Reference, checked_reference
-from storage_engine.query.results import Path, Result, hydrate, objects, paths, targets
+from storage_engine.query.results import (
+    Executor,
+    Path,
+    Plan,
+    Result,
+    hydrate,
+    objects,
+    paths,
+    targets,
+)
 from storage_engine.query.spec import Order, QuerySpec, When
 
 E = TypeVar("E", bound=Entity)

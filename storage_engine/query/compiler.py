@@ -21,10 +21,8 @@ from storage_engine.query.aggregates import (
     HavingNot,
 )
 from storage_engine.query.conditions import Conditions, Shape, conjuncts, normalise, value_kind
-from storage_engine.query.dialect import Binder, Dialect, quoted
-from storage_engine.query.duckdb import DuckDb
+from storage_engine.query.dialects import Binder, Dialect, DuckDb, Sqlite, quoted
 from storage_engine.query.spec import QuerySpec
-from storage_engine.query.sqlite import Sqlite
 
 Reach = Literal["identity", "typed", "row", "endpoint"]
 DialectName = Literal["duckdb", "sqlite"]

@@ -43,7 +43,7 @@ from storage_engine.model.expressions import (
 )
 from storage_engine.model.spec import MISSING
 from storage_engine.model.validation import INT64_MAX, INT64_MIN
-from storage_engine.query.dialect import Dialect, Json, SqlColumn, quoted
+from storage_engine.query.dialects import Dialect, Json, SqlColumn, quoted
 
 Bound = tuple[CompareOp, int] | bool
 FloatBound = tuple[CompareOp, float] | bool

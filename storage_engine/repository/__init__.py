@@ -1,7 +1,6 @@
 """Storage engines behind one protocol, and the way to open or create a storage."""
 
-from storage_engine.repository.initialize import InitPlan, initialize_storage
-from storage_engine.repository.open import open_repository
+from storage_engine.repository.open import InitPlan, initialize_storage, open_repository
 from storage_engine.repository.protocol import (
     CommitRecord,
     CommitRequest,

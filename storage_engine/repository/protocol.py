@@ -25,8 +25,8 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.model.spec import TypeSpec
-from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference
+from storage_engine.query.results import SqlExecutor
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag

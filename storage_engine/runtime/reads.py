@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.builder import Query
-from storage_engine.query.executor import Parameters, Plan, Rows, SqlExecutor, Traversal
 from storage_engine.query.reference import Reference, checked_reference
+from storage_engine.query.results import Parameters, Plan, Rows, SqlExecutor, Traversal
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import history

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.declarations import Entity, Event, Relation
 from storage_engine.query.builder import Query
-from storage_engine.query.executor import Parameters
 from storage_engine.query.reference import Reference
+from storage_engine.query.results import Parameters
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import CommitResult, Repository
 from storage_engine.runtime import arguments

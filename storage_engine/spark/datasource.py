@@ -36,6 +36,7 @@ from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.object.read.splits import OPERATION, ChangePlan, shares
 from storage_engine.repository.protocol import Repository
+from storage_engine.spark.driver import commit_of, find_type, opened
 from storage_engine.spark.ingest_spec import sink_options
 from storage_engine.spark.reader import read_by_engine
 from storage_engine.spark.schema import (
@@ -45,7 +46,6 @@ from storage_engine.spark.schema import (
     spark_schema,
     stored_columns,
 )
-from storage_engine.spark.storage import commit_of, find_type, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -371,13 +371,13 @@ class OntologiaDataSource(DataSource):
         return ChangeReader(self._pinned())
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from storage_engine.spark.sink import BatchSink, Sink
+        from storage_engine.spark.streaming import BatchSink, Sink
 
         options = SinkOptions.parse(self.options, streaming=False)
         return BatchSink(Sink.plan(options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from storage_engine.spark.sink import Sink, StreamSink
+        from storage_engine.spark.streaming import Sink, StreamSink
 
         options = SinkOptions.parse(self.options, streaming=True)
         return StreamSink(Sink.plan(options, schema, overwrite=overwrite), options.app_id)

@@ -26,9 +26,9 @@ from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.open import MEMORY
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.session import Session
+from storage_engine.spark.driver import commit_of, find_type, opened
 from storage_engine.spark.scans import Scan, in_arrow, scan_of
 from storage_engine.spark.schema import COMMIT_ID, chosen_columns, spark_schema, stored_columns
-from storage_engine.spark.storage import commit_of, find_type, opened
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -242,7 +242,7 @@ def test_everything_is_found_across_checkpoints(either_world: World) -> None:
         assert record is not None
         assert record.id == commit_id
     assert reader.rows(window=ReadWindow(as_of=4))[0]["age"] == 3
-    heads = state.type_heads(reader.repo.chain, world.head())
+    heads = reader.repo.chain.type_heads_at(world.head())
     record_of = state.schema_record(
         reader.repo.chain, world.head(), CUSTOMER.ref, heads[CUSTOMER.ref]
     )

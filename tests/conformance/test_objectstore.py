@@ -15,7 +15,7 @@ import pytest
 from storage_engine.commitlog import layout
 from storage_engine.objectstore.local import DirectoryStore
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.objectstore.probe import probe_conditional_writes
+from storage_engine.objectstore.open import probe_conditional_writes
 from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from storage_engine.commitlog import conditional, state
+from storage_engine.commitlog import json_object, state
 from storage_engine.events import records
 from storage_engine.events.object import claims
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
@@ -240,7 +240,7 @@ def test_planted_outbox_left_to_the_committing_process(monkeypatch: pytest.Monke
 
 def test_planted_takeover_without_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that overwrites whatever claim stands: two lives in turns show it."""
-    original = conditional.write_conditionally
+    original = json_object.write_conditionally
 
     def unfenced(
         store: object, key: str, data: bytes, *, write_id: str, etag: str | None

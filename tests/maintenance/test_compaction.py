@@ -27,7 +27,7 @@ from storage_engine.maintenance.compaction import (
     build,
     compact,
     plan_compaction,
-    publish,
+    run,
 )
 from storage_engine.repository import ReadWindow, Repository, initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
@@ -536,7 +536,7 @@ def test_rfc0004_17_a_lease_that_is_not_safe_aborts(
         def stall(*_: object) -> None:
             monkeypatch.setattr(compactor.store, "now", lambda: clock() + timedelta(hours=1))
 
-        monkeypatch.setattr(publish, "check_present", stall)
+        monkeypatch.setattr(run, "check_present", stall)
         with pytest.raises(LeaseExpiredError):
             compact(compactor, EAGER)
         assert other.chain.read_head().etag == head.etag

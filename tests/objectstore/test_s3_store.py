@@ -15,7 +15,7 @@ from storage_engine.commitlog import layout
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.metering import HopTrace, tracing
-from storage_engine.objectstore.probe import probe_conditional_writes
+from storage_engine.objectstore.open import probe_conditional_writes
 from storage_engine.objectstore.protocol import (
     ConditionalConflict,
     ObjectNotFound,

@@ -11,7 +11,7 @@ import pyarrow as pa
 from storage_engine.model.arrow import ARROW_TYPES, objects_to_table, row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import result_kinds
-from storage_engine.query.executor import Plan, Rows, Traversal
+from storage_engine.query.results import Plan, Rows, Traversal
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.testing import evaluator
 

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from storage_engine.model.expressions import Filter
 from storage_engine.query import left, right
 from storage_engine.query.conditions import Conditions, Endpoint, normalise
-from storage_engine.query.dialect import Binder
-from storage_engine.query.duckdb import DuckDb
-from storage_engine.query.sqlite import Sqlite
+from storage_engine.query.dialects import Binder, DuckDb, Sqlite
 from storage_engine.testing.evaluator import matches
 from tests.campaigns import examples
 from tests.query.worlds import ENGINES, LINK, Link, Thing, World

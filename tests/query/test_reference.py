@@ -75,7 +75,7 @@ def _through_restore(uri: str, text: str) -> int:
 def _through_spark_option(uri: str, text: str) -> int:
     pytest.importorskip("pyspark")
     from storage_engine.spark.datasource import ReadOptions
-    from storage_engine.spark.storage import commit_of, opened
+    from storage_engine.spark.driver import commit_of, opened
 
     options = ReadOptions.parse({"storage_uri": uri, "type": "Reading", "as_of": text})
     with opened(uri) as repository:
@@ -84,7 +84,7 @@ def _through_spark_option(uri: str, text: str) -> int:
 
 def _through_spark_reader(uri: str, text: str) -> int:
     pytest.importorskip("pyspark")
-    from storage_engine.spark.storage import commit_of, opened
+    from storage_engine.spark.driver import commit_of, opened
 
     with opened(uri) as repository:
         return commit_of(repository, text)

@@ -18,10 +18,8 @@ from storage_engine.model.expressions import Filter
 from storage_engine.query.aggregates import max
 from storage_engine.query.compiler import Compiler
 from storage_engine.query.conditions import Conditions, after_prefix, float_bound, int_bound
-from storage_engine.query.dialect import Binder
-from storage_engine.query.duckdb import DuckDb
+from storage_engine.query.dialects import Binder, DuckDb, Sqlite, install
 from storage_engine.query.spec import Order, QuerySpec, When
-from storage_engine.query.sqlite import Sqlite, install
 from storage_engine.testing.evaluator import evaluate
 from tests.query.worlds import ENGINES, THING, Thing, World, duck
 

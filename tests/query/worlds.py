@@ -19,9 +19,7 @@ from storage_engine.model.declarations import spec_of
 from storage_engine.model.expressions import Filter
 from storage_engine.query.compiler import DialectName
 from storage_engine.query.conditions import Conditions, Shape
-from storage_engine.query.dialect import Binder, quoted
-from storage_engine.query.duckdb import DuckDb
-from storage_engine.query.sqlite import Sqlite, install
+from storage_engine.query.dialects import Binder, DuckDb, Sqlite, install, quoted
 from storage_engine.repository.sqlite.data_table import encode, rows_of
 from storage_engine.testing.evaluator import matches
 

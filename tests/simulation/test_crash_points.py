@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from storage_engine.commitlog import layout, publisher
-from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
+from storage_engine.commitlog.json_object import Lost, Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.publisher import Base, Publisher, Upload
 from storage_engine.commitlog.records import Head

@@ -16,8 +16,7 @@ import pytest
 from storage_engine import CompactionPolicy, Session
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import IntegrityError, LeaseExpiredError
-from storage_engine.maintenance.compaction import plan_compaction
-from storage_engine.maintenance.compaction import run as compaction
+from storage_engine.maintenance.compaction import plan_compaction, run
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository import initialize_storage, open_repository
 from storage_engine.repository.object.engine import ObjectRepository
@@ -151,7 +150,7 @@ def test_a_wrong_merge_is_noticed_and_a_crash_leaves_orphans_only(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "publish", crash)
+        patch.setattr(run, "publish", crash)
         with pytest.raises(KeyboardInterrupt):
             compact_with_spark(
                 spark, _session(repository), types=["Customer"], policy=EAGER, above_bytes=0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import Lost, Won, write_conditionally
+from storage_engine.commitlog.json_object import Lost, Won, write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, to_json
 from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes

@@ -19,7 +19,7 @@ from typing import Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import Lost
+from storage_engine.commitlog.json_object import Lost
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events import records
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim

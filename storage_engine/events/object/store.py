@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.conditional import write_conditionally
+from storage_engine.commitlog.json_object import write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes

@@ -34,7 +34,7 @@ from storage_engine.errors import (
 )
 from storage_engine.maintenance.compaction.build import Attempt, LocalBuild
 from storage_engine.maintenance.compaction.plan import RunPlan, TierPolicy, planned_run
-from storage_engine.maintenance.compaction.publish import check_present, placed, publish
+from storage_engine.maintenance.compaction.run import check_present, placed, publish
 from storage_engine.objectstore.parallel import Background
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import Won, write_conditionally
 from storage_engine.commitlog.heartbeat import GivenUp, Heartbeat
+from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import MIB
 from storage_engine.errors import LeaseExpiredError

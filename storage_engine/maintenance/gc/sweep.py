@@ -20,7 +20,7 @@ from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import HeadVersion
-from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease, Tenure
 from storage_engine.commitlog.records import timestamp, to_json
 from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError

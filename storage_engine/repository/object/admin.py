@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import Won, write_conditionally
+from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import Head, timestamp, to_json
 from storage_engine.config import OntologiaConfig

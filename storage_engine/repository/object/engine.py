@@ -394,7 +394,7 @@ class ObjectRepository(ABC):
     def storage_info(self) -> dict[str, Any]:
         version = self.chain.read_head()
         head = version.head
-        heads = sorted(state.type_heads(self.chain, head).items())
+        heads = sorted(self.chain.type_heads_at(head).items())
         named = dict(zip(labels([ref for ref, _ in heads]), heads, strict=True))
         info: dict[str, Any] = {
             "backend": self.backend,
@@ -435,7 +435,7 @@ class ObjectRepository(ABC):
     def index_warnings(self) -> list[str]:
         """What is wrong with the indices now; reads are right all the same."""
         head = self.chain.read_head().head
-        refs = list(state.type_heads(self.chain, head))
+        refs = list(self.chain.type_heads_at(head))
         resolutions = resolve(
             self.chain, self._indices, head, refs, watermark_is_head=self.engine_version == "v1"
         )

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import ATTEMPTS, StillUnknown
+from storage_engine.commitlog.json_object import ATTEMPTS, StillUnknown
 from storage_engine.commitlog.records import Manifest, parse_timestamp, to_json
 from storage_engine.errors import StorageBackendError
 from storage_engine.objectstore.protocol import (

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.conditional import write_conditionally
+from storage_engine.commitlog.json_object import write_conditionally
 from storage_engine.commitlog.publisher import FORMAT
 from storage_engine.commitlog.records import Head, from_json, timestamp, to_json
 from storage_engine.errors import IntegrityError, UnsupportedEngineError

@@ -1,8 +1,11 @@
-"""The schemas of types as a storage has them, whoever wrote it.
+"""The schemas of types as a storage has them, whoever wrote it, and a class against them.
 
 The log says what they are. One that was begun by another implementation may not: then the
 catalogs do, and where these say it in words that we do not know, the columns of the files. So
 every type that has rows can be read without a class.
+
+Readers and writers refuse a class that differs. One whose fields or members of unions only stand
+in another order is read with the order and ids that the files have.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import pyarrow.parquet as pq
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
-from storage_engine.commitlog.records import Head, TypeHead, TypeRef
-from storage_engine.errors import IntegrityError, SchemaMetadataError
+from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
+from storage_engine.errors import IntegrityError, SchemaMetadataError, SchemaOutdatedError
+from storage_engine.model.canonical import canonical_json
 from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.spec import (
     SYSTEM_COLUMNS,
@@ -27,6 +31,7 @@ from storage_engine.model.spec import (
     Storage,
     TypeSpec,
     build_type_spec,
+    schema_differences,
 )
 from storage_engine.objectstore.protocol import ObjectNotFound
 from storage_engine.repository.object.read.files import same_values
@@ -45,14 +50,14 @@ _NULLABLE: dict[Storage, Any] = {
 
 def type_refs(chain: Chain, head: Head) -> Set[TypeRef]:
     """Kind and name of the types that the storage has."""
-    return state.type_heads(chain, head).keys()
+    return chain.type_heads_at(head).keys()
 
 
 def stored_types(
     chain: Chain, documents: Documents, head: Head, refs: Sequence[TypeRef]
 ) -> list[TypeSpec]:
     """Of the named types those that the storage has."""
-    heads = state.type_heads(chain, head)
+    heads = chain.type_heads_at(head)
     asked = [(ref, heads[ref]) for ref in refs if ref in heads]
     return chain.store.parallel.map(lambda item: _stored(chain, documents, head, *item), asked)
 
@@ -127,4 +132,46 @@ def _field(column: pa.Field, number: int) -> FieldSpec:
         index=False,
         field_id=number,
         required=False,
+    )
+
+
+FIRST_VERSION = 1
+
+
+def layout_sha256(spec: TypeSpec) -> str:
+    return sha256(canonical_json(spec.schema_dict()).encode())
+
+
+def aligned(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> TypeSpec:
+    """The type with the field order and ids that its files have: a line moved in a class is no
+    change of schema, and must not be one of columns."""
+    if top is None or not top.layout_sha256 or top.layout_sha256 == layout_sha256(spec):
+        return spec
+    record = state.schema_record(chain, head, spec.ref, top)
+    return spec.aligned(record["schema"]) if record is not None else spec
+
+
+def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> bool:
+    """Refuse a class that differs from what is stored; True when nothing is stored of it yet."""
+    if top is None or not top.schema_sha256:
+        return True
+    if top.schema_sha256 == spec.schema_sha256:
+        return False
+    record = state.schema_record(chain, head, spec.ref, top)
+    if record and spec.aligned(record["schema"]).schema_sha256 == top.schema_sha256:
+        return False
+    raise _schema_outdated(spec, top.schema_version_id, record["schema"] if record else {})
+
+
+def _schema_outdated(
+    spec: TypeSpec, stored_version: int, stored: Mapping[str, Any]
+) -> SchemaOutdatedError:
+    differences = schema_differences(dict(stored), spec.schema_dict()) if stored else []
+    listed = "; ".join(differences) or "its stored schema differs"
+    return SchemaOutdatedError(
+        f"class {spec.name} differs from schema version {stored_version} in the storage: {listed}. "
+        "Declare the class as it was stored, or store the new one under another name",
+        type=spec.name,
+        stored_version=stored_version,
+        differences=differences,
     )

@@ -3,8 +3,7 @@
 from storage_engine.repository.sqlite.admin import ENGINES, create, describe, detect, erase
 from storage_engine.repository.sqlite.connection import MEMORY
 from storage_engine.repository.sqlite.control_tables import FORMAT
-from storage_engine.repository.sqlite.v1 import SqliteRepositoryV1
-from storage_engine.repository.sqlite.v2 import SqliteRepositoryV2
+from storage_engine.repository.sqlite.versions import SqliteRepositoryV1, SqliteRepositoryV2
 
 __all__ = [
     "ENGINES",

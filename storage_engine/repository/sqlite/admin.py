@@ -24,8 +24,7 @@ from storage_engine.repository.sqlite.connection import (
 )
 from storage_engine.repository.sqlite.data_table import quoted
 from storage_engine.repository.sqlite.engine import SqliteRepository
-from storage_engine.repository.sqlite.v1 import SqliteRepositoryV1
-from storage_engine.repository.sqlite.v2 import SqliteRepositoryV2
+from storage_engine.repository.sqlite.versions import SqliteRepositoryV1, SqliteRepositoryV2
 
 ENGINES: Mapping[str, type[SqliteRepository]] = {
     "v1": SqliteRepositoryV1,

@@ -32,7 +32,7 @@ from storage_engine.errors import (
 from storage_engine.objectstore.local import advice, shortened
 from storage_engine.process import Owner, renew_after_fork
 from storage_engine.query.compiler import Statement
-from storage_engine.query.sqlite import install
+from storage_engine.query.dialects import install
 
 BATCH_ROWS = 16_384
 INSTRUCTIONS = 200_000  # of SQLite's machine between two looks: some hundredths of a second

@@ -27,8 +27,8 @@ from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
-from storage_engine.query.executor import SqlExecutor
 from storage_engine.query.reference import Reference, check_tag
+from storage_engine.query.results import SqlExecutor
 from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,

@@ -20,7 +20,7 @@ from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.expressions import Source, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
-from storage_engine.query.executor import (
+from storage_engine.query.results import (
     Diagnostic,
     Parameters,
     Plan,

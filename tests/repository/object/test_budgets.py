@@ -11,9 +11,12 @@ import pytest
 from storage_engine.config import OntologiaConfig
 from storage_engine.model import Entity, Field, TypeSpec, objects_to_table, spec_of
 from storage_engine.objectstore.memory import MemoryBackend
-from storage_engine.repository.initialize import initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.open import open_object_repository, open_repository
+from storage_engine.repository.open import (
+    initialize_storage,
+    open_object_repository,
+    open_repository,
+)
 from storage_engine.repository.protocol import CommitRequest, TypeInput
 from tests.repository.object.costs import Cost, measure
 

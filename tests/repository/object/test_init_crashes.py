@@ -31,13 +31,11 @@ from storage_engine.errors import (
     UninitializedStorageError,
     UnsupportedEngineError,
 )
-from storage_engine.objectstore import probe
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import Repository
 from storage_engine.repository.duck import Duck
-from storage_engine.repository.initialize import _init_objects, _Options
 from storage_engine.repository.object import engine
-from storage_engine.repository.open import open_object_repository
+from storage_engine.repository.open import _init_objects, _Options, open_object_repository
 from tests.engines import CUSTOMER, commit, customer, rows_of, stream_of
 from tests.repository.object.wire import KINDS, Client, Place
 
@@ -53,7 +51,7 @@ OTHER = {"v1": "v2", "v2": "v1"}
 def _unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe of conditional writes is half of the requests of an init, and not what this is
     about."""
-    monkeypatch.setattr(probe, "probe_conditional_writes", lambda *_: None)
+    monkeypatch.setattr("storage_engine.objectstore.open.probe_conditional_writes", lambda *_: None)
 
 
 @pytest.fixture(params=KINDS)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from storage_engine.model import Entity, Field, Relation
 from storage_engine.model.arrow import objects_to_table
 from storage_engine.model.declarations import spec_of
-from storage_engine.query.executor import Executor, Traversal
+from storage_engine.query.results import Executor, Traversal
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import CommitRequest, TypeInput
 from storage_engine.repository.sqlite.engine import SqliteRepository

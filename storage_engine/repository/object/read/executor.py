@@ -18,7 +18,8 @@ from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.model.arrow import ARROW_TYPES
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
-from storage_engine.query.executor import (
+from storage_engine.query.reference import Reference
+from storage_engine.query.results import (
     Diagnostic,
     Parameters,
     Plan,
@@ -26,7 +27,6 @@ from storage_engine.query.executor import (
     Traversal,
     endpoint_spec,
 )
-from storage_engine.query.reference import Reference
 from storage_engine.query.spec import QuerySpec, When, after_pin
 from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, quoted
 from storage_engine.repository.object.read.files import (
@@ -36,10 +36,15 @@ from storage_engine.repository.object.read.files import (
     versioned_schema,
 )
 from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.object.read.plan import CommitWindow, TypePlan, plan_type
+from storage_engine.repository.object.read.plan import (
+    CommitWindow,
+    KeyTable,
+    TypePlan,
+    plan_type,
+    visible,
+)
 from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
-from storage_engine.repository.object.read.visible import KeyTable, visible
-from storage_engine.repository.object.schema_check import check_schema
+from storage_engine.repository.object.stored_schema import check_schema
 from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
 

@@ -184,7 +184,7 @@ class Versions:
         return self._scanner.duck
 
     def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
-        return state.type_heads(self._chain, head).get(spec.ref)
+        return self._chain.type_heads_at(head).get(spec.ref)
 
     def resolve(self, spec: TypeSpec, head: Head, *, trust_index: bool = True) -> Resolution:
         """Entries of the current schema version (v1: of all), index first."""

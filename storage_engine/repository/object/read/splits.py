@@ -16,11 +16,10 @@ import pyarrow as pa
 from storage_engine.commitlog.ranges import KeyRanges
 from storage_engine.config import MIB
 from storage_engine.errors import ConfigurationError
-from storage_engine.query.executor import Rows
+from storage_engine.query.results import Rows
 from storage_engine.repository.duck import Stream, quoted
 from storage_engine.repository.object.read.files import DataFile, versioned_schema
-from storage_engine.repository.object.read.plan import TypePlan, may_supersede
-from storage_engine.repository.object.read.visible import visible
+from storage_engine.repository.object.read.plan import TypePlan, may_supersede, visible
 from storage_engine.repository.user_sql import check_condition
 
 if TYPE_CHECKING:

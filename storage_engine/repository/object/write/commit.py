@@ -30,7 +30,7 @@ from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.latest import Resident, ResidentType, Versions
-from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, layout_sha256
+from storage_engine.repository.object.stored_schema import FIRST_VERSION, aligned, layout_sha256
 from storage_engine.repository.object.write.bulk import BulkInput, BulkParts, PartsSource
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
@@ -134,7 +134,7 @@ class CommitRun:
             earlier = applied(self._chain, head, mark)
             if earlier is not None:
                 raise _AlreadyApplied(earlier)  # before anything is read or staged
-        heads = state.type_heads(self._chain, head)
+        heads = self._chain.type_heads_at(head)
         schema_versions = {item.spec.ref: _version(heads.get(item.spec.ref)) for item in streams}
         if self._engine_version == "v2":
             self._staging = Staging(
@@ -190,7 +190,7 @@ class CommitRun:
             unit = self._request.idempotency
             return Mark(unit.app_id, unit.version) if unit is not None else None
         self._check_acks(base.head)
-        heads = state.type_heads(self._chain, base.head)
+        heads = self._chain.type_heads_at(base.head)
         files: list[CommitFile] = []
         uploads: list[Upload] = []
         for ref, (spec, delta) in evaluation.deltas.items():
@@ -335,7 +335,7 @@ class CommitRun:
     def _extend_residents(self, published: PublishedCommit) -> None:
         assert self._last is not None
         commit_id = published.manifest.commit_id
-        before = state.type_heads(self._chain, published.base.head)
+        before = self._chain.type_heads_at(published.base.head)
         top = (commit_id, published.manifest_path)
         for ref, (spec, delta) in self._last.deltas.items():
             commit_ids = [commit_id] * delta.rows.num_rows
@@ -378,7 +378,7 @@ class CommitRun:
         if any(spec.kind == "relation" for spec in written):
             stored = {spec.ref for spec in written}
             try:
-                stored |= {*state.type_heads(self._chain, published.base.head)}
+                stored |= {*self._chain.type_heads_at(published.base.head)}
             except OntologiaError:  # it was read for the draft; after the CAS nothing raises
                 return notes
             for spec in written:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef
 from storage_engine.errors import ExpectedVersionMismatchError
@@ -26,7 +25,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import ResidentType, Versions
-from storage_engine.repository.object.schema_check import aligned, check_schema
+from storage_engine.repository.object.stored_schema import aligned, check_schema
 from storage_engine.repository.protocol import AppliedUnit, CommitRequest, Identity
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Evaluator:
             earlier = applied(self._chain, head, request.idempotency)
             if earlier is not None:
                 return Evaluation(version, {}, {}, applied=earlier)
-        heads = state.type_heads(self._chain, head)
+        heads = self._chain.type_heads_at(head)
         self._check_expected(heads)
         deltas: dict[TypeRef, tuple[TypeSpec, Delta]] = {}
         parts: dict[TypeRef, tuple[TypeSpec, BulkParts]] = {}

@@ -37,7 +37,7 @@ from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import Versions, newest
-from storage_engine.repository.object.schema_check import FIRST_VERSION, aligned, check_schema
+from storage_engine.repository.object.stored_schema import FIRST_VERSION, aligned, check_schema
 from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
@@ -184,7 +184,7 @@ class StagedWrite:
         attempt: str | None = None,
     ) -> None:
         head = chain.read_head().head
-        heads = state.type_heads(chain, head)
+        heads = chain.type_heads_at(head)
         top = heads.get(spec.ref)
         self._chain = chain
         self._versions = versions

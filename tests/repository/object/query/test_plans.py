@@ -10,7 +10,7 @@ import pytest
 
 from storage_engine import Entity, Field, Relation, Session, initialize_storage, left
 from storage_engine.query.builder import EntityQuery
-from storage_engine.repository.object.read import visible
+from storage_engine.repository.object.read import plan
 from storage_engine.repository.object.read.plan import TypePlan
 
 
@@ -86,7 +86,7 @@ def test_pushing_the_filter_below_the_newest_version_would_be_noticed(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The defect planted: candidates are taken for answers, without a look for newer versions."""
-    real = visible.visible
+    real = plan.visible
 
     def careless(scanner: Any, cursor: Any, plan: TypePlan, name: str, **rest: Any) -> list[str]:
         blind = TypePlan(plan.spec, plan.window, plan.rows)
@@ -109,7 +109,7 @@ def test_newer_versions_are_looked_for_in_key_and_commit_columns_alone(session: 
 def test_many_newer_versions_are_looked_up_by_the_candidates(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visible, "_CHECK_ALL", 0)
+    monkeypatch.setattr(plan, "_CHECK_ALL", 0)
     assert "SEMI JOIN" in gold(session).explain().facts["sql"]
     assert [c.id for c in gold(session).collect()] == ["c2"]
     assert session.query().entities(Customer).where(Customer.id == "c1").first().age == 31  # type: ignore[union-attr]

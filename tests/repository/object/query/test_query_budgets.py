@@ -17,9 +17,12 @@ from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.model import Entity, Field, Relation, TypeSpec, objects_to_table, spec_of
 from storage_engine.objectstore.memory import MemoryBackend
 from storage_engine.query.builder import Query, left, right
-from storage_engine.repository.initialize import initialize_storage
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.open import open_object_repository, open_repository
+from storage_engine.repository.open import (
+    initialize_storage,
+    open_object_repository,
+    open_repository,
+)
 from storage_engine.repository.protocol import CommitRequest, TypeInput
 from tests.repository.object.costs import Cost, measure
 
