@@ -193,7 +193,7 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
     )
     freshness: FreshnessSpec | None = None
     automation: Annotated[
-        dg.AutomationCondition[Any] | None,
+        dg.AutomationCondition[Any] | str | None,
         dg.Resolver(lambda _context, text: automation(text), model_field_type=str | None),
     ] = None
     compaction: CompactionSpec | None = None
@@ -219,6 +219,12 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         """Checked, and kept as they were declared: the code version has them."""
         normal = checked_expectations(raw)
         return tuple(raw) if isinstance(raw, list | tuple) else normal
+
+    @field_validator("automation", mode="before")
+    @classmethod
+    def _condition(cls, given: Any) -> Any:
+        """By its name in Python, too."""
+        return automation(given) if isinstance(given, str) else given
 
     @property
     def asset_key(self) -> dg.AssetKey:

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from ontologia_dagster.declaration import STORAGE_METADATA, on_new_data
+from ontologia_dagster.declaration import automation as condition
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
 from ontologia_dagster.resources.ontology import report_failures
 
@@ -55,7 +56,7 @@ def query_asset(
     """An asset that asks and shows.
 
     query:       SQL over the stored types, or a function of a View
-    automation:  a condition; `on_new_data()` if left out
+    automation:  a condition, or its name as in YAML; `on_new_data()` if left out
     plot:        metadata name -> column whose first value is plotted over runs
     """
 
@@ -66,7 +67,7 @@ def query_asset(
         description=description,
         kinds={"duckdb"},
         metadata={STORAGE_METADATA: storage},
-        automation_condition=automation or on_new_data(),
+        automation_condition=condition(automation) or on_new_data(),
         required_resource_keys={storage},
         code_version=_code_version(query),
     )

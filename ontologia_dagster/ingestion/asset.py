@@ -20,9 +20,10 @@ from ontologia_dagster.dagster_compat import (
     result_without_events,
     version_tags,
 )
-from ontologia_dagster.declaration import OntologyAsset, definition_metadata
+from ontologia_dagster.declaration import OntologyAsset, automation, definition_metadata
 from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.ingestion import partitions, provenance
+from ontologia_dagster.ingestion.source_files import PARTITION_KEY
 from ontologia_dagster.ingestion.source_sensor import (
     partition_request,
     source_sensor,
@@ -32,6 +33,7 @@ from ontologia_dagster.ingestion.spark_run import find_earlier, preview_ingest, 
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage.checks import index_check
 from ontologia_dagster.storage.maintenance import repair_job_name
+from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
     from storage_engine.spark.ingest_spec import IngestSpec
+    from storage_engine.spark.results import WriteResult
 
 SPARK = "spark"
 
@@ -136,7 +139,7 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
             metadata={**definition_metadata(declared), "dagster/table_name": declared.type},
             partitions_def=definition,
             backfill_policy=backfill,
-            automation_condition=declared.automation,
+            automation_condition=automation(declared.automation),
             freshness_policy=declared.freshness.policy() if declared.freshness else None,
             retry_policy=declared.retry.policy(),
             code_version=declared.code_version,
@@ -155,7 +158,7 @@ def _ingest(
     dry_run: bool,
 ) -> Iterator[dg.MaterializeResult[None]]:
     spark: SparkResource = getattr(context.resources, SPARK)
-    keys = list(context.partition_keys) if declared.partitions is not None else []
+    keys = _partition_keys(context, declared)
     order, spec = ingest_spec(declared, ontology.storage_uri, keys)
     prints = provenance.source_fingerprints(declared, keys, ontology)
     order = order.replace(
@@ -165,15 +168,17 @@ def _ingest(
         meta={**declared.meta, **provenance.commit_metadata(context, declared, keys)},
     )
     if dry_run:
-        observe_preview(context, declared.asset_key, order, ontology, spark, keys)
+        observe_preview(context, declared, order, ontology, spark, keys)
         return
     result = find_earlier(order, ontology, spec)
     if result is None:
         result = run_ingest(context, order, ontology, spark, provenance.holder(context))
     if result.commit_id is None:
         context.log.info("%s is as it was; nothing was written", declared.type)
+    _warn_of_rows_outside(context, declared, result)
     with ontology.repository() as repository:
-        metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
+        count = row_count(repository, spec)
+        metadata = write_metadata(result, ontology.storage_uri, spec, count, cut=bool(keys))
         stored = _partition_states(repository, spec, declared, keys) if keys else {}
     if not keys:
         version = dg.DataVersion(str(result.type_commit_id))
@@ -188,9 +193,37 @@ def _ingest(
     yield from _partition_results(context, declared, metadata, own, versions)
 
 
+def _partition_keys(context: dg.AssetExecutionContext, declared: OntologyAsset) -> list[str]:
+    """Of the partitions that the run is on; none of a type that is not cut."""
+    if declared.partitions is None:
+        return []
+    if not context.has_partition_key and not context.has_partition_key_range:
+        raise ConfigurationError(
+            f"{declared.asset_key.to_user_string()} has {declared.partitions.kind} partitions, and "
+            "this run is on none of them: launch it with a partition or a range of them (in the "
+            "UI: Materialize, then choose; `dg launch --partition KEY`; in Python: "
+            "materialize(..., partition_key=KEY))"
+        )
+    return list(context.partition_keys)
+
+
+def _warn_of_rows_outside(
+    context: dg.AssetExecutionContext, declared: OntologyAsset, result: "WriteResult"
+) -> None:
+    if declared.partitions is None or not result.outside:
+        return
+    own = any(PARTITION_KEY in path for path in declared.source.paths)
+    context.log.warning(
+        "%d rows of the source were left out: by %s they belong to no partition%s",
+        result.outside,
+        declared.partitions.field,
+        " of this run, whose files they are in" if own else f" of {declared.type}",
+    )
+
+
 def observe_preview(
     context: dg.AssetExecutionContext,
-    key: dg.AssetKey,
+    declared: OntologyAsset,
     order: "IngestSpec",
     ontology: "OntologyResource",
     spark: "SparkResource",
@@ -206,11 +239,12 @@ def observe_preview(
         result.updated,
         result.unchanged,
     )
+    _warn_of_rows_outside(context, declared, result)
     if result.problem is not None:
         context.log.warning("the write would be refused: %s", result.problem)
     context.log_event(
         dg.AssetObservation(
-            asset_key=key,
+            asset_key=declared.asset_key,
             description="Preview: nothing was written.",
             metadata={
                 "dry_run": True,
@@ -220,6 +254,7 @@ def observe_preview(
                 "preview_rows_unchanged": result.unchanged,
                 "preview_rows_quarantined": result.quarantined,
                 "preview_partitions": len(keys),
+                **({"preview_rows_in_no_partition": result.outside} if keys else {}),
                 "preview_problem": result.problem or "none",
             },
         )
@@ -274,7 +309,8 @@ def ingest_spec(
     kind = partitions.field_type(spec, declared.partitions)
     bounds = partitions.source_condition(declared, keys, kind)
     where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
-    return order.replace(where=where), spec
+    outside = partitions.source_outside(declared, keys, kind)
+    return order.replace(where=where, outside=outside), spec
 
 
 def _fingerprint(fingerprint: str | None) -> dict[str, str]:

@@ -262,8 +262,8 @@ def running(name: str, cron: str) -> InstigatorState:
     if name.endswith("_schedule"):
         kind, data = InstigatorType.SCHEDULE, ScheduleInstigatorData(cron, day_ago)
         return InstigatorState(origin(name), kind, InstigatorStatus.RUNNING, data)
-    data = SensorInstigatorData(sensor_type=SensorType.STANDARD)
-    return InstigatorState(origin(name), InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
+    sensor = SensorInstigatorData(sensor_type=SensorType.STANDARD)
+    return InstigatorState(origin(name), InstigatorType.SENSOR, InstigatorStatus.RUNNING, sensor)
 
 
 def last_ticks(instance: dg.DagsterInstance, names: list[str]) -> dict[str, Any] | None:

@@ -74,7 +74,8 @@ def ingest(
             dry_run=dry_run,
             **spec.write_options(),
         )
-    return replace(result, drift=(*prepared.drift, *drifted(result)))
+    drift = (*prepared.drift, *drifted(result))
+    return replace(result, drift=drift, outside=prepared.outside)
 
 
 def drifted(result: WriteResult) -> list[str]:
@@ -146,6 +147,7 @@ def summary(result: WriteResult) -> str:
             ("duplicates", result.duplicates),
             ("older than stored", result.stale),
             ("left to another commit", result.kept),
+            ("in no partition", result.outside),
         )
         if count or name in ("inserted", "updated", "unchanged")
     ]
