@@ -13,7 +13,7 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, parse_duration, with_settings
 from storage_engine.cli.errors import CommandError
-from storage_engine.cli.event_worker import Namespace, checked, run
+from storage_engine.cli.event_worker import Namespace, checked, peek, run
 from storage_engine.cli.output import Output, moment, one_line
 from storage_engine.commitlog.records import timestamp
 
@@ -445,4 +445,5 @@ def _show_all_malformed(invocation: Invocation, namespace: str, limit: int) -> N
         show_malformed(invocation.output, objects)
 
 
+app.command("peek")(with_settings(peek))
 app.command("run")(with_settings(run))

@@ -10,6 +10,7 @@ projected then. What is kept between workers is advisory: without it, more is re
 from __future__ import annotations
 
 import logging
+import random
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 OUTBOX_INTERVAL = timedelta(seconds=30)
 # With more than one page of events to look through, late arrivals are looked for this often.
 SWEEP_INTERVAL = timedelta(seconds=10)
+RECENT = timedelta(minutes=1)  # where a glance looks for the newest events
 _ONE_PAGE = 900  # names taken from one listing: fewer than a store gives at once
 _SWEPT = 10_000  # and less often when there are more than so many
 _BACKLOG = 2_000  # names of events at hand, not yet read: enough, listing waits
@@ -118,6 +120,11 @@ class PendingEvents:
         return len(self._unread)
 
     @property
+    def oldest_unread(self) -> datetime | None:
+        """When the oldest event that is not yet read was sent, by its name."""
+        return layout.event_moment(self._unread[0].key) if self._unread else None
+
+    @property
     def unlisted(self) -> bool:
         """Whether a listing of all events has not come to its end."""
         sweep = self._listing.sweep
@@ -142,9 +149,40 @@ class PendingEvents:
             self._outbox_at = now
             self._walk()
 
+    def glance(self) -> bool:
+        """Find the oldest events and the newest, a page of names of each; whether these are all.
+        The log is not looked at."""
+        if not self._positions.is_open:
+            self._open()
+        now = self.store.now()
+        if self._go_on(_Walk(self._positions.floor, now)):
+            return True
+        self._go_on(_Walk(self._place(now - RECENT), now))
+        return False
+
+    def glance_at_log(self) -> None:
+        """Find events of commits as well that are not under `events/` yet, or not where they
+        would be looked for."""
+        if self._walked is None:
+            self._walk()
+
     def read(self, count: int) -> list[PendingEvent]:
         """The oldest `count` events that are not yet read, those that concern nobody left out."""
-        reading = self.begin_read(count)
+        return self._read(self.begin_read(count))
+
+    def read_some(self, count: int) -> list[PendingEvent]:
+        """As `read`, but the oldest, the newest and, of those in between, any."""
+        ends = max(count // 4, 1)
+        middle = self._unread[ends:-ends]
+        if len(self._unread) <= count or not middle:
+            return self.read(count)
+        taken = [*self._unread[:ends], *self._unread[-ends:]]
+        taken += random.sample(middle, min(max(count - len(taken), 0), len(middle)))
+        for event in taken:
+            self._unread.remove(event)
+        return self._read(EventFetches(taken, [partial(self._fetch, event) for event in taken]))
+
+    def _read(self, reading: EventFetches) -> list[PendingEvent]:
         envelopes = self.store.parallel.gather_outcomes(reading.fetches)
         return self.end_read(reading, envelopes)
 

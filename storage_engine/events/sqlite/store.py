@@ -26,6 +26,7 @@ from storage_engine.events.protocol import (
     EventInfo,
     MalformedObject,
     NamespaceInfo,
+    Peek,
     Subscription,
     WorkerSession,
 )
@@ -125,6 +126,9 @@ class SqliteEventStore:
 
     def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
         return SqliteConsumer(self, namespace, subscriptions, "").backlog(limit)
+
+    def peek(self, namespace: str, subscriptions: Sequence[Subscription]) -> Peek:
+        return SqliteConsumer(self, namespace, subscriptions, "").peek()
 
     # -- sessions -----------------------------------------------------------------------------
 
