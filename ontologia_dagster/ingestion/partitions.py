@@ -294,6 +294,20 @@ class KeyFinder:
             return key if self._definition.has_partition_key(key) else None
         return self._at(moment.timestamp())
 
+    def is_early(self, value: Any) -> bool:
+        """Whether it will belong to a partition that is not there yet: its time is not over."""
+        if value is None or self._spec.kind == "static":
+            return False
+        moment = self._moment(value)
+        if moment is None or moment < self._definition.start:
+            return False
+        end = self._definition.end
+        return (end is None or moment < end) and self._at(moment.timestamp()) is None
+
+    def last_key(self) -> str:
+        """The latest partition that is there; empty when there is none."""
+        return self._definition.get_last_partition_key() or ""
+
     def alike(self, low: Any, high: Any) -> bool:
         """Whether all values between two belong to one partition. The order of texts is not that
         of the instants that they name."""
