@@ -191,7 +191,9 @@ def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
                     "dead" if s.is_dead else "alive",
                     one_line(s.malformed)
                     if s.malformed is not None
-                    else ", ".join(f"{name}={value}" for name, value in s.metadata.items()),
+                    else ", ".join(
+                        f"{name}={value}" for name, value in s.metadata.items() if name != "process"
+                    ),
                 )
                 for s in listed
             ],

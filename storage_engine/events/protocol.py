@@ -60,6 +60,15 @@ class Consumer(Protocol):
                 suspect one
         """
 
+    @property
+    def shares(self) -> bool:
+        """Whether events are left to other workers: what those do not get to is claimed here, but
+        not yet."""
+
+    def keep_up(self) -> None:
+        """See who else works here, and exchange with them what is finished, at most every few
+        seconds. Nothing is divided before it was called once. Any thread may."""
+
     def ack(self, claims: Sequence[Claim]) -> list[bool]:
         """End claims for good; False where the claim was lost."""
 
@@ -120,6 +129,18 @@ class WorkerSession:
     metadata: Mapping[str, Any]
     is_dead: bool
     malformed: str | None = None
+
+    @property
+    def handlers(self) -> frozenset[str]:
+        """The handlers that it runs, as far as it says."""
+        named = self.metadata.get("handlers")
+        return frozenset(map(str, named)) if isinstance(named, list) else frozenset()
+
+    @property
+    def process(self) -> Mapping[str, Any]:
+        """Which process it is, as `process.identity` tells; empty if it does not say."""
+        process = self.metadata.get("process")
+        return process if isinstance(process, Mapping) else {}
 
     @classmethod
     def parse(
@@ -310,8 +331,10 @@ class EventStore(Protocol):
         self, namespace: str, session_id: str, metadata: Mapping[str, Any]
     ) -> None: ...
 
-    def heartbeat(self, namespace: str, session_id: str) -> None:
-        """Refresh; a session that is not there is registered again, without metadata."""
+    def heartbeat(
+        self, namespace: str, session_id: str, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refresh; a session that is not there is registered again, with this metadata."""
 
     def end_session(self, namespace: str, session_id: str) -> None: ...
 

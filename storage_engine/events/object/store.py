@@ -160,18 +160,20 @@ class ObjectEventStore:
             ),
         )
 
-    def heartbeat(self, namespace: str, session_id: str) -> None:
+    def heartbeat(
+        self, namespace: str, session_id: str, metadata: Mapping[str, Any] | None = None
+    ) -> None:
         key = layout.event_session(namespace, session_id)
         stored = reader.get(self._store, key)
         if stored is None:
-            self.register_session(namespace, session_id, {})
+            self.register_session(namespace, session_id, metadata or {})
             return
         try:
             raw = from_json(stored.data, key=key)
             WorkerSession.parse(raw, namespace, key=key, alive_since=self._store.now())
         except IntegrityError as error:
             log.warning("a worker registers again: %s", error)
-            self.register_session(namespace, session_id, {})
+            self.register_session(namespace, session_id, metadata or {})
             return
         write_id = layout.new_write_id()
         body = {**raw, "last_heartbeat": timestamp(self._store.now()), "write_id": write_id}

@@ -385,6 +385,14 @@ class SqliteConsumer:
                 return require_moment({"due": due}, "due")
         return None
 
+    @property
+    def shares(self) -> bool:
+        """Claims are made one after the other, so nothing need be divided."""
+        return False
+
+    def keep_up(self) -> None:
+        return
+
     def save(self) -> None:
         """Positions are kept with every claim."""
         return
