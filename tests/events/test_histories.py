@@ -115,8 +115,10 @@ def test_a_history_that_only_went_on_is_believed() -> None:
     assert len(handled(store)) == 3
     world.backend.clock.sleep(600)
     handled(store)
+    writer = world.open("writer")
     for number in range(130):  # past a checkpoint
-        commit(world, f"b{number}")
+        writer.put(customer(f"b{number}"))
+    writer.repo.flush()
     writer, store = bus(world)
     before = writer.store.meter.snapshot()
 

@@ -295,6 +295,27 @@ class PendingEvents:
             self.peers.stall({event.owner for event in events if event.owner is not None})
         self.share()
 
+    def help_others(self, count: int, patience: timedelta) -> None:
+        """Take some that others have had for so long, the last that they would come to."""
+        now, peers = self.store.now(), self.peers
+        waiting = [
+            event
+            for event in self._left.values()
+            if event.left_at is not None and now - event.left_at >= patience
+        ]
+        ours = [
+            event
+            for event in waiting
+            if peers is not None
+            and event.owner is not None
+            and peers.is_next(event.event_id, min(event.open), event.owner)
+        ]
+        longer = [e for e in waiting if e.left_at is not None and now - e.left_at >= 2 * patience]
+        for event in sorted(ours or longer)[-count:]:
+            event.passed_on = 2
+            del self._left[event.key]
+            self._queue(event)
+
     def exchange(self) -> None:
         """Keep what is finished here, and learn what other workers have finished."""
         if not self._positions.is_open:
