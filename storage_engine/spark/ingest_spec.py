@@ -334,6 +334,11 @@ class IngestSpec(CheckedMembers, IngestFields, _StorageField):
     """One ingestion: a source, how its rows become rows of a type, and where they are written."""
 
     source: Source
+    outside: Annotated[str | None, Flag("outside", "mapping", "SQL")] = Field(
+        default=None,
+        description="rows of the source for which this holds are counted and told of, whatever "
+        "the condition says; the source is read once more for it",
+    )
     idempotency: Annotated[
         tuple[str, int | str] | None,
         Flag(

@@ -29,6 +29,7 @@ class WriteResult:
         False  # the unit of work had been done, by commit_id if it changed anything
     )
     rows: int = 0  # of the input
+    outside: int = 0  # rows of the source that the order asked to count
     inserted: int = 0
     updated: int = 0
     unchanged: int = 0
