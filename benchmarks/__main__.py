@@ -15,6 +15,7 @@ from benchmarks import (
     queries,
     spark,
     spark_read,
+    spark_small,
     sql,
 )
 from benchmarks.harness import Report
@@ -29,6 +30,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "queries": queries.run,
     "spark": spark.run,
     "spark_read": spark_read.run,
+    "spark_small": spark_small.run,
     "sql": sql.run,
 }
 
