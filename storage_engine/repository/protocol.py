@@ -7,12 +7,13 @@ columns, then one column per field. Python objects stay on the other side.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
+from operator import eq
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
@@ -314,6 +315,33 @@ def end_notes(spec: TypeSpec, is_stored: Callable[[TypeRef], bool]) -> list[str]
     ]
 
 
+def distinct_values(
+    rows: pa.Table | pa.RecordBatch, alike: Callable[[Any, Any], bool]
+) -> set[tuple[int, Any]]:
+    """Of rows of two columns, a commit id and a value: one value of those that are alike, of each
+    commit."""
+    commits, field = rows.schema.names
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    order = [(commits, "ascending"), (field, "ascending")]
+    table = table.group_by([commits, field]).aggregate([]).sort_by(order)
+    numbers, values = table.column(commits).to_pylist(), table.column(field).to_pylist()
+    distinct: set[tuple[int, Any]] = set()
+    at = 0
+    while at < len(values):
+        end = bisect_right(numbers, numbers[at], lo=at)
+        value = values[at]
+        if value is None:
+            at = end  # nulls come last
+            continue
+        distinct.add((numbers[at], value))
+
+        def differs(other: Any, low: Any = value) -> bool:
+            return other is None or not alike(low, other)
+
+        at = bisect_left(values, True, lo=at + 1, hi=end, key=differs)
+    return distinct
+
+
 def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
     """Refuse more than a commit may carry: everybody who reads the log reads it."""
     size = len(orjson.dumps(dict(metadata)))
@@ -458,6 +486,26 @@ class Repository(Protocol):
         """Newest first; with `since_commit_id`, only later ones."""
 
     def get_commit(self, commit_id: int) -> CommitRecord | None: ...
+
+    def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
+        """Commits after `since`, up to `upto`, oldest first. Only these are read, together."""
+
+    def written_values(
+        self,
+        spec: TypeSpec,
+        field: str,
+        *,
+        since: int,
+        upto: int,
+        alike: Callable[[Any, Any], bool] = eq,
+    ) -> Iterator[tuple[int, Any]]:
+        """The commits after `since`, up to `upto`, that wrote rows of a type, each with the values
+        that it wrote into a field, but for nulls: of those that are alike one or a few, in no
+        order. Whoever has enough may stop.
+
+        `alike` tells of a lower and a higher value whether all between them are the same to whoever
+        asks. Where what the log knows of a file tells its values so far, it is not opened.
+        """
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         """What a commit wrote: kind, type_name, identity columns, operation; by identity."""

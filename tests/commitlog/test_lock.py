@@ -579,7 +579,7 @@ def test_a_lease_lost_while_writing_publishes_nothing(either_world: World, bulk:
     ours = world.open("ours", checkpoint_interval=2)
     ours.put(customer("a", age=1))
     before = world.stored_keys()
-    at(ours.store, "PUT", "commits/*/manifest.json", lose_lease(world))
+    at(ours.store, "PUT_IF", "commits/*/manifest.json", lose_lease(world))
 
     rows = [customer("a", age=2)]
     intent = stream_of(CUSTOMER, rows) if bulk else rows_of(CUSTOMER, *rows)
@@ -607,7 +607,7 @@ def test_a_renewal_that_failed_during_the_upload_stops_the_commit(world: World) 
 
     ours.repo.lock.try_acquire = note  # type: ignore[method-assign,assignment]
     ours.fail(FaultKind.TIMEOUT, "put_if_match", layout.LOCK, times=None)
-    at(ours.store, "PUT", "commits/*/manifest.json", lambda: held[0].renew())
+    at(ours.store, "PUT_IF", "commits/*/manifest.json", lambda: held[0].renew())
 
     with pytest.raises(LeaseExpiredError):
         ours.put(customer("a"))

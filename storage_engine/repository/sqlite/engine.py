@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from operator import eq
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -30,6 +31,7 @@ from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.results import SqlExecutor
+from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,
@@ -42,6 +44,7 @@ from storage_engine.repository.protocol import (
     TypeChange,
     check_metadata,
     checked_commit,
+    distinct_values,
     end_notes,
     labels,
     no_staging,
@@ -478,6 +481,27 @@ class SqliteRepository(ABC):
             return None
         with self.reading("read commit") as connection:
             return control_tables.commit(connection, commit_id) if connection else None
+
+    def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
+        with self.reading("list commits") as connection:
+            if connection is None:
+                return []
+            return control_tables.commits_between(
+                connection, max(since, 0), min(max(upto, 0), LAST_ID)
+            )
+
+    def written_values(
+        self,
+        spec: TypeSpec,
+        field: str,
+        *,
+        since: int,
+        upto: int,
+        alike: Callable[[Any, Any], bool] = eq,
+    ) -> Iterator[tuple[int, Any]]:
+        asked = QuerySpec(spec, when=When(history=True, since=since))
+        for batch in self.executor(min(upto, self.head_commit_id())).rows(asked).batches:
+            yield from distinct_values(batch.select(["commit_id", field]), alike)
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         changes: list[dict[str, Any]] = []
