@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry
+from storage_engine.index.resolve import belongs
 from storage_engine.repository.protocol import CommitCounters, Repository
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
     for ref, index in zip(refs, indices, strict=True):
         needed = head.commit_id if repository.engine_version == "v1" else heads[ref].commit_id
         lag = max(0, needed - index.max_indexed_commit)
+        if index.entries and not belongs(repository.chain, index, head):
+            lag = needed  # of another history: nobody believes any of it
         types.append(_type(*ref, entries.get(ref, ()), lag, head.commit_id))
     return tuple(types)
 
