@@ -310,7 +310,7 @@ def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> 
     with ontology.repository() as repository:
         text = collect(repository).prometheus()
         bus = open_event_store(repository, ontology.config())
-        letters = len(bus.list_dead_letters(ontology.namespace, 10_000))
+        letters = sum(bus.count_dead_letters(ontology.namespace).values())
         figures = {"dead_letters": (letters, "Events that handlers gave up on.")}
         if handlers:
             subscriptions = [handler.subscription() for handler in load_handlers(handlers)]

@@ -480,7 +480,7 @@ def test_values_that_commits_wrote(repository: Repository) -> None:
         for month, row in zip((3, 3, 5), rows, strict=True)
     ]
     commit(repository, rows_of(EVERYTHING, *changed))
-    month = {"alike": lambda low, high: low.month == high.month}
+    month: dict[str, Any] = {"alike": lambda low, high: low.month == high.month}
     assert {(n, day.month) for n, day in values("day", upto=9, **month)} == {
         *((n, day.month) for n, day in days),
         *((5, 2), (6, 3), (7, 3), (7, 5)),

@@ -232,7 +232,7 @@ def test_a_tick_that_has_no_time_left_keeps_what_it_did(
             yield commit_id, key
 
     monkeypatch.setattr(log_tail._Tail, "_partitions_written", slow)
-    monkeypatch.setattr(log_tail.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("ontologia_dagster.storage.log_tail.time.monotonic", lambda: clock[0])
     told, longest = [], 0.0
     for _ in range(20):
         began = clock[0]
