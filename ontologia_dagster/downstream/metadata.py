@@ -65,6 +65,8 @@ def write_metadata(
         metadata["quarantine"] = result.quarantine
     if result.drift:
         metadata["drift"] = dg.MetadataValue.md("\n".join(f"- {change}" for change in result.drift))
+    if result.notes:
+        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {note}" for note in result.notes))
     return metadata
 
 

@@ -27,6 +27,7 @@ _GATHER_S = 0.02  # for what is handled meanwhile to be settled together
 _DRAIN_ATTEMPTS = 5  # of a storage that fails, before drain gives up
 _LONGEST_PAUSE_S = 30.0
 _FOREGROUND = 10  # every so many rounds, suspects that wait get their turn: none is claimed ahead
+_FOR_OTHERS = timedelta(seconds=0.25)  # a drain looks again at what they have yet to do
 _KEEP_UP_S = 2.0  # with other workers, however long a handler takes
 _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for the acks
 
@@ -356,8 +357,10 @@ class Dispatcher:
             self._report()
             if last:
                 return
-            if not batch and (not until_idle or self.consumer.shares):
-                self._pause()
+            if not batch and not until_idle:
+                self._pause(self.pace.poll_interval)
+            elif not batch and self.consumer.shares:
+                self._pause(max(self.pace.poll_interval, _FOR_OTHERS))
 
     def _is_turn_of_suspects(self) -> bool:
         return self.consumer.suspects and self.totals.iterations % _FOREGROUND == 0
@@ -402,9 +405,9 @@ class Dispatcher:
         log.warning("looking for events failed, trying again in %.1f s: %s", pause, error)
         self._sleep(pause)
 
-    def _pause(self) -> None:
+    def _pause(self, longest: timedelta) -> None:
         now = self.store.now()
-        until = now + self.pace.poll_interval
+        until = now + longest
         for due in (self.consumer.next_due(), self.scheduler.next_due()):
             until = min(until, due) if due is not None else until
         self._sleep(max((until - now).total_seconds(), 0.0))

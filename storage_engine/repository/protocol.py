@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from storage_engine.repository.sqlite.engine import SqliteRepository
 
 CONFLICTS_SHOWN = 100
+_IDENTITIES_NOTED = 3
 Operation = Literal["insert", "update"]
 TypeRef = tuple[str, str]  # kind, name
 Identity = tuple[str, ...]  # values of the identity columns
@@ -107,15 +108,25 @@ class Snapshot:
 
     commit_id: int
     types: Mapping[TypeRef, int] = field(default_factory=dict)
-    rows: Mapping[TypeRef, Mapping[Identity, int]] = field(default_factory=dict)
-    own: Sequence[tuple[int, int]] = ()  # ranges of commits that are no conflict
+    rows: Callable[[TypeRef], Mapping[Identity, int]] = lambda ref: {}
+    own: Sequence[tuple[int, int]] = ()  # ranges of commits that are no conflict, ascending
+    refuses: bool = True  # else what was changed meanwhile is noted, and overwritten
+
+    def concerns(self, ref: TypeRef, last: int) -> bool:
+        """Whether somebody else may have changed rows of a type that was last changed by this
+        commit; cheap."""
+        since = self.since(ref) if self.refuses else self._of(ref)
+        if last <= since:
+            return False
+        first, end = self.own[-1] if self.own else (last, 0)
+        return not (first <= since + 1 and last <= end)
 
     def since(self, ref: TypeRef) -> int:
         """Nothing at or below this commit is a conflict."""
-        return min([self._of(ref), *self.rows.get(ref, {}).values()])
+        return min([self._of(ref), *self.rows(ref).values()])
 
     def of_identity(self, ref: TypeRef, identity: Identity) -> int:
-        return self.rows.get(ref, {}).get(identity, self._of(ref))
+        return self.rows(ref).get(identity, self._of(ref))
 
     def _of(self, ref: TypeRef) -> int:
         return self.types.get(ref, self.commit_id)
@@ -123,19 +134,25 @@ class Snapshot:
     def check(self, ref: TypeRef, latest: Iterable[tuple[Identity, int]]) -> None:
         """ConcurrentWriteError if one of these identities, with the commits that last changed
         them, was changed by somebody else after it was known. Read no further than is told."""
-        conflicts = (
-            identity
-            for identity, commit_id in latest
-            if commit_id > self.of_identity(ref, identity)
-            and not any(first <= commit_id <= last for first, last in self.own)
-        )
-        shown = list(islice(conflicts, CONFLICTS_SHOWN))
+        shown = [identity for identity, _ in islice(self.changed(ref, latest), CONFLICTS_SHOWN)]
         if shown:
             raise ConcurrentWriteError(
                 type=ref[1],
                 identities=[identity[0] if len(identity) == 1 else identity for identity in shown],
                 snapshot=min(self.of_identity(ref, identity) for identity in shown),
             )
+
+    def changed(
+        self, ref: TypeRef, latest: Iterable[tuple[Identity, int]]
+    ) -> Iterator[tuple[Identity, int]]:
+        """Those that somebody else changed after they were known."""
+        for identity, commit_id in latest:
+            if commit_id > self.of_identity(ref, identity) and not self._is_own(commit_id):
+                yield identity, commit_id
+
+    def _is_own(self, commit_id: int) -> bool:
+        position = bisect_right(self.own, commit_id, key=lambda span: span[0]) - 1
+        return position >= 0 and commit_id <= self.own[position][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +161,7 @@ class CommitRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     expect: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (kind, name) -> commit
     idempotency: Idempotency | None = None
-    snapshot: Snapshot | None = None  # fail if a targeted identity changed since
+    snapshot: Snapshot | None = None  # fail (or note it) if a targeted identity changed since
     events: Sequence[Mapping[str, Any]] = ()  # outbox: full envelopes
     acks: Sequence[Ack] = ()  # LeaseExpiredError if another commit has handled one of them
     holder: Mapping[str, Any] = field(default_factory=dict)  # shown to whom waits for the lock
@@ -268,6 +285,21 @@ def repetition_note(spec: TypeSpec, repeated: int) -> str:
     return (
         f"{spec.name}: {repeated:,} {'row repeats' if repeated == 1 else 'rows repeat'} an "
         "identity that was stated before in the same commit; the last statement counts"
+    )
+
+
+def overtaken_note(spec: TypeSpec, changed: Sequence[tuple[Identity, int]]) -> str:
+    """`changed`: what this commit wrote over, with the commits that made it."""
+    identities = [identity[0] if len(identity) == 1 else identity for identity, _ in changed]
+    names = ", ".join(repr(identity) for identity in identities[:_IDENTITIES_NOTED])
+    if len(changed) == 1:
+        subject = f"{names} was changed by another commit ({changed[0][1]})"
+    else:
+        more = ", ..." if len(changed) > _IDENTITIES_NOTED else ""
+        subject = f"{len(changed):,} identities ({names}{more}) were changed by other commits"
+    return (
+        f"{spec.name}: {subject} after this session had looked; what is stated last counts, the "
+        'history has both, and commit(isolation="snapshot") refuses instead'
     )
 
 

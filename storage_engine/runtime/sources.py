@@ -7,7 +7,6 @@ with a file name the file.
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ import pyarrow as pa
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import Conformer, conform
+from storage_engine.model.conform import zone_notes
 from storage_engine.model.declarations import Stored
 from storage_engine.model.spec import TypeSpec
 
@@ -62,18 +62,7 @@ class BulkSource:
     @property
     def notes(self) -> list[str]:
         """What may surprise in its columns."""
-        times = {f.name for f in self._spec.fields if f.storage == "datetime"}
-        without = dict.fromkeys(
-            column.name
-            for part in self._parts
-            for column in part.schema
-            if column.name in times
-            and pa.types.is_timestamp(column.type)
-            and column.type.tz is None
-        )
-        return [
-            f"{self._spec.name}.{name}: times without a zone were read as UTC" for name in without
-        ]
+        return zone_notes(self._spec, (part.schema for part in self._parts))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in the type's row schema, at most `MAX_BATCH_ROWS` at a time."""
@@ -234,7 +223,7 @@ def _explained(spec: TypeSpec, label: str) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise _refused(spec, f"{where}cannot be read: {error.strerror or error}") from error
-    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _refused(spec, f"{where}cannot be read: {_words(error)}") from error
 
 

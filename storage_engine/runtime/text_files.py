@@ -12,7 +12,6 @@ rows are at fault.
 
 from __future__ import annotations
 
-import csv
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,13 +29,17 @@ from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.field_types import Storage
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import INT64_MAX, INT64_MIN, unknown_name
+from storage_engine.runtime.csv_text import BadRecord, CsvDialect, CsvRows, shown
 
 Conversion = tuple[pa.Array, list[Problem]]
 
 _BLOCK_BYTES = 8 * 1024 * 1024
+_HEADER_BYTES = 64 * 1024
 _SAMPLE_ROWS = 1_000
 _LINES_SHOWN = 3
+_TEXT_SHOWN = 200
 _BOM = b"\xef\xbb\xbf"
+_DIALECT = CsvDialect(quoted_nulls=False)
 _STR = {"kind": "primitive", "name": "str"}
 _EXACT = 2**53  # up to here every integer is a float
 _ZONE = r"[0-9](Z|[+-][0-9]{2}(:?[0-9]{2})?)$"  # after a time of day; a date has no such end
@@ -212,31 +215,38 @@ class CsvFile:
         self.schema = pa.schema(list(zip(names, types, strict=True)))
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, open_csv
-
         names = self.schema.names
         if self._header() != names:
             raise ValidationError(
                 f"{self._spec.name}: the header changed since ingest()", type=self._spec.name
             )
-        reader = open_csv(
-            self._path,
-            # Column names are given, so that a file without rows is no special case.
-            read_options=ReadOptions(block_size=_BLOCK_BYTES, column_names=names, skip_rows=1),
-            parse_options=ParseOptions(newlines_in_values=True),
-            convert_options=ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
         offset = 0
-        with reader:
-            for batch in reader:
+        for table in self._tables(CsvRows(_DIALECT, "", names)):
+            for batch in table.to_batches():
                 made = [(n, self._convert(n, c)) for n, c in zip(names, batch.columns, strict=True)]
                 yield _batch(self._spec, self.schema, made, offset)
                 offset += batch.num_rows
+
+    def _tables(self, rows: CsvRows) -> Iterator[pa.Table]:
+        """A file with a record that is none is refused at the latest when that is read."""
+        with self._path.open("rb") as file:
+            while data := file.read(_BLOCK_BYTES):
+                tables = list(rows.feed(data))
+                self._check(rows.bad)
+                yield from tables
+        tables = list(rows.close())
+        self._check(rows.bad)
+        yield from tables
+
+    def _check(self, bad: Sequence[BadRecord]) -> None:
+        if not bad:
+            return
+        said = [_said(record) for record in bad[:_LINES_SHOWN]]
+        if len(bad) > _LINES_SHOWN:
+            said.append(f"{len(bad) - _LINES_SHOWN} more such lines")
+        raise ValidationError(
+            f"{self._spec.name}: cannot be read: {'; '.join(said)}", type=self._spec.name
+        )
 
     def _convert(self, name: str, column: pa.Array) -> Conversion:
         field = self._fields[name]
@@ -245,13 +255,27 @@ class CsvFile:
         return from_text(field.storage, column)
 
     def _header(self) -> list[str]:
-        with self._path.open(encoding="utf-8-sig", newline="") as file:
-            names = next(csv.reader(file), None)
+        rows = CsvRows(_DIALECT, "")
+        with self._path.open("rb") as file:
+            while rows.names is None and (data := file.read(_HEADER_BYTES)):
+                list(rows.feed(data))
+        if rows.names is None:
+            list(rows.close())
+            self._check(rows.bad)
+        names = rows.names
         if not names:
             raise ValidationError(
                 f"{self._spec.name}: the first line must name the columns", type=self._spec.name
             )
         return names
+
+
+def _said(record: BadRecord) -> str:
+    where = f"line {record.line}: " if record.line else ""
+    detail = f" ({record.detail})" if record.detail else ""
+    raw = shown(record.raw)
+    text = raw if len(raw) <= _TEXT_SHOWN else f"{raw[:_TEXT_SHOWN]}..."
+    return f"{where}{record.fault}{detail}: {text!r}"
 
 
 @dataclass(frozen=True, slots=True)

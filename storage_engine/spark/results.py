@@ -45,6 +45,7 @@ class WriteResult:
     quarantine: str | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)  # of quarantined rows
     drift: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what may surprise whoever wrote it, as in `last_commit.notes`
     problem: str | None = None  # of a dry run: what would stop the write
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,4 +55,5 @@ class WriteResult:
             "requests": dict(self.requests),
             "reasons": dict(self.reasons),
             "drift": list(self.drift),
+            "notes": list(self.notes),
         }

@@ -25,13 +25,14 @@ from storage_engine.model.conform import Conformer, RowFault, SiftedBatch, confo
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.object.write.staged_write import PartFolder
-from storage_engine.spark.quarantine import Quarantine, QuarantineFile
+from storage_engine.spark.quarantine import Quarantine, QuarantineFile, SetAside, set_aside
 
 INSERT = "__insert"  # bool: the identity is new (all are when the column is missing)
 REASONS = "__reasons"  # list of str: what expectations have found wrong with the row
 FAULTS = "__faults"  # JSON: what was wrong with a row that was conformed before
-ORIGINAL = "__original"  # JSON: that row
-HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL)
+ORIGINAL = "__original"  # JSON: what is kept of that row
+ORIGIN = "__origin"  # struct: the row in its source: file, line, record; fault: cannot be read
+HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL, ORIGIN)
 
 REPORT = pa.schema([pa.field("report", pa.string(), nullable=False)])
 REPORT_DDL = "report string"
@@ -179,22 +180,22 @@ class _Run:
             report.reasons.update({fault.what for fault in faults})
         numbers = sorted(sifted.faults)
         originals = _column(batch, ORIGINAL)
-        bad = own.take(pa.array(numbers, pa.int64()))
+        places = pa.array(numbers, pa.int64())
         if originals is not None:
-            texts = originals.take(pa.array(numbers, pa.int64())).to_pylist()
+            rows = [SetAside.parse(text) for text in originals.take(places).to_pylist()]
         else:
-            texts = [as_json(row) for row in objects_of(bad)]
+            rows = set_aside(own, _column(batch, ORIGIN), numbers)
         reasons_by_row = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
-        for text, reasons in zip(texts, reasons_by_row, strict=True):
+        for row, reasons in zip(rows, reasons_by_row, strict=True):
             if len(report.examples) >= _EXAMPLES:
                 break
-            report.examples.append(f"{'; '.join(reasons)}: {text}")
+            report.examples.append(f"{'; '.join(reasons)}: {row.shown()}")
         if self._target.quarantine is not None:
             if self._quarantine is None:
                 self._quarantine = QuarantineFile(
                     self._target.quarantine, self._target.config, self._label, self._folder
                 )
-            self._quarantine.write(texts, reasons_by_row)
+            self._quarantine.write(rows, reasons_by_row)
 
     # -- parts --------------------------------------------------------------------------------
 
@@ -230,36 +231,10 @@ def sift_with_reasons(
     if not broken:
         return sifted
     both = {row: [*sifted.faults.get(row, ()), *row_faults] for row, row_faults in broken.items()}
-    faults: dict[int, Sequence[RowFault]] = {**sifted.faults, **both}
+    faults: dict[int, Sequence[RowFault]] = {**sifted.faults, **both, **_unread(batch)}
     fits = _all_but(faults, batch.num_rows)
     kept = fits if sifted.fits is None else fits.filter(sifted.fits)
     return SiftedBatch(sifted.rows.filter(kept), fits, faults)
-
-
-def objects_of(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows that may hold times for which Python has no object: those columns come as text."""
-    objects: list[dict[str, Any]]
-    try:
-        objects = rows.to_pylist()
-    except (OverflowError, ValueError):
-        texts = [
-            column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
-            for column in rows.columns
-        ]
-        objects = pa.RecordBatch.from_arrays(texts, names=rows.schema.names).to_pylist()
-    return objects
-
-
-def as_json(row: Mapping[str, Any]) -> str:
-    """A row as JSON text, whatever is in it."""
-    return json.dumps(row, default=_plain, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    isoformat = getattr(value, "isoformat", None)
-    return isoformat() if isoformat is not None else str(value)
 
 
 def _broken(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
@@ -271,6 +246,19 @@ def _broken(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
     return {
         row: [RowFault(text) for text in row_texts]
         for row, row_texts in zip(some.to_pylist(), texts, strict=True)
+    }
+
+
+def _unread(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
+    """Lines that could not be read. What is said of the values that they lack means nothing."""
+    origin = _column(batch, ORIGIN)
+    if origin is None:
+        return {}
+    faults = pc.struct_field(origin, "fault")
+    rows = pc.indices_nonzero(pc.is_valid(faults))
+    return {
+        row: [RowFault(fault)]
+        for row, fault in zip(rows.to_pylist(), faults.take(rows).to_pylist(), strict=True)
     }
 
 

@@ -19,7 +19,7 @@ from storage_engine.spark.ingest_spec import (
     IngestFields,
     IngestSpec,
     SourceFields,
-    SpecOption,
+    parse_spec,
     sink_options,
     spec_options,
     writer_fields,
@@ -29,7 +29,7 @@ from storage_engine.spark.jobs.compact import compact_parser
 from storage_engine.spark.jobs.ingest import parse
 from storage_engine.spark.jobs.stream import stream_parser
 from storage_engine.spark.publish import WriteOptions
-from storage_engine.spark.spec_file import parse_spec
+from storage_engine.spark.spec_members import SpecOption
 
 BASE: dict[str, Any] = {
     "storage_uri": "store",

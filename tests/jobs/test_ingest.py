@@ -312,7 +312,7 @@ def test_files_with_different_headers_are_refused(
     source = Source(format="csv", paths=(str(tmp_path / "a.csv"), str(tmp_path / "b.csv")))
     code, result = run(capsys, *order_for(uri, source).to_arguments())
     assert code == 3
-    assert "CSV header does not conform" in result["error"]["message"]
+    assert "b.csv: the header is name, id, not id, name as in" in result["error"]["message"]
     assert head(uri) == 0
     for name in ("a", "b"):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:

@@ -355,7 +355,7 @@ def folder_named(folder: Path) -> Path:
         (bad_file("a.csv", "id,nmae\n"), r"a\.csv: Customer: column 'name' is missing"),
         (bad_file("a.csv", "id,name,name\n"), "column 'name' is there 2 times"),
         (bad_file("a.csv", "id;name\nc1;Ann\n"), "unknown column 'id;name'"),
-        (bad_file("a.csv", b"\xff\xfeid"), r"a\.csv: cannot be read: .*utf-8"),
+        (bad_file("a.csv", b"\xff\xfeid"), r"a\.csv: the header is not UTF-8"),
         (bad_file("a.jsonl", '{"id":"a"}\n'), r"a\.jsonl: Customer: column 'name' is missing in 1"),
         (bad_file("a.jsonl", '{"id":"a","nam":"b"}\n'), "'nam', did you mean 'name'"),
         (bad_file("a.jsonl", '\n{"id":\n[1]\n'), "line 2 is not JSON .*line 3 is not a JSON obj"),
@@ -400,7 +400,10 @@ def test_a_bad_source_is_refused_at_once(
             r"a\.csv: Customer: column 'age' is not an integer of 64 bits \(got 'old'\) "
             r"in 2 rows \(first row 1\)",
         ),
-        (bad_file("a.csv", "id,name\na,x\nb\n"), r"a\.csv: cannot be read: .*2 columns, got 1"),
+        (
+            bad_file("a.csv", "id,name\na,x\nb\n"),
+            r"a\.csv: Customer: cannot be read: .*2 columns, got 1",
+        ),
         (bad_file("a.csv", "id,name\n,x\n"), "'id' is empty in 1 row"),
         (
             bad_file(

@@ -219,7 +219,7 @@ class ObjectConsumer:
 
     def _see_to_others(self) -> None:
         """See to it that what others leave lying is taken, and not what they are about to."""
-        if self._peers.has_stranger and self._peers.refresh():
+        if self._peers.has_stranger and self._peers.refresh(timedelta()):
             self._pending.share()
         if self._peers.alone:
             return

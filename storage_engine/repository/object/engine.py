@@ -286,7 +286,7 @@ class ObjectRepository(ABC):
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
-            return CommitRun(
+            run = CommitRun(
                 Parts(
                     self.chain,
                     self.publisher,
@@ -298,7 +298,9 @@ class ObjectRepository(ABC):
                     self._check_log,
                 ),
                 request,
-            ).run()
+            )
+            with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
+                return run.run()
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
@@ -473,9 +475,9 @@ class ObjectRepository(ABC):
             "gone": is_gone(held.holder),
         }
 
-    def break_lock(self, token: str | None) -> dict[str, Any] | None:
+    def break_lock(self, token: str | None, *, apply: bool = True) -> dict[str, Any] | None:
         """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
-        state = break_lock(self.store, token).state
+        state = break_lock(self.store, token, apply=apply).state
         if state is None:
             return None
         return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}

@@ -21,12 +21,10 @@ from storage_engine.spark.ingest_spec import (
     POLICIES,
     DriftPolicy,
     IngestSpec,
-    SpecOption,
-    bytes_of,
+    parse_spec,
     spec_options,
 )
-from storage_engine.spark.spec_checks import InvalidSpec
-from storage_engine.spark.spec_file import parse_spec, read_yaml
+from storage_engine.spark.spec_members import InvalidSpec, SpecOption, bytes_of, read_yaml
 
 _GROUPS = ("order", "source", "mapping", "writing")
 
@@ -40,6 +38,7 @@ class RunOptions:
     conf: dict[str, str] = field(default_factory=dict)
     json: bool = False
     dry_run: bool = False
+    replay_quarantine: str | None = None
     verbose: bool = False
 
 
@@ -130,6 +129,12 @@ def add_run_options(parser: argparse.ArgumentParser, *, dry_run: bool = False) -
             help="count what would be inserted, updated and left unchanged; publish nothing. Exit "
             "code 3 when the write would be refused, and why",
         )
+        add(
+            "--replay-quarantine",
+            metavar="URI",
+            help="take the rows that an earlier run has set aside, and that were put right, "
+            "instead of the source: the folder that it named, or a .parquet or .jsonl file",
+        )
     add(
         "--master",
         metavar="URL",
@@ -155,6 +160,7 @@ def run_options(given: argparse.Namespace) -> RunOptions:
         conf=_pairs("--conf", given.conf),
         json=given.json,
         dry_run=getattr(given, "dry_run", False),
+        replay_quarantine=getattr(given, "replay_quarantine", None),
         verbose=given.verbose,
     )
 

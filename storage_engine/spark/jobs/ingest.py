@@ -24,6 +24,7 @@ from storage_engine.spark.jobs.program import (
     MISMATCH,
     OK,
     Reporter,
+    explained,
     opened,
     reporting,
     run,
@@ -55,24 +56,27 @@ def ingest(
     session: Session | None = None,
     progress: Progress | None = None,
     dry_run: bool = False,
+    replay: str | None = None,
 ) -> WriteResult:
     """Carry out an order. A given session is used and stays open; else one is opened for it.
 
-    `dry_run` counts what would be written, and publishes and sets aside nothing.
+    dry_run:  count what would be written; publish and set aside nothing
+    replay:   a side table, or a file of one, whose rows are taken instead of the source's. This is
+              a unit of work of its own, named by what the rows are
     """
     from storage_engine.spark.jobs.mapping import prepare
+    from storage_engine.spark.jobs.replay import replayed
     from storage_engine.spark.writer import write_type
 
     type_spec = type_of(spec)
-    prepared = prepare(spark, spec, type_spec)
-    with opened(spec.storage_uri, session) as using:
+    options = spec.write_options()
+    with explained(), opened(spec.storage_uri, session) as using:
+        if replay is None:
+            prepared = prepare(spark, spec, type_spec)
+        else:
+            prepared, options["idempotency"] = replayed(spark, spec, type_spec, replay)
         result = write_type(
-            prepared.frame,
-            type_spec,
-            using,
-            progress=progress,
-            dry_run=dry_run,
-            **spec.write_options(),
+            prepared.frame, type_spec, using, progress=progress, dry_run=dry_run, **options
         )
     drift = (*prepared.drift, *drifted(result))
     return replace(result, drift=drift, outside=prepared.outside)
@@ -108,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(call: IngestCall) -> int:
     spec = call.spec
     type_of(spec)  # before Spark is started: most mistakes are here
-    what = f"{'preview' if call.run.dry_run else 'ingest'} {spec.type}"
+    work = "replay into" if call.run.replay_quarantine is not None else "ingest"
+    what = f"{'preview' if call.run.dry_run else work} {spec.type}"
     with reporting() as reporter, shown(what, reporter.log) as tell:
 
         def advance(now: WriteProgress) -> None:
@@ -116,7 +121,13 @@ def _run(call: IngestCall) -> int:
 
         tell("start", 0, None)
         spark = start_spark(f"ontologia {what}", call.run)
-        result = ingest(spark, spec, progress=advance, dry_run=call.run.dry_run)
+        result = ingest(
+            spark,
+            spec,
+            progress=advance,
+            dry_run=call.run.dry_run,
+            replay=call.run.replay_quarantine,
+        )
         if not call.run.dry_run:
             _report(reporter, spec, result)
     _print(result, call)
@@ -167,8 +178,12 @@ def _print(result: WriteResult, call: IngestCall) -> None:
     else:
         lines = [summary(result), *(f"drift: {sentence}" for sentence in result.drift)]
         lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
+        lines += [f"note: {note}" for note in result.notes]
         if result.quarantine is not None:
-            lines.append(f"quarantined rows are in {result.quarantine}")
+            lines.append(
+                f"quarantined rows are in {result.quarantine}; once they are put right, "
+                f"--replay-quarantine {result.quarantine} takes them"
+            )
         if call.run.dry_run:
             if result.problem is not None:
                 lines.append(f"It would be refused: {result.problem}")

@@ -33,6 +33,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -40,15 +41,27 @@ from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec
 from storage_engine.spark.jobs.program import spark_said
-from storage_engine.spark.jobs.sources import MALFORMED, Opened, declared_schema, open_source
+from storage_engine.spark.jobs.sources import (
+    Opened,
+    declared_schema,
+    open_source,
+    source_columns,
+)
+from storage_engine.spark.jobs.text_lines import FACTS, FAULT
 from storage_engine.spark.schema import quoted
-from storage_engine.spark.staged_parts import REASONS
+from storage_engine.spark.staged_parts import HELPERS, ORIGIN, REASONS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 _FLOATS = (FloatType, DoubleType)
+# Of text, Spark would take 10:30 for a time of today, 2026 for its first day, and what follows a
+# date for nothing.
+_DAY = r"^\s*\d{4,}-\d{1,2}-\d{1,2}\s*$"
+_MOMENT = r"^\s*\d{4,}-\d{1,2}-\d{1,2}([T ]|\s*$)"
+_FINER = r"\.\d{6}\d*[1-9]"  # than microseconds, in which times are kept
+_NUMBER = r"^\s*[+-]?(\d|\.|NaN|Inf|inf)[^dDfF]*$|^\s*[+-]?[Ii]nf(inity)?\s*$"
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ def settle(
     at in a pass of their own where they would be ignored (to be counted), or would stop what
     carries on; otherwise by the writer, as it reads them.
     """
-    columns = {field.name: field for field in frame.schema.fields if field.name != MALFORMED}
+    columns = {field.name: field for field in frame.schema.fields if field.name not in FACTS}
     wanted = {field.name: field for field in declared.fields}
     drifts = {
         "added": [f for name, f in columns.items() if name not in wanted],
@@ -119,13 +132,14 @@ def settle(
             raise _refused(counted)
     else:
         reasons += [F.when(misfit, F.lit(reason)) for reason, misfit in misfits.items()]
-    return Settled(frame.select(*taken, *_reasons(frame, reasons)), tuple(differences))
+    made = frame.select(*taken, *_told(frame, reasons, carry_on=carry_on))
+    return Settled(made, tuple(differences))
 
 
-def as_found(frame: DataFrame) -> Settled:
+def as_found(frame: DataFrame, *, carry_on: bool) -> Settled:
     """A source of which nothing was declared."""
-    kept = [F.col(quoted(name)) for name in frame.columns if name != MALFORMED]
-    return Settled(frame.select(*kept, *_reasons(frame, [])))
+    kept = [F.col(quoted(name)) for name in source_columns(frame)]
+    return Settled(frame.select(*kept, *_told(frame, [], carry_on=carry_on)))
 
 
 def _counted(frame: DataFrame, misfits: Mapping[str, Column]) -> list[str]:
@@ -144,14 +158,32 @@ def _refused(drifts: Sequence[str]) -> ValidationError:
     )
 
 
-def _reasons(frame: DataFrame, reasons: list[Column]) -> list[Column]:
-    if MALFORMED in frame.columns:
-        broken = F.col(MALFORMED).isNotNull()
-        reasons = [
-            *reasons,
-            F.when(broken, F.lit("line is malformed")),
-        ]
-    return [F.array_compact(F.array(*reasons)).alias(REASONS)] if reasons else []
+def _told(frame: DataFrame, reasons: list[Column], *, carry_on: bool) -> list[Column]:
+    """What is wrong with a row, and what it was in its source.
+
+    The latter goes along with every row where bad ones are set aside, because any may turn out to
+    be bad; else with those alone that the source spoils, for the error to show.
+    """
+    if FAULT in frame.columns:
+        reasons = [*reasons, F.col(FAULT)]
+    told = F.array_compact(F.array(*reasons)) if reasons else None
+    made = [told.alias(REASONS)] if told is not None else []
+    if carry_on:
+        return [*made, _origin(frame).alias(ORIGIN)]
+    if told is not None and FAULT in frame.columns:
+        return [*made, F.when(F.size(told) > 0, _origin(frame)).alias(ORIGIN)]
+    return made
+
+
+def _origin(frame: DataFrame) -> Column:
+    facts = [F.col(name) if name in frame.columns else F.lit(None) for name in FACTS]
+    record = F.struct(*(F.col(quoted(name)) for name in source_columns(frame)))
+    return F.struct(
+        facts[0].cast("string").alias("file"),
+        facts[1].cast("binary").alias("line"),
+        facts[2].cast("string").alias("fault"),
+        record.alias("record"),
+    )
 
 
 def _added(field: StructField) -> Column:
@@ -191,8 +223,15 @@ def _converted(
     match declared:
         case DateType() if "dateFormat" in options:
             return F.try_to_date(source, options["dateFormat"])
+        case DateType():
+            return F.when(source.rlike(_DAY), source.try_cast(declared))
         case TimestampType() if "timestampFormat" in options:
             return F.try_to_timestamp(source, F.lit(options["timestampFormat"]))
+        case TimestampType() | TimestampNTZType():
+            is_one = source.rlike(_MOMENT) & ~source.rlike(_FINER)
+            return F.when(is_one, source.try_cast(declared))
+        case FloatType() | DoubleType():
+            return F.when(source.rlike(_NUMBER), source.try_cast(declared))
         case BinaryType():
             return F.encode(source, "UTF-8")
         case ArrayType() | StructType() | MapType():
@@ -222,7 +261,7 @@ def prepare(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec) -> Mappe
 def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
     declared = declared_schema(spec.source)
     if declared is None:
-        settled = as_found(opened.frame)
+        settled = as_found(opened.frame, carry_on=spec.on_bad_rows == "quarantine")
     else:
         settled = settle(
             opened.frame,
@@ -239,7 +278,7 @@ def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
     if spec.transform is not None:
         frame = _transformed(frame, spec.transform)
     frame = _projected(frame, spec, type_spec)
-    return MappedRows(frame.distinct() if spec.distinct else frame, settled.found, outside)
+    return MappedRows(_distinct(frame) if spec.distinct else frame, settled.found, outside)
 
 
 def _count_of(frame: DataFrame, condition: str) -> int:
@@ -250,6 +289,19 @@ def _count_of(frame: DataFrame, condition: str) -> int:
         return frame.filter(holds & ~_spoiled() if REASONS in frame.columns else holds).count()
 
     return _stated("outside", condition, counted)
+
+
+def _distinct(frame: DataFrame) -> DataFrame:
+    """Equal rows are one, wherever they came from; lines that cannot be read are each their own,
+    as far as they differ."""
+    if ORIGIN not in frame.columns:
+        return frame.distinct()
+    names = [name for name in frame.columns if name != ORIGIN]
+    if REASONS not in frame.columns:
+        return frame.dropDuplicates(names)
+    raw = F.when(_spoiled(), F.xxhash64(f"{ORIGIN}.line", f"{ORIGIN}.record"))
+    marked = frame.withColumn("__raw", raw)
+    return marked.dropDuplicates([*names, "__raw"]).drop("__raw")
 
 
 def _where(frame: DataFrame, condition: str) -> DataFrame:
@@ -265,8 +317,8 @@ def _transformed(frame: DataFrame, name: str) -> DataFrame:
     """The function sees rows that are whole; spoiled ones go around it."""
     function = _function(name)
     if REASONS not in frame.columns:
-        return _result(name, function(frame))
-    made = _result(name, function(frame.filter(~_spoiled()).drop(REASONS)))
+        return _result(name, function(frame.drop(ORIGIN)))
+    made = _result(name, function(frame.filter(~_spoiled()).drop(*HELPERS)))
     types = {field.name: field.dataType for field in frame.schema.fields}
     around = [
         (F.col(quoted(f.name)) if types.get(f.name) == f.dataType else F.lit(None))
@@ -275,7 +327,8 @@ def _transformed(frame: DataFrame, name: str) -> DataFrame:
         for f in made.schema.fields
     ]
     whole = made.withColumn(REASONS, F.array().cast("array<string>"))
-    return whole.unionByName(frame.filter(_spoiled()).select(*around, REASONS))
+    spoiled = frame.filter(_spoiled()).select(*around, REASONS, ORIGIN)
+    return whole.unionByName(spoiled, allowMissingColumns=True)
 
 
 def _projected(frame: DataFrame, spec: IngestSpec, type_spec: TypeSpec) -> DataFrame:
@@ -291,13 +344,25 @@ def _projected(frame: DataFrame, spec: IngestSpec, type_spec: TypeSpec) -> DataF
             f"columns: {type_spec.name} has no column {', '.join(unknown)}; it has "
             f"{', '.join(columns_of(type_spec))}"
         )
+    _check_case(source_names=present, unmapped=set(columns_of(type_spec)) - {*taken, *spec.columns})
     taken |= spec.columns
     selected = [
         _stated(f"columns.{name}", sql, partial(_valid, frame, sql)).alias(name)
         for name, sql in taken.items()
     ]
-    kept = [F.col(REASONS)] if REASONS in present else []
-    return frame.select(*selected, *kept)
+    return frame.select(*selected, *(F.col(name) for name in (REASONS, ORIGIN) if name in present))
+
+
+def _check_case(source_names: set[str], unmapped: set[str]) -> None:
+    """A column that differs from a field in case alone would be left out without a word."""
+    names = {name.lower(): name for name in source_names - {*HELPERS}}
+    near = [(name, names[name.lower()]) for name in sorted(unmapped) if name.lower() in names]
+    if near:
+        said = "; ".join(f"the source has {other!r} where the type has {n!r}" for n, other in near)
+        name, other = near[0]
+        raise ValidationError(
+            f"columns: {said}. Say which is meant: {name}={other} takes it, {name}=null does not"
+        )
 
 
 def columns_of(type_spec: TypeSpec) -> list[str]:

@@ -101,6 +101,10 @@ _REFUSED = (errors.ValidationError, errors.SchemaOutdatedError, errors.TypeDecla
 __all__ = ["MISMATCH", "OK", "describe", "run", "spark_said"]
 
 _LONGEST = 1000
+_OF_SOURCES: dict[str, type[errors.OntologiaError]] = {
+    "ValidationError": errors.ValidationError,
+    "ConfigurationError": errors.ConfigurationError,
+}
 # By the class of the SQL state: 42 is a mistake in names or syntax, 22 a value in the data, KD a
 # file that is not what its reader expects.
 _STATE = re.compile(r"SQLSTATE: (\w{5})")
@@ -108,7 +112,9 @@ _OF_STATE = {"42": USAGE, "22": MISMATCH, "KD": MISMATCH}
 # What our own code raised in a task, or on a Spark Connect server: only its text comes back.
 _OURS = re.compile(r"storage_engine\.errors\.(\w+): (.*)")
 _REST = ("JVM stacktrace", "\tat ", "\t...", "== ", "Driver stack", "Traceback")
-_NOISE = re.compile(r"^(: |An error occurred while calling .*|[a-z]+(\.\w+)+(Exception|Error): )")
+_NOISE = re.compile(
+    r"^((: )?[a-z]+(\.\w+)+(Exception|Error): |: |An error occurred while calling .*)"
+)
 
 
 def run(argv: Sequence[str] | None, work: Callable[[list[str]], int]) -> int:
@@ -137,7 +143,7 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
     from pyspark.errors import PySparkException
 
     if isinstance(error, PySparkException | Py4JJavaError):
-        if ours := _raised_there(str(error)):
+        if ours := _raised_in_task(str(error)):
             return ours
         state = _STATE.search(str(error))
         code = _OF_STATE.get((state.group(1) if state else "")[:2], GENERAL)
@@ -149,7 +155,35 @@ def describe(error: Exception) -> tuple[int, str, dict[str, Any]]:
     return GENERAL, f"{message}ontologia, please report it with the traceback that -v shows", {}
 
 
-def _raised_there(text: str) -> tuple[int, str, dict[str, Any]] | None:
+def raised_there(error: Exception) -> errors.OntologiaError | None:
+    """The error that Spark's tells of: one of ours about the data or the order, which a task has
+    raised, or a file that is not what its reader expects, which is named."""
+    for name, message in reversed(_OURS.findall(str(error))):
+        kind = _OF_SOURCES.get(name)
+        if kind is not None:
+            return kind(one_line(message)[:_LONGEST])
+    state = _STATE.search(str(error))
+    if state is not None and state.group(1).startswith("KD"):
+        return errors.ValidationError(spark_said(error))
+    return None
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Errors of Spark that tell of ours, or of a file that cannot be read, as such."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        ours = raised_there(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _raised_in_task(text: str) -> tuple[int, str, dict[str, Any]] | None:
     """The last error of ours that a text of Spark's tells of."""
     for name, message in reversed(_OURS.findall(text)):
         kind = getattr(errors, name, None)

@@ -2,171 +2,91 @@
 
 CSV columns are text under the names of the header, and so are plain values of JSON lines with a
 declared schema; `mapping` gives them their declared types. Parquet and JDBC bring types of their
-own. Lines that cannot be read come as their text in a column of their own, MALFORMED.
+own. Rows of text come with their file and, where a line cannot be read, with it and the reason
+(`text_lines`).
 
-CSV files inside .zip archives, which Spark itself cannot open, are unzipped and parsed by executors
-with Arrow, an archive a task, so an archive must fit into a task's memory.
+A CSV file is read by one task, from its beginning, because a quoted value may go over line ends.
+Only a large file in which no line leaves a quote open is read in parts. Spark cannot open .zip
+archives: executors unzip and parse them, an archive a task, which must fit into its memory.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import re
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.csv as pc
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import ParseException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
     MapType,
+    NullType,
+    ShortType,
     StringType,
     StructField,
     StructType,
 )
 
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.runtime.csv_text import MALFORMED, CsvDialect, CsvRows, check_names
+from storage_engine.spark.driver import is_connect
 from storage_engine.spark.ingest_spec import Source
-from storage_engine.spark.jobs.program import revealed, spark_said
+from storage_engine.spark.jobs.program import raised_there, revealed, spark_said
+from storage_engine.spark.jobs.text_lines import (
+    FACT_FIELDS,
+    FACTS,
+    FAULT,
+    FILE,
+    LINE,
+    NUMBER,
+    START,
+    VALUE,
+    CsvTask,
+    HeaderTask,
+    JsonTask,
+    PieceTask,
+    WholeCsvTask,
+    one_line,
+    path_shown,
+    with_facts,
+)
 from storage_engine.spark.schema import quoted
+from storage_engine.spark.spec_members import bytes_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-MALFORMED = "__malformed"  # the text of a line that cannot be read
-_OPTIONS = {"header", "sep", "delimiter", "quote", "escape", "encoding", "charset", "multiLine"}
-_HEADER_BYTES = 1 << 20
-
-
-def read_zipped(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
-    """The rows of all CSV files in the archives."""
-    beyond = sorted(set(options) - _OPTIONS)
-    if beyond:
-        raise ConfigurationError(
-            f"source.options: {', '.join(beyond)} cannot be used with .zip files; unzip them "
-            f"first, or use only {', '.join(sorted(_OPTIONS))}"
-        )
-    dialect = _CsvDialect(options)
-    archives = spark.read.format("binaryFile").load(list(paths)).select("path", "content")
-    headers = archives.mapInArrow(dialect.headers, "path string, header array<string>").collect()
-    names = _common(headers)
-    schema = StructType([StructField(name, StringType()) for name in [*names, MALFORMED]])
-    return archives.repartition(max(1, len(headers)), F.col("path")).mapInArrow(
-        dialect.rows(names), schema
-    )
-
-
-def _common(headers: Sequence[tuple[str, list[str]]]) -> list[str]:
-    if not headers:
-        raise ConfigurationError("source: the archives have no CSV files in them")
-    first = headers[0]
-    for path, header in headers:
-        if header != first[1]:
-            raise ConfigurationError(
-                f"source: the CSV files in {path} and {first[0]} have different headers "
-                f"({', '.join(header)} and {', '.join(first[1])}); ingest them by separate orders"
-            )
-    return list(first[1])
-
-
-class _CsvDialect:
-    """How the CSV files are written. Travels to executors."""
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._header = options.get("header", "true").lower() == "true"
-        self._separator = options.get("sep", options.get("delimiter", ","))
-        self._quote = options.get("quote", '"')
-        self._escape = options.get("escape", self._quote)
-        self._encoding = codecs.lookup(
-            options.get("encoding", options.get("charset", "utf-8"))
-        ).name
-        self._lines = options.get("multiLine", "true").lower() == "true"
-
-    def headers(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for path, content in zip(*batch.to_pydict().values(), strict=True):
-                member_names = [self._names(member) for member in _members(content)]
-                yield pa.RecordBatch.from_pydict(
-                    {"path": [path] * len(member_names), "header": member_names}
-                )
-
-    def rows(self, names: Sequence[str]) -> Parse:
-        return Parse(self, list(names))
-
-    def parse(self, member: bytes, names: list[str]) -> pa.Table:
-        """All rows; lines with more or fewer values come last, as they are."""
-        malformed: list[str | None] = []
-
-        def keep(row: pc.InvalidRow) -> str:
-            malformed.append(row.text)
-            return "skip"
-
-        table = pc.read_csv(
-            io.BytesIO(member),
-            read_options=pc.ReadOptions(
-                column_names=names, skip_rows=int(self._header), encoding=self._encoding
-            ),
-            parse_options=pc.ParseOptions(
-                delimiter=self._separator,
-                quote_char=self._quote or False,
-                double_quote=self._escape == self._quote,
-                escape_char=self._escape if self._escape not in ("", self._quote) else False,
-                newlines_in_values=self._lines,
-                invalid_row_handler=keep,
-            ),
-            convert_options=pc.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                null_values=[""],  # as Spark, for which an empty text is null, quoted or not
-                strings_can_be_null=True,
-            ),
-        )
-        whole = table.append_column(MALFORMED, pa.nulls(table.num_rows, pa.string()))
-        if not malformed:
-            return whole
-        columns = [pa.nulls(len(malformed), pa.string())] * len(names)
-        broken = pa.table([*columns, pa.array(malformed, pa.string())], schema=whole.schema)
-        return pa.concat_tables([whole, broken])
-
-    def _names(self, member: bytes) -> list[str]:
-        text = member[:_HEADER_BYTES].decode(self._encoding, errors="replace")
-        lines = csv.reader(
-            io.StringIO(text.removeprefix("\ufeff")),
-            delimiter=self._separator,
-            quotechar=self._quote or None,
-        )
-        first = next(lines, [])
-        return first if self._header else [f"_c{number}" for number in range(len(first))]
-
-
-class Parse:
-    """The function that executors run."""
-
-    def __init__(self, dialect: _CsvDialect, names: list[str]) -> None:
-        self._dialect = dialect
-        self._names = names
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for content in batch.column("content"):
-                for member in _members(content.as_py()):
-                    yield from self._dialect.parse(member, self._names).to_batches()
-
-
-def _members(content: bytes) -> Iterator[bytes]:
-    """The files of an archive, without folders and what macOS adds."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for info in archive.infolist():
-            if not info.is_dir() and not info.filename.startswith("__MACOSX/"):
-                yield archive.read(info)
+# What is needed to read CSV by records; `mapping` knows the formats of dates and times.
+_OF_CSV = {"header", "sep", "delimiter", "quote", "escape", "encoding", "charset", "multiline"}
+_OF_VALUES = {"dateformat", "timestampformat"}
+_OF_FILES = {
+    "basepath",
+    "ignorecorruptfiles",
+    "ignoremissingfiles",
+    "modifiedafter",
+    "modifiedbefore",
+    "pathglobfilter",
+    "recursivefilelookup",
+}
+_HEADER_LINES = 200
+_CORRUPT = "__corrupt"
+# A part of a file begins anywhere but in these.
+_UNSPLIT = r"(?i)\.(gz|gzip|deflate|zst|snappy|lz4)$"
+_WIDENED: tuple[tuple[type[DataType], ...], ...] = (
+    (ByteType, ShortType, IntegerType, LongType),
+    (FloatType, DoubleType),
+)
 
 
 # How a stream looks for files; the rest of a source's options is for reading them.
@@ -204,13 +124,14 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
             case "json":
                 return _json(spark, source, options)
             case "parquet":
-                if source.row_schema is not None:
-                    options.setdefault("mergeSchema", "true")  # a column of any file counts
-                return Opened(spark.read.options(**options).parquet(*source.paths))
+                return Opened(_parquet(spark, source, options))
             case _:
                 return Opened(_jdbc(spark, source, options))
     except (PySparkException, Py4JJavaError) as error:
-        raise ConfigurationError(f"source {_shown(source)}: {spark_said(error)}") from error
+        if (ours := raised_there(error)) is not None:
+            raise ours from None
+        said = spark_said(error)
+        raise ConfigurationError(f"source {_listed(source.paths)}: {said}") from error
 
 
 def declared_schema(source: Source) -> StructType | None:
@@ -245,61 +166,392 @@ def arrived(source: Source, files: Sequence[str]) -> Source:
     return source.replace(paths=tuple(files), options=options)
 
 
-def _as_text(kind: DataType) -> DataType:
+def text_types(kind: DataType) -> DataType:
     """Values are text until they get their declared type; nested ones keep their shape."""
     return kind if isinstance(kind, ArrayType | MapType | StructType) else StringType()
 
 
+def source_columns(frame: DataFrame) -> list[str]:
+    """Without what is told of a row's origin."""
+    return [name for name in frame.columns if name not in FACTS]
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+
 def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> DataFrame:
     """RFC 4180 unless options say otherwise: a header, and quotes doubled inside quotes."""
-    options = {"header": "true", "escape": '"', **options}
     zipped = [path for path in source.paths if path.lower().endswith(".zip")]
     plain = [path for path in source.paths if path not in zipped]
     frames = [_plain_csv(spark, plain, options)] if plain else []
     if zipped:
         frames.append(read_zipped(spark, zipped, options))
     frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-    if not [name for name in frame.columns if name != MALFORMED]:
-        raise ConfigurationError(f"source {_shown(source)}: there is no header to name columns")
-    return _with_nulls(frame, source.null_value)
-
-
-def _with_nulls(frame: DataFrame, null_value: str | None) -> DataFrame:
-    if null_value is None:
+    if source.null_value is None:
         return frame
-    null = F.lit(null_value)
-    return frame.select(*(F.nullif(F.col(quoted(n)), null).alias(n) for n in frame.columns))
+    null = F.lit(source.null_value)
+    made = {name: F.nullif(F.col(quoted(name)), null) for name in source_columns(frame)}
+    return frame.select(*(made.get(n, F.col(quoted(n))).alias(n) for n in frame.columns))
+
+
+def read_zipped(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
+    """The rows of all CSV files in the archives."""
+    beyond = sorted(name for name in options if name.lower() not in _OF_CSV | _OF_VALUES)
+    if beyond:
+        raise ConfigurationError(
+            f"source.options: {', '.join(beyond)} cannot be used with .zip files; unzip them "
+            "first, or use only header, sep, quote, escape, encoding and multiLine"
+        )
+    return _whole_csv(spark, paths, options, {}, zipped=True)
+
+
+def _whole_csv(
+    spark: SparkSession,
+    paths: Sequence[str],
+    options: Mapping[str, str],
+    of_files: Mapping[str, str],
+    *,
+    zipped: bool,
+) -> DataFrame:
+    dialect = csv_dialect(options)
+    files = spark.read.format("binaryFile").options(**of_files).load(list(paths))
+    contents = files.select("path", "content")
+    told = "path string, header array<string>"
+    headers = contents.mapInArrow(HeaderTask(dialect, zipped), told).collect()
+    if not headers:
+        what = "the archives have no CSV files in them" if zipped else "there is no header"
+        raise ConfigurationError(f"source {_listed(paths)}: {what}")
+    first = headers[0]
+    for path, header in headers:
+        if header != first[1]:
+            raise ConfigurationError(
+                f"source: {path} and {first[0]} have different headers "
+                f"({', '.join(header)} and {', '.join(first[1])}); ingest them by separate orders"
+            )
+    names = list(first[1])
+    check_names(names, first[0])
+    schema = with_facts([StructField(name, StringType()) for name in names])
+    task = WholeCsvTask(CsvTask(dialect, names, schema, first[0]), zipped)
+    count = len({path for path, _ in headers})
+    return contents.repartition(count, F.col("path")).mapInArrow(task, schema)
 
 
 def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]) -> DataFrame:
-    header = spark.read.options(**options).csv(list(paths)).columns  # reads one line
-    names = [StructField(name, StringType()) for name in header]
-    return (
-        spark.read.options(**options)
-        # Files whose header differs are an error: values would land in the wrong columns.
-        .option("enforceSchema", "false")
-        .option("columnNameOfCorruptRecord", MALFORMED)
-        .schema(StructType([*names, StructField(MALFORMED, StringType())]))
-        .csv(list(paths))
+    named = {name.lower() for name in options}
+    of_files = {n: text for n, text in options.items() if n.lower() in _OF_FILES}
+    separator = _option(options, "sep", _option(options, "delimiter", ","))
+    if named - _OF_CSV - _OF_VALUES - _OF_FILES or len(separator.encode()) != 1:
+        return _csv_by_spark(spark, paths, options)
+    dialect = csv_dialect(options)
+    if not dialect.keeps_ascii:
+        return _whole_csv(spark, paths, options, of_files, zipped=False)
+    lines, labels = _lines(spark, paths, of_files)
+    names, first = _header(lines, dialect, paths)
+    fields = [*(StructField(n, StringType()) for n in names if n not in labels), *labels.values()]
+    schema = with_facts(fields)
+    task = CsvTask(dialect, names, schema, first)
+    if not dialect.spans_lines:
+        return lines.mapInArrow(task, schema)
+    whole, in_parts, in_pieces = _by_size(spark, lines, dialect, known="multiline" in named)
+    frames = [_without_size(whole).mapInArrow(task, schema)]
+    if in_parts is not None:
+        by_line = CsvTask(one_line(dialect), names, schema, first)
+        frames.append(_without_size(in_parts).mapInArrow(by_line, schema))
+    if in_pieces is not None:
+        piece = StructType(
+            [*_without_size(in_pieces).schema.fields, StructField(NUMBER, LongType())]
+        )
+        pieces = _without_size(in_pieces).mapInArrow(PieceTask(), piece)
+        ordered = pieces.repartition(F.col(FILE)).sortWithinPartitions(FILE, START, NUMBER)
+        # All pieces of a file are one part of it.
+        joined = ordered.drop(NUMBER).withColumn(START, F.lit(0).cast("bigint"))
+        frames.append(joined.mapInArrow(task, schema))
+    return reduce(lambda a, b: a.unionByName(b), frames)
+
+
+_SIZE = "__size"
+
+
+def _lines(
+    spark: SparkSession, paths: Sequence[str], of_files: Mapping[str, str]
+) -> tuple[DataFrame, dict[str, StructField]]:
+    """Lines with their ends, as bytes; and the columns that the names of folders give."""
+    text = spark.read.options(**of_files).option("lineSep", "\n").text(list(paths))
+    labels = {field.name: field for field in text.schema.fields if field.name != VALUE}
+    value = F.concat(F.col(VALUE).cast("binary"), F.lit(bytearray(b"\n")))
+    lines = text.select(
+        value.alias(VALUE),
+        F.col("_metadata.file_path").alias(FILE),
+        F.col("_metadata.file_block_start").alias(START),
+        F.col("_metadata.file_size").alias(_SIZE),
+        *(F.col(quoted(name)) for name in labels),
+    )
+    return lines, labels
+
+
+def _without_size(lines: DataFrame) -> DataFrame:
+    return lines.drop(_SIZE)
+
+
+def _header(lines: DataFrame, dialect: CsvDialect, paths: Sequence[str]) -> tuple[list[str], str]:
+    """The columns, and the file that they are of."""
+    found = lines.filter(F.col(START) == 0).select(VALUE, FILE).limit(_HEADER_LINES).collect()
+    if not found:
+        raise ConfigurationError(
+            f"source {_listed(paths)}: there is no header to name columns; the files are empty"
+        )
+    first = path_shown(found[0][FILE])
+    rows = CsvRows(dialect, first)
+    for row in found:
+        if row[FILE] == found[0][FILE] and rows.names is None:
+            for _ in rows.feed(bytes(row[VALUE])):
+                pass
+    if rows.names is None:
+        raise ValidationError(f"{first}: the first record, which names the columns, does not end")
+    check_names(rows.names, first)
+    return rows.names, first
+
+
+def _by_size(
+    spark: SparkSession, lines: DataFrame, dialect: CsvDialect, *, known: bool
+) -> tuple[DataFrame, DataFrame | None, DataFrame | None]:
+    """Lines of files that Spark reads as a whole; of those that it reads in parts and may, because
+    no line leaves a quote open; and of those that it must not. `known`: the order says that values
+    go over lines."""
+    least = _least_part(spark)
+    if not is_connect(spark):
+        plan: Any = lines._jdf
+        if int(str(plan.queryExecution().optimizedPlan().stats().sizeInBytes())) <= least:
+            return lines, None, None
+    is_whole = (F.col(_SIZE) <= least) | F.col(FILE).rlike(_UNSPLIT)
+    whole, large = lines.filter(is_whole), lines.filter(~is_whole)
+    if known:
+        return whole, None, large
+    spanning = [] if not dialect.quote else _spanning(large, dialect)
+    spans = F.col(FILE).isin(spanning) if spanning else F.lit(False)
+    return whole, large.filter(~spans), large.filter(spans) if spanning else None
+
+
+def _spanning(lines: DataFrame, dialect: CsvDialect) -> list[str]:
+    """The files in which a line leaves a quote open, as far as counting tells: one that does not
+    has as many opening as closing ones."""
+    text = F.col(VALUE).cast("string")
+    if dialect.escape == dialect.quote:
+        quotes = F.length(text) - F.length(F.replace(text, F.lit(dialect.quote), F.lit("")))
+        is_open = quotes % 2 == 1
+    else:
+        is_open = F.instr(text, dialect.quote) > 0
+    by_file = lines.groupBy(FILE).agg(F.max(is_open).alias("open"))
+    return [row[FILE] for row in by_file.filter("open").collect()]
+
+
+def _least_part(spark: SparkSession) -> int:
+    """Files of up to this size are never read in parts."""
+    sizes = []
+    for name in ("maxPartitionBytes", "openCostInBytes"):
+        text = str(spark.conf.get(f"spark.sql.files.{name}"))
+        sizes.append(bytes_of(text.upper().removesuffix("B")) or bytes_of(text.upper()) or 0)
+    return min(sizes)
+
+
+def csv_dialect(options: Mapping[str, str]) -> CsvDialect:
+    quote = _option(options, "quote", '"')
+    encoding = _option(options, "encoding", _option(options, "charset", "utf-8"))
+    try:
+        codecs.lookup(encoding)
+    except LookupError:
+        raise ConfigurationError(f"source.options.encoding: {encoding!r} is unknown") from None
+    return CsvDialect(
+        separator=_option(options, "sep", _option(options, "delimiter", ",")),
+        quote="" if quote == "\0" else quote,
+        escape=_option(options, "escape", quote),
+        encoding=encoding,
+        header=_option(options, "header", "true").lower() == "true",
+        spans_lines=_option(options, "multiLine", "true").lower() == "true",
     )
 
 
+def _option(options: Mapping[str, str], name: str, default: str) -> str:
+    """Spark does not care for the case of an option's name."""
+    return next((text for n, text in options.items() if n.lower() == name.lower()), default)
+
+
+def _csv_by_spark(
+    spark: SparkSession, paths: Sequence[str], options: Mapping[str, str]
+) -> DataFrame:
+    """With options that Spark's own reader alone has."""
+    options = {"header": "true", "escape": '"', "multiLine": "true", **options}
+    header = spark.read.options(**options).csv(list(paths)).columns  # reads one line
+    names = [StructField(name, StringType()) for name in header]
+    if not names:
+        raise ConfigurationError(f"source {_listed(paths)}: there is no header to name columns")
+    read = (
+        spark.read.options(**options)
+        # Files whose header differs are an error: values would land in the wrong columns.
+        .option("enforceSchema", "false")
+        .option("columnNameOfCorruptRecord", _CORRUPT)
+        .schema(StructType([*names, StructField(_CORRUPT, StringType())]))
+        .csv(list(paths))
+    )
+    return _with_corrupt(read, header)
+
+
+def _with_corrupt(read: DataFrame, names: Sequence[str]) -> DataFrame:
+    corrupt = F.col(_CORRUPT)
+    return read.select(
+        *(F.col(quoted(name)) for name in names),
+        _file_of().alias(FILE),
+        corrupt.cast("binary").alias(LINE),
+        F.when(corrupt.isNotNull(), F.lit(MALFORMED)).alias(FAULT),
+    )
+
+
+def _file_of() -> Column:
+    return F.regexp_replace("_metadata.file_path", "^file:/+", "/")
+
+
+# -- JSON ------------------------------------------------------------------------------------------
+
+
 def _json(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Opened:
-    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", MALFORMED)
+    """Strict JSON, as `Session.ingest` reads it, unless options say otherwise."""
+    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", **options}
+    paths = list(source.paths)
+    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", _CORRUPT)
     declared = declared_schema(source)
     if declared is None:
-        return Opened(reader.json(list(source.paths)))
-    # One pass tells which columns there are; the declared schema tells their types.
-    textual_schema = reader.option("primitivesAsString", "true").json(list(source.paths)).schema
-    types = {field.name: _as_text(field.dataType) for field in declared.fields}
+        schema = reader.json(paths).schema
+    else:
+        # One pass tells which columns there are; the declared schema tells their types.
+        schema = reader.option("primitivesAsString", "true").json(paths).schema
+    types = {field.name: text_types(field.dataType) for field in declared or StructType()}
     read = [
         StructField(field.name, types.get(field.name, field.dataType))
-        for field in textual_schema.fields
-        if field.name != MALFORMED
+        for field in schema.fields
+        if field.name != _CORRUPT
     ]
-    schema = StructType([*read, StructField(MALFORMED, StringType())])
-    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", MALFORMED)
-    return Opened(reader.schema(schema).json(list(source.paths)), textual=True)
+    wanted = StructType([*read, StructField(_CORRUPT, StringType())])
+    strict = {name.lower() for name in options}.isdisjoint(
+        {"multiline", "encoding", "charset", "linesep", "mode", "allowcomments"}
+    )
+    if not strict:
+        reader = spark.read.options(**options).option("columnNameOfCorruptRecord", _CORRUPT)
+        rows = reader.schema(wanted).json(paths)
+        return Opened(_with_corrupt(rows, [f.name for f in read]), textual=declared is not None)
+    of_files = {n: text for n, text in options.items() if n.lower() in _OF_FILES}
+    lines, labels = _lines(spark, paths, of_files)
+    given = StructType([StructField(VALUE, StringType()), *labels.values(), *FACT_FIELDS])
+    checked = _without_size(lines).mapInArrow(JsonTask(given), given)
+    fields = [field for field in read if field.name not in labels]
+    return Opened(
+        json_columns(checked, fields, list(labels), options), textual=declared is not None
+    )
+
+
+def json_columns(
+    checked: DataFrame,
+    fields: Sequence[StructField],
+    others: Sequence[str],
+    options: Mapping[str, str],
+) -> DataFrame:
+    """The columns of lines that are JSON objects, beside `others` and the facts."""
+    schema = StructType([*fields, StructField(_CORRUPT, StringType())])
+    to_json = {
+        **{n: text for n, text in options.items() if n.lower() not in _OF_FILES},
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": _CORRUPT,
+    }
+    parsed = checked.withColumn("__record", F.from_json(VALUE, schema, to_json))
+    record = F.col("__record")
+    corrupt = F.when(record.getField(_CORRUPT).isNotNull(), F.lit(MALFORMED))
+    return parsed.select(
+        *(record.getField(field.name).alias(field.name) for field in fields),
+        *(F.col(quoted(name)) for name in others),
+        FILE,
+        LINE,
+        F.coalesce(FAULT, corrupt).alias(FAULT),
+    )
+
+
+# -- Parquet ---------------------------------------------------------------------------------------
+
+
+def _parquet(spark: SparkSession, source: Source, options: dict[str, str]) -> DataFrame:
+    """A column of any file counts."""
+    options.setdefault("mergeSchema", "true")
+    paths = list(source.paths)
+    try:
+        frame = spark.read.options(**options).parquet(*paths)
+    except (PySparkException, Py4JJavaError) as error:
+        if "CANNOT_MERGE_SCHEMAS" not in str(error):
+            raise
+        plain = {n: text for n, text in options.items() if n.lower() != "mergeschema"}
+        frame = _widened(spark, paths, plain)
+    empty = spark.read.format("binaryFile").options(**_listing(options)).load(paths)
+    lengths = empty.filter("length = 0").select("path").limit(3).collect()
+    if lengths:
+        listed = ", ".join(path_shown(row["path"]) for row in lengths)
+        raise ValidationError(f"{listed}: is empty, which no Parquet file is; it was cut short")
+    return frame.select("*", _file_of().alias(FILE))
+
+
+def _listing(options: Mapping[str, str]) -> dict[str, str]:
+    return {n: text for n, text in options.items() if n.lower() in _OF_FILES - {"basepath"}}
+
+
+def _widened(spark: SparkSession, paths: list[str], options: Mapping[str, str]) -> DataFrame:
+    """Files whose columns have different types, which Spark does not merge: narrower ones become
+    wider, and a column without values is of any type. ValidationError names files that differ in
+    more."""
+    files = sorted(spark.read.options(**options, mergeSchema="false").parquet(*paths).inputFiles())
+    by_schema: dict[str, tuple[StructType, list[str]]] = {}
+    for file in files:
+        schema = spark.read.options(**options).parquet(file).schema
+        by_schema.setdefault(schema.json(), (schema, []))[1].append(file)
+    types: dict[str, tuple[DataType, str]] = {}
+    frames = [(spark.read.options(**options).parquet(*of), of[0]) for _, of in by_schema.values()]
+    for frame, file in frames:
+        for field in frame.schema.fields:
+            before, other = types.get(field.name, (NullType(), file))
+            wider = _wider(before, field.dataType)
+            if wider is None and not _has_values(frame, field.name):
+                wider = before
+            if wider is None and not _has_values(
+                spark.read.options(**options).parquet(other), field.name
+            ):
+                wider = field.dataType
+            if wider is None:
+                raise ValidationError(
+                    f"column {field.name} is {before.simpleString()} in {path_shown(other)} and "
+                    f"{field.dataType.simpleString()} in {path_shown(file)}; ingest such files by "
+                    "separate orders, each with its own columns"
+                )
+            types[field.name] = (wider, file if wider != before else other)
+    made = [
+        frame.select(
+            *(
+                F.col(quoted(f.name)).try_cast(types[f.name][0]).alias(f.name)
+                for f in frame.schema.fields
+            ),
+            F.col("_metadata"),
+        )
+        for frame, _ in frames
+    ]
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), made)
+
+
+def _wider(one: DataType, other: DataType) -> DataType | None:
+    """The type that holds values of both."""
+    if isinstance(one, NullType) or one.simpleString() == other.simpleString():
+        return other
+    for family in _WIDENED:
+        if isinstance(one, family) and isinstance(other, family):
+            return max(one, other, key=lambda kind: family.index(type(kind)))
+    return None
+
+
+def _has_values(frame: DataFrame, name: str) -> bool:
+    return bool(frame.filter(F.col(quoted(name)).isNotNull()).limit(1).count())
 
 
 def _jdbc(spark: SparkSession, source: Source, options: Mapping[str, str]) -> DataFrame:
@@ -310,9 +562,9 @@ def _revealed(source: Source) -> dict[str, str]:
     return {name: revealed(f"source.options.{name}", text) for name, text in source.options.items()}
 
 
-def _shown(source: Source) -> str:
-    more = f" and {len(source.paths) - 1} more" if len(source.paths) > 1 else ""
-    return f"{source.paths[0]}{more}"
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}"
 
 
 def _no_schema(text: str, why: str) -> ConfigurationError:

@@ -34,6 +34,7 @@ from storage_engine.spark.jobs.program import (
     OK,
     Nobody,
     Reporter,
+    explained,
     reporting,
     run,
     start_spark,
@@ -118,7 +119,8 @@ class Batches:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         try:
-            self._ingest(frame, batch_id)
+            with explained():
+                self._ingest(frame, batch_id)
         except Exception as error:
             self.failure = error  # Spark passes on no more than its text
             raise

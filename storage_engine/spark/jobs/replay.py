@@ -1,0 +1,255 @@
+"""Rows that an earlier run has set aside, and a person has put right, take the way of a source.
+
+A side table is read by the driver: it is small, or there is more to put right than rows. Rows that
+have their source's columns are cast and mapped as the order says; those that have the type's
+columns are written as they are. A line that could not be read is read again, unless its `row` was
+filled in. What is still bad is bad again, with the file that it first came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType, StructField, StructType
+
+from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.protocol import ObjectStoreError
+from storage_engine.runtime.csv_text import MALFORMED, CsvRows
+from storage_engine.spark.ingest_spec import IngestSpec
+from storage_engine.spark.jobs.mapping import MappedRows, mapped
+from storage_engine.spark.jobs.program import storage_config
+from storage_engine.spark.jobs.sources import (
+    Opened,
+    csv_dialect,
+    declared_schema,
+    json_columns,
+    open_source,
+    source_columns,
+    text_types,
+)
+from storage_engine.spark.jobs.text_lines import FACT_FIELDS, FAULT, FILE, LINE, VALUE, json_fault
+from storage_engine.spark.quarantine import SOURCE, TYPE, SetAside
+from storage_engine.spark.schema import spark_schema
+from storage_engine.spark.staged_parts import REASONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Replayed = tuple[MappedRows, tuple[str, int | str] | None]
+
+
+def replayed(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec, place: str) -> Replayed:
+    """The rows of a side table for the writer, and the unit of work that they are."""
+    rows = list(read_side_table(place, type_spec.name))
+    if not rows:
+        raise ConfigurationError(
+            f"{place}: there are no rows of {type_spec.name} that were set aside"
+        )
+    of_source = [row for row in rows if row.columns == SOURCE]
+    of_type = [row for row in rows if row.columns == TYPE]
+    parts: list[MappedRows] = []
+    if of_source:
+        parts.append(mapped(_opened(spark, spec, of_source), spec, type_spec))
+    if of_type:
+        parts.append(_written(spark, type_spec, of_type))
+    frame = parts[0].frame
+    for part in parts[1:]:
+        frame = frame.unionByName(part.frame, allowMissingColumns=True)
+    drift = tuple(said for part in parts for said in part.drift)
+    return MappedRows(frame, drift), _unit_of_work(spec, rows)
+
+
+def read_side_table(place: str, type_name: str) -> Iterator[SetAside]:
+    """The rows of a type, as they are now."""
+    base, name = place.rstrip("/"), ""
+    if PurePosixPath(base).suffix in (".parquet", ".jsonl"):
+        base, _, name = base.rpartition("/")
+    store = open_store(base or "/" if place.startswith("/") else base or ".", storage_config())
+    try:
+        keys = sorted(info.key for info in store.list(name))
+        for key in keys:
+            if PurePosixPath(key).suffix not in (".parquet", ".jsonl"):
+                continue
+            for row in _rows(store.get(key).data, f"{base}/{key}"):
+                if row.get("type_name") in (type_name, None):
+                    yield _set_aside(row, f"{base}/{key}")
+    except ObjectStoreError as error:
+        raise ConfigurationError(f"{place}: cannot be read: {error}") from error
+    finally:
+        store.close()
+
+
+def _rows(content: bytes, label: str) -> list[dict[str, Any]]:
+    try:
+        if label.endswith(".parquet"):
+            rows: list[dict[str, Any]] = pq.read_table(pa.BufferReader(content)).to_pylist()
+            return rows
+        return [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+    except (pa.ArrowException, ValueError) as error:
+        raise ValidationError(f"{label}: cannot be read: {error}") from error
+
+
+def _set_aside(row: Any, label: str) -> SetAside:
+    """A row of the side table, whose `row` a person may have written as an object."""
+    if not isinstance(row, dict) or "row" not in row or row.get("columns") not in (SOURCE, TYPE):
+        raise ValidationError(
+            f"{label}: this is no side table: its rows have row, columns ({SOURCE} or {TYPE}), "
+            "line and file"
+        )
+    text = row["row"]
+    try:
+        record = json.loads(text) if isinstance(text, str) else text
+    except ValueError as error:
+        raise ValidationError(f"{label}: row {text!r} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValidationError(f"{label}: row {text!r} is not a JSON object")
+    return SetAside(json.dumps(record), row["columns"], row.get("line"), row.get("file"))
+
+
+def _unit_of_work(spec: IngestSpec, rows: Sequence[SetAside]) -> tuple[str, int | str] | None:
+    """Not that of the run that has set the rows aside, which was applied."""
+    if spec.idempotency is None:
+        return None
+    digest = hashlib.sha256("\n".join(row.to_text() for row in rows).encode()).hexdigest()
+    return f"{spec.idempotency[0]}/replay", digest[:32]
+
+
+# -- rows with their source's columns ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Record:
+    """`values` is None where the line cannot be read."""
+
+    values: dict[str, Any] | None
+    names: list[str]
+    line: str | None
+    file: str | None
+    fault: str | None = None
+
+
+def _opened(spark: SparkSession, spec: IngestSpec, rows: Sequence[SetAside]) -> Opened:
+    source = spec.source
+    read = _csv_record if source.format == "csv" else _json_record
+    records = [read(row, source.options) for row in rows]
+    declared = declared_schema(source)
+    if source.format == "csv":
+        names = list(dict.fromkeys(name for record in records for name in record.names))
+        return Opened(_texts(spark, records, names), textual=True)
+    if declared is not None:
+        fields = _declared_fields(records, declared, as_text=source.format == "json")
+    else:
+        fields = _source_fields(spark, spec)
+    textual = source.format == "json" and declared is not None
+    lines = _lines(spark, records)
+    return Opened(json_columns(lines, fields, [], {}), textual=textual)
+
+
+def _csv_record(row: SetAside, options: Mapping[str, str]) -> _Record:
+    record = json.loads(row.row)
+    names = list(record)
+    if row.line is None or any(value is not None for value in record.values()):
+        return _Record(record, names, None, row.file)
+    rows = CsvRows(csv_dialect(options), row.file or "", names, header=False)
+    tables = [*rows.feed(row.line.encode()), *rows.close()]
+    read = [made for table in tables for made in table.to_pylist()]
+    if rows.bad or len(read) != 1:
+        fault = rows.bad[0].fault if rows.bad else MALFORMED
+        return _Record(None, names, row.line, row.file, fault)
+    return _Record(read[0], names, None, row.file)
+
+
+def _json_record(row: SetAside, _: Mapping[str, str]) -> _Record:
+    record = json.loads(row.row)
+    if row.line is None or any(value is not None for value in record.values()):
+        return _Record(record, list(record), None, row.file)
+    fault = json_fault(row.line.encode())
+    values = json.loads(row.line) if fault is None else None
+    return _Record(values, list(values or record), row.line, row.file, fault)
+
+
+def _texts(spark: SparkSession, records: Sequence[_Record], names: Sequence[str]) -> DataFrame:
+    columns = {name: [_text((r.values or {}).get(name)) for r in records] for name in names}
+    table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+    schema = StructType([*(StructField(name, StringType()) for name in names), *FACT_FIELDS])
+    return spark.createDataFrame(pa.table({**table, **_facts(records)}), schema)
+
+
+def _text(value: Any) -> str | None:
+    """A value of a CSV file, whatever JSON a person has written for it."""
+    return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def _lines(spark: SparkSession, records: Sequence[_Record]) -> DataFrame:
+    texts = [None if r.values is None else json.dumps(r.values) for r in records]
+    table = pa.table({VALUE: pa.array(texts, pa.string()), **_facts(records)})
+    return spark.createDataFrame(
+        table, StructType([StructField(VALUE, StringType()), *FACT_FIELDS])
+    )
+
+
+def _facts(records: Sequence[_Record]) -> dict[str, pa.Array]:
+    lines = [r.line.encode() if r.line is not None and r.fault else None for r in records]
+    return {
+        FILE: pa.array([r.file for r in records], pa.string()),
+        LINE: pa.array(lines, pa.binary()),
+        FAULT: pa.array([r.fault for r in records], pa.string()),
+    }
+
+
+def _declared_fields(
+    records: Sequence[_Record], declared: StructType, *, as_text: bool
+) -> list[StructField]:
+    """The declared columns that rows have, and others, so that drift is seen again."""
+    types = {field.name: field.dataType for field in declared.fields}
+    names = dict.fromkeys(name for record in records for name in record.names)
+    return [
+        StructField(name, text_types(kind) if as_text else kind)
+        for name in names
+        for kind in [types.get(name, StringType())]
+    ]
+
+
+def _source_fields(spark: SparkSession, spec: IngestSpec) -> list[StructField]:
+    """Of a source without a declared schema; its files must still be there to tell them."""
+    try:
+        frame = open_source(spark, spec.source).frame
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{error}. To replay without the source, declare its columns (source.schema)"
+        ) from error
+    names = source_columns(frame)
+    return [field for field in frame.schema.fields if field.name in names]
+
+
+# -- rows with the type's columns ----------------------------------------------------------------
+
+
+def _written(spark: SparkSession, type_spec: TypeSpec, rows: Sequence[SetAside]) -> MappedRows:
+    records = [
+        _Record(record, list(record), None, row.file)
+        for row in rows
+        for record in [json.loads(row.row)]
+    ]
+    names = {name for record in records for name in record.names}
+    fields = [field for field in spark_schema(type_spec).fields if field.name in names]
+    strangers = sorted(names - {field.name for field in fields})
+    if strangers:
+        raise ValidationError(
+            f"{type_spec.name}: rows of the side table have {', '.join(strangers)}, which the "
+            "type does not have"
+        )
+    frame = json_columns(_lines(spark, records), fields, [], {})
+    kept = [F.col(field.name) for field in fields]
+    spoiled = F.array_compact(F.array(F.col(FAULT))).alias(REASONS)
+    return MappedRows(frame.select(*kept, spoiled))
