@@ -1,13 +1,19 @@
-"""Draining the event bus behind S3's latency: empty handlers, with and without a long history.
+"""Draining the event bus behind S3's latency: empty handlers, with and without a long history,
+and by several workers at once.
 
 One consumer at claim limit 100 drains events that another process sent. The history is older
 events that the handler has acked, written as a worker would have left them: the event, its claim,
 and the handler's position. Every event must be handled once, or the run is void.
+
+Then one, two, four and eight workers, each a process, share a bus in small batches. Their time is
+that from the first claim until the last event was handled; their requests are all of them, until
+the last worker has seen that nothing is left.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 import uuid
@@ -43,6 +49,9 @@ CLAIM_LIMIT = 100
 POLLS = 20
 PROMISED = 250  # events a second
 RUNS = 3
+CREWS = (1, 2, 4, 8)
+CREW_EVENTS = int(os.environ.get("BENCH_CREW_EVENTS", "900"))
+CREW_LIMIT = 10  # small batches, in which workers would get in one another's way
 
 
 class Ping(Event):
@@ -53,9 +62,11 @@ class Ping(Event):
 def nothing(ctx: HandlerContext[Ping]) -> None:
     """As empty as a handler can be."""
     HANDLED.append(ctx.event.n)
+    AT.append(time.monotonic())
 
 
 HANDLED: list[int] = []
+AT: list[float] = []  # on Linux, the same clock for all processes
 
 
 def run() -> Report:
@@ -82,10 +93,21 @@ def run() -> Report:
             report.steps.append(sorted(steps, key=lambda step: step.seconds)[RUNS // 2])
         report.steps.append(measure(f"{POLLS} idle polls", idle, uris[HISTORY], proxy.endpoint))
         requests = report.steps[-1].facts["requests"]
+        crews = [
+            drain_together(f"s3://{bucket}/crew-{n}", server.endpoint, proxy, n) for n in CREWS
+        ]
+        report.steps += crews
+    alone = crews[0].facts
     report.verdicts = {
         f"at least {PROMISED} events a second": _speeds(rounds[0]),
         f"no slower with {HISTORY:,} older ones": _speeds(rounds[HISTORY]),
         f"requests of {POLLS} idle polls, just after {RUNS * EVENTS:,} events": f"{requests}",
+        "requests an event of 2, 4 and 8 workers, of one's (at most 1.3)": ", ".join(
+            f"{step.facts['requests'] / alone['requests']:.2f}" for step in crews[1:]
+        ),
+        "events a second of 2, 4 and 8 workers, of one's (at least 1)": ", ".join(
+            f"{step.facts['events a second'] / alone['events a second']:.2f}" for step in crews[1:]
+        ),
         "latency": ", ".join(f"{kind} {ms:g} ms" for kind, ms in LATENCY_MS.items()),
         "load of the machine (1, 5 and 15 minutes)": " ".join(f"{n:.1f}" for n in os.getloadavg()),
     }
@@ -125,6 +147,44 @@ def drain(uri: str, endpoint: str, count: int) -> dict[str, Any]:
     assert totals.handled == count, totals
     assert sorted(HANDLED) == list(range(count)), "events were lost or handled twice"
     return outcome
+
+
+# -- several workers ------------------------------------------------------------------------------
+
+
+def drain_together(uri: str, endpoint: str, proxy: LatencyProxy, workers: int) -> Measured:
+    initialize_storage(uri, config=config(endpoint))
+    measure("send", send, uri, endpoint, CREW_EVENTS)
+    context = multiprocessing.get_context("spawn")
+    gate, outcomes = context.Barrier(workers + 1), context.SimpleQueue()
+    arguments = (uri, proxy.endpoint, gate, outcomes)
+    processes = [context.Process(target=work, args=arguments) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    gate.wait()
+    proxy.reset()
+    started = time.monotonic()
+    parts = [outcomes.get() for _ in processes]
+    for process in processes:
+        process.join()
+    handled = Counter(n for numbers, _ in parts for n in numbers)
+    assert handled == Counter(range(CREW_EVENTS)), "events were lost or handled twice"
+    seconds = max(last for _, last in parts) - started
+    facts = {
+        "requests": proxy.counts().total,
+        "events a second": round(CREW_EVENTS / seconds),
+        "handled": sorted(len(numbers) for numbers, _ in parts),
+    }
+    name = f"{workers} worker{'s' if workers > 1 else ''}, {CREW_EVENTS:,} events"
+    return Measured(name, seconds, [round(seconds, 3)], 0, facts)
+
+
+def work(uri: str, endpoint: str, gate: Any, outcomes: Any) -> None:
+    settings = config(endpoint).model_copy(update={"event_claim_limit": CREW_LIMIT})
+    with Session(uri, config=settings) as session:
+        gate.wait()
+        session.drain([nothing])
+    outcomes.put((HANDLED, AT[-1] if AT else 0.0))
 
 
 def idle(uri: str, endpoint: str) -> dict[str, Any]:

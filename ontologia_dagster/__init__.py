@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     )
     from ontologia_dagster.downstream.io_manager import OntologyIOManager
     from ontologia_dagster.downstream.queries import query_asset
-    from ontologia_dagster.ingestion.type_defs import build_type, build_types
+    from ontologia_dagster.ingestion.asset import build_type, build_types
     from ontologia_dagster.resources.environments import Environment, Environments
-    from ontologia_dagster.resources.failures import report_failures
-    from ontologia_dagster.resources.location import location_resources
-    from ontologia_dagster.resources.ontology import OntologyResource
+    from ontologia_dagster.resources.ontology import OntologyResource, report_failures
     from ontologia_dagster.resources.spark import SparkResource
     from ontologia_dagster.storage.alerts import Alert, Notifier
-    from ontologia_dagster.storage.storage_defs import STORAGE, build_platform, build_platforms
+    from ontologia_dagster.storage.storage_defs import (
+        STORAGE,
+        build_platform,
+        build_platforms,
+        location_resources,
+    )
 
 __all__ = [
     "EVENTS_POOL",
@@ -86,12 +89,12 @@ _MODULES = {
     "SparkResource": "ontologia_dagster.resources.spark",
     "build_platform": "ontologia_dagster.storage.storage_defs",
     "build_platforms": "ontologia_dagster.storage.storage_defs",
-    "build_type": "ontologia_dagster.ingestion.type_defs",
-    "build_types": "ontologia_dagster.ingestion.type_defs",
-    "location_resources": "ontologia_dagster.resources.location",
+    "build_type": "ontologia_dagster.ingestion.asset",
+    "build_types": "ontologia_dagster.ingestion.asset",
+    "location_resources": "ontologia_dagster.storage.storage_defs",
     "on_new_data": "ontologia_dagster.declaration",
     "query_asset": "ontologia_dagster.downstream.queries",
-    "report_failures": "ontologia_dagster.resources.failures",
+    "report_failures": "ontologia_dagster.resources.ontology",
 }
 
 

@@ -31,13 +31,26 @@ def version_of(tags: Mapping[str, str]) -> int:
 
 
 def latest_versions(
-    instance: dg.DagsterInstance, key: dg.AssetKey, partitions: Sequence[str] | None
+    instance: dg.DagsterInstance,
+    key: dg.AssetKey,
+    partitions: Sequence[str] | None,
+    after: int | None = None,
 ) -> dict[str, int]:
-    """The commits that the latest materialisations of partitions (None: of all) stand for."""
+    """The commits that the latest materialisations of partitions (None: of all) stand for; only of
+    records after `after`."""
     tags = instance.event_log_storage.get_latest_tags_by_partition(
-        key, dg.DagsterEventType.ASSET_MATERIALIZATION, [DATA_VERSION_TAG], partitions
+        key,
+        dg.DagsterEventType.ASSET_MATERIALIZATION,
+        [DATA_VERSION_TAG],
+        partitions,
+        after_cursor=after,
     )
     return {partition: version_of(of_partition) for partition, of_partition in tags.items()}
+
+
+def last_record_id(instance: dg.DagsterInstance) -> int:
+    """Of the latest record in the event log; later ones have greater ids."""
+    return instance.event_log_storage.get_maximum_record_id() or 0
 
 
 def provenance_tags(

@@ -7,7 +7,7 @@
         columns={"id": "customer_no", "name": "trim(name)"},
     )
 
-`ingestion.type_defs.build_type` makes the asset, its checks, schedule and sensor of it. Declaring
+`ingestion.asset.build_type` makes the asset, its checks, schedule and sensor of it. Declaring
 opens nothing and imports no models.
 """
 
@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import dagster as dg
@@ -192,7 +193,7 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
     )
     freshness: FreshnessSpec | None = None
     automation: Annotated[
-        dg.AutomationCondition[Any] | None,
+        dg.AutomationCondition[Any] | str | None,
         dg.Resolver(lambda _context, text: automation(text), model_field_type=str | None),
     ] = None
     compaction: CompactionSpec | None = None
@@ -218,6 +219,12 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         """Checked, and kept as they were declared: the code version has them."""
         normal = checked_expectations(raw)
         return tuple(raw) if isinstance(raw, list | tuple) else normal
+
+    @field_validator("automation", mode="before")
+    @classmethod
+    def _condition(cls, given: Any) -> Any:
+        """By its name in Python, too."""
+        return automation(given) if isinstance(given, str) else given
 
     @property
     def asset_key(self) -> dg.AssetKey:
@@ -254,3 +261,87 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
 
 def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+# -- found again ----------------------------------------------------------------------------------
+
+# In the metadata of an asset's definition: jobs and sensors of a storage find its types and checks
+# this way, wherever they were declared.
+TYPE_METADATA = "ontologia/type"
+STORAGE_METADATA = "ontologia/storage"
+PARTITION_BY_METADATA = "ontologia/partition_by"
+COMPACTION_METADATA = "ontologia/compaction"
+
+
+@dataclass(frozen=True)
+class TypeAsset:
+    """An asset that is a type of a storage."""
+
+    key: dg.AssetKey
+    type_name: str
+    partition_by: PartitionSpec | None = None
+    compaction: CompactionSpec | None = None
+
+
+def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
+    """What an asset's definition says, to be found again."""
+    metadata: dict[str, Any] = {TYPE_METADATA: declared.type, STORAGE_METADATA: declared.storage}
+    if declared.partitions is not None:
+        metadata[PARTITION_BY_METADATA] = declared.partitions.model_dump(mode="json")
+    if declared.compaction is not None:
+        metadata[COMPACTION_METADATA] = declared.compaction.model_dump(mode="json")
+    return metadata
+
+
+def declared_types(definitions: dg.Definitions, storage: str) -> list[str]:
+    """The types of a storage that some definitions have assets for, before they are a location."""
+    types: dict[str, None] = {}
+    for asset in definitions.assets or ():
+        for spec in asset.specs if isinstance(asset, dg.AssetsDefinition) else ():
+            if spec.metadata.get(STORAGE_METADATA) == storage and TYPE_METADATA in spec.metadata:
+                types[spec.metadata[TYPE_METADATA]] = None
+    return list(types)
+
+
+def checks_of(repository: dg.RepositoryDefinition, storage: str) -> list[dg.AssetCheckKey]:
+    """The checks of a storage's assets. Those of assets that belong to no storage are the first
+    storage's, so that each has one who looks at it."""
+    graph = repository.asset_graph
+    owner = {
+        key: _plain_metadata(graph, key).get(STORAGE_METADATA) for key in graph.get_all_asset_keys()
+    }
+    first = min(filter(None, owner.values()), default=None)
+    return sorted(
+        key
+        for key in graph.asset_check_keys
+        if (owner.get(key.asset_key) or first) in (storage, None)
+    )
+
+
+def find_type_assets(repository: dg.RepositoryDefinition, storage: str) -> list[TypeAsset]:
+    assets = []
+    graph = repository.asset_graph
+    for key in sorted(graph.materializable_asset_keys):
+        metadata = _plain_metadata(graph, key)
+        if metadata.get(STORAGE_METADATA) == storage and TYPE_METADATA in metadata:
+            assets.append(
+                TypeAsset(
+                    key,
+                    metadata[TYPE_METADATA],
+                    _parse(PartitionSpec, metadata, PARTITION_BY_METADATA),
+                    _parse(CompactionSpec, metadata, COMPACTION_METADATA),
+                )
+            )
+    return assets
+
+
+def _plain_metadata(graph: Any, key: dg.AssetKey) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in graph.get(key).metadata.items()}
+
+
+def _parse(model: Any, metadata: Mapping[str, Any], name: str) -> Any:
+    return model(**metadata[name]) if name in metadata else None
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, dg.MetadataValue) else value

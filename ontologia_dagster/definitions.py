@@ -6,8 +6,7 @@ from pathlib import Path
 import dagster as dg
 
 from ontologia_dagster.resources.environments import Environments
-from ontologia_dagster.resources.location import location_resources
-from ontologia_dagster.storage.storage_defs import build_platforms
+from ontologia_dagster.storage.storage_defs import build_platforms, location_resources
 
 
 @dg.definitions

@@ -135,12 +135,21 @@ class LockBreakError(OntologiaError):
 class ForkedSessionError(OntologiaError):
     """A session or storage was used in a fork of the process that opened it."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(
-            f"{what} was opened before a fork and cannot be used in the child: its connections, "
-            "threads and lease are the parent's. Open a session of its own in the child, or start "
-            'processes by "spawn" or "forkserver"'
-        )
+    def __init__(self, what: str, *, in_use: bool = False) -> None:
+        """`in_use`: the parent was in the middle of using it, so that a new one does not help."""
+        if in_use:
+            message = (
+                f"{what} was in use in the parent at the fork, and what SQLite holds for it came "
+                "along: nothing in this child may use it. Fork while nobody reads or writes, or "
+                'start processes by "spawn" or "forkserver"'
+            )
+        else:
+            message = (
+                f"{what} was opened before a fork and cannot be used in the child: its "
+                "connections, threads and lease are the parent's. Open a session of its own in "
+                'the child, or start processes by "spawn" or "forkserver"'
+            )
+        super().__init__(message)
 
 
 class LeaseExpiredError(OntologiaError):

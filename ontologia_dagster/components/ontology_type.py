@@ -18,7 +18,7 @@ import dagster as dg
 from pydantic import BaseModel, Field
 
 from ontologia_dagster.declaration import OntologyAsset
-from ontologia_dagster.ingestion.type_defs import build_type
+from ontologia_dagster.ingestion.asset import build_type
 
 
 class ScaffoldParams(BaseModel):

@@ -18,11 +18,10 @@ import dagster as dg
 import pyarrow as pa
 
 from ontologia_dagster.dagster_compat import set_data_version
+from ontologia_dagster.declaration import TYPE_METADATA
 from ontologia_dagster.downstream.metadata import column_schema
 from ontologia_dagster.ingestion import provenance
-from ontologia_dagster.resources.failures import report_failures
-from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage.type_assets import TYPE
+from ontologia_dagster.resources.ontology import OntologyResource, report_failures
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 
@@ -88,11 +87,11 @@ def _partition(context: dg.OutputContext) -> list[str]:
 
 def _type_of(metadata: Any, key: dg.AssetKey) -> TypeSpec:
     plain = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
-    name, models = plain.get(TYPE), plain.get(MODELS)
+    name, models = plain.get(TYPE_METADATA), plain.get(MODELS)
     if not name or not models:
         raise ConfigurationError(
-            f"{key.to_user_string()}: its metadata must name {TYPE} and {MODELS} to be kept in "
-            "the ontology"
+            f"{key.to_user_string()}: its metadata must name {TYPE_METADATA} and {MODELS} to be "
+            "kept in the ontology"
         )
     for spec in declared_types(str(models), option=MODELS).values():
         if spec.name == name:

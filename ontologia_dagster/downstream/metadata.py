@@ -30,8 +30,11 @@ PER_REQUEST = {
 }
 
 
-def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> dict[str, Any]:
-    """Of one write. `rows` is what the type has now; the rest is what this run did."""
+def write_metadata(
+    result: WriteResult, uri: str, spec: TypeSpec, rows: int, *, cut: bool = False
+) -> dict[str, Any]:
+    """Of one write. `rows` is what the type has now; the rest is what this run did. `cut`: on
+    partitions."""
     metadata: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/table_name": spec.name,
@@ -48,6 +51,7 @@ def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> 
         "rows_duplicate": result.duplicates,
         "rows_stale": result.stale,
         "rows_kept": result.kept,
+        **({"rows_in_no_partition": result.outside} if cut else {}),
         "files": result.files,
         "bytes": result.bytes,
         "lock_wait_ms": float(result.lock_wait_ms),
@@ -61,6 +65,8 @@ def write_metadata(result: WriteResult, uri: str, spec: TypeSpec, rows: int) -> 
         metadata["quarantine"] = result.quarantine
     if result.drift:
         metadata["drift"] = dg.MetadataValue.md("\n".join(f"- {change}" for change in result.drift))
+    if result.notes:
+        metadata["notes"] = dg.MetadataValue.md("\n".join(f"- {note}" for note in result.notes))
     return metadata
 
 

@@ -19,10 +19,10 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import Field
 
-from ontologia_dagster.declaration import on_new_data
+from ontologia_dagster.declaration import STORAGE_METADATA, on_new_data
+from ontologia_dagster.declaration import automation as condition
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
-from ontologia_dagster.resources.failures import report_failures
-from ontologia_dagster.storage.type_assets import STORAGE
+from ontologia_dagster.resources.ontology import report_failures
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -56,7 +56,7 @@ def query_asset(
     """An asset that asks and shows.
 
     query:       SQL over the stored types, or a function of a View
-    automation:  a condition; `on_new_data()` if left out
+    automation:  a condition, or its name as in YAML; `on_new_data()` if left out
     plot:        metadata name -> column whose first value is plotted over runs
     """
 
@@ -66,8 +66,8 @@ def query_asset(
         group_name=group,
         description=description,
         kinds={"duckdb"},
-        metadata={STORAGE: storage},
-        automation_condition=automation or on_new_data(),
+        metadata={STORAGE_METADATA: storage},
+        automation_condition=condition(automation) or on_new_data(),
         required_resource_keys={storage},
         code_version=_code_version(query),
     )

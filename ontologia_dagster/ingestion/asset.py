@@ -1,5 +1,7 @@
 """The ingestion asset of a type: Spark writes, one commit, and a materialisation that names it.
 
+`build_type` makes all that Dagster shows of a declaration: asset, check, job, schedule, sensor.
+
 Each partition has the version of the commit that last changed it. With `dry_run` the step counts
 what it would do, and leaves an observation instead: a preview before a backfill.
 """
@@ -18,12 +20,20 @@ from ontologia_dagster.dagster_compat import (
     result_without_events,
     version_tags,
 )
-from ontologia_dagster.declaration import OntologyAsset
+from ontologia_dagster.declaration import OntologyAsset, automation, definition_metadata
 from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
 from ontologia_dagster.ingestion import partitions, provenance
+from ontologia_dagster.ingestion.source_files import PARTITION_KEY
+from ontologia_dagster.ingestion.source_sensor import (
+    partition_request,
+    source_sensor,
+    spans_of_runs,
+)
 from ontologia_dagster.ingestion.spark_run import find_earlier, preview_ingest, run_ingest
-from ontologia_dagster.resources.failures import report_failures
-from ontologia_dagster.storage.type_assets import definition_metadata
+from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.storage.checks import index_check
+from ontologia_dagster.storage.maintenance import repair_job_name
+from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -31,8 +41,63 @@ if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
     from storage_engine.spark.ingest_spec import IngestSpec
+    from storage_engine.spark.results import WriteResult
 
 SPARK = "spark"
+
+
+def build_type(declared: OntologyAsset) -> dg.Definitions:
+    """All definitions of one type. The storage's own jobs and sensors are `build_platform`'s."""
+    job = ingestion_job(declared)
+    return dg.Definitions(
+        assets=[ingestion_asset(declared)],
+        asset_checks=[index_check(declared, repair_job_name(declared.storage))],
+        jobs=[job],
+        schedules=[_schedule(declared, job)] if declared.schedule else [],
+        sensors=[source_sensor(declared, job)] if declared.watch_source else [],
+    )
+
+
+def build_types(declared: Sequence[OntologyAsset]) -> dg.Definitions:
+    return dg.Definitions.merge(*(build_type(asset) for asset in declared))
+
+
+def ingestion_job(declared: OntologyAsset) -> Any:  # an unresolved asset job has no public name
+    """The type's asset with its checks; in one process, so that one JVM serves all steps."""
+    return dg.define_asset_job(
+        f"ingest_{'__'.join(declared.asset_key.path)}",
+        selection=dg.AssetSelection.assets(declared.asset_key),
+        description=f"Ingest {declared.type}.",
+        executor_def=dg.in_process_executor,
+    )
+
+
+def _schedule(declared: OntologyAsset, job: Any) -> dg.ScheduleDefinition:
+    name = f"{job.name}_schedule"
+    assert declared.schedule is not None
+    if declared.partitions is None:
+        return dg.ScheduleDefinition(name=name, job=job, cron_schedule=declared.schedule)
+    spec = declared.partitions
+    definition = partitions.partitions_def(spec)
+
+    @dg.schedule(
+        name=name, job=job, cron_schedule=declared.schedule, execution_timezone=spec.timezone
+    )
+    def latest_partition(context: dg.ScheduleEvaluationContext) -> Iterator[Any]:
+        """The latest complete span of time; all keys where partitions are static."""
+        if spec.kind == "static":
+            for span in spans_of_runs(declared, spec.keys):
+                # Of several Dagster wants to know which is which, within this tick.
+                yield partition_request(span, run_key=span[0])
+            return
+        with dg.partition_loading_context(effective_dt=context.scheduled_execution_time):
+            last = definition.get_last_partition_key()
+        if last is None:
+            yield dg.SkipReason("no partition is complete yet")
+        else:
+            yield dg.RunRequest(partition_key=last)
+
+    return latest_partition
 
 
 class IngestConfig(dg.Config):
@@ -74,7 +139,7 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
             metadata={**definition_metadata(declared), "dagster/table_name": declared.type},
             partitions_def=definition,
             backfill_policy=backfill,
-            automation_condition=declared.automation,
+            automation_condition=automation(declared.automation),
             freshness_policy=declared.freshness.policy() if declared.freshness else None,
             retry_policy=declared.retry.policy(),
             code_version=declared.code_version,
@@ -93,7 +158,7 @@ def _ingest(
     dry_run: bool,
 ) -> Iterator[dg.MaterializeResult[None]]:
     spark: SparkResource = getattr(context.resources, SPARK)
-    keys = list(context.partition_keys) if declared.partitions is not None else []
+    keys = _partition_keys(context, declared)
     order, spec = ingest_spec(declared, ontology.storage_uri, keys)
     prints = provenance.source_fingerprints(declared, keys, ontology)
     order = order.replace(
@@ -103,15 +168,17 @@ def _ingest(
         meta={**declared.meta, **provenance.commit_metadata(context, declared, keys)},
     )
     if dry_run:
-        observe_preview(context, declared.asset_key, order, ontology, spark, keys)
+        observe_preview(context, declared, order, ontology, spark, keys)
         return
     result = find_earlier(order, ontology, spec)
     if result is None:
         result = run_ingest(context, order, ontology, spark, provenance.holder(context))
     if result.commit_id is None:
         context.log.info("%s is as it was; nothing was written", declared.type)
+    _warn_of_rows_outside(context, declared, result)
     with ontology.repository() as repository:
-        metadata = write_metadata(result, ontology.storage_uri, spec, row_count(repository, spec))
+        count = row_count(repository, spec)
+        metadata = write_metadata(result, ontology.storage_uri, spec, count, cut=bool(keys))
         stored = _partition_states(repository, spec, declared, keys) if keys else {}
     if not keys:
         version = dg.DataVersion(str(result.type_commit_id))
@@ -126,9 +193,37 @@ def _ingest(
     yield from _partition_results(context, declared, metadata, own, versions)
 
 
+def _partition_keys(context: dg.AssetExecutionContext, declared: OntologyAsset) -> list[str]:
+    """Of the partitions that the run is on; none of a type that is not cut."""
+    if declared.partitions is None:
+        return []
+    if not context.has_partition_key and not context.has_partition_key_range:
+        raise ConfigurationError(
+            f"{declared.asset_key.to_user_string()} has {declared.partitions.kind} partitions, and "
+            "this run is on none of them: launch it with a partition or a range of them (in the "
+            "UI: Materialize, then choose; `dg launch --partition KEY`; in Python: "
+            "materialize(..., partition_key=KEY))"
+        )
+    return list(context.partition_keys)
+
+
+def _warn_of_rows_outside(
+    context: dg.AssetExecutionContext, declared: OntologyAsset, result: "WriteResult"
+) -> None:
+    if declared.partitions is None or not result.outside:
+        return
+    own = any(PARTITION_KEY in path for path in declared.source.paths)
+    context.log.warning(
+        "%d rows of the source were left out: by %s they belong to no partition%s",
+        result.outside,
+        declared.partitions.field,
+        " of this run, whose files they are in" if own else f" of {declared.type}",
+    )
+
+
 def observe_preview(
     context: dg.AssetExecutionContext,
-    key: dg.AssetKey,
+    declared: OntologyAsset,
     order: "IngestSpec",
     ontology: "OntologyResource",
     spark: "SparkResource",
@@ -144,11 +239,12 @@ def observe_preview(
         result.updated,
         result.unchanged,
     )
+    _warn_of_rows_outside(context, declared, result)
     if result.problem is not None:
         context.log.warning("the write would be refused: %s", result.problem)
     context.log_event(
         dg.AssetObservation(
-            asset_key=key,
+            asset_key=declared.asset_key,
             description="Preview: nothing was written.",
             metadata={
                 "dry_run": True,
@@ -158,6 +254,7 @@ def observe_preview(
                 "preview_rows_unchanged": result.unchanged,
                 "preview_rows_quarantined": result.quarantined,
                 "preview_partitions": len(keys),
+                **({"preview_rows_in_no_partition": result.outside} if keys else {}),
                 "preview_problem": result.problem or "none",
             },
         )
@@ -212,7 +309,8 @@ def ingest_spec(
     kind = partitions.field_type(spec, declared.partitions)
     bounds = partitions.source_condition(declared, keys, kind)
     where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
-    return order.replace(where=where), spec
+    outside = partitions.source_outside(declared, keys, kind)
+    return order.replace(where=where, outside=outside), spec
 
 
 def _fingerprint(fingerprint: str | None) -> dict[str, str]:

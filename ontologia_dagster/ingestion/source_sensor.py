@@ -91,21 +91,28 @@ def _requests(
     """Runs for these partitions, and those that are left to the next tick."""
     if not wanted:
         return [], set()
-    spec = declared.partitions
-    if spec is None:
+    if declared.partitions is None:
         return [dg.RunRequest()], set()
+    spans = spans_of_runs(declared, wanted)
+    asked = [partition_request(span) for span in spans[:_PER_TICK]]
+    return asked, {key for span in spans[_PER_TICK:] for key in span}
+
+
+def spans_of_runs(declared: OntologyAsset, wanted: Sequence[str]) -> list[list[str]]:
+    """Partitions as runs take them: each by itself, or those that follow each other together."""
+    assert declared.partitions is not None
     shared = not any(PARTITION_KEY in path for path in declared.source.paths)
     if shared or declared.backfill == "single_run":
-        spans = _spans(wanted, partitions.partitions_def(spec).get_partition_keys())
-    else:
-        spans = [[key] for key in wanted]
-    asked = [
-        dg.RunRequest(partition_key=span[0])
-        if len(span) == 1
-        else dg.RunRequest(tags={RANGE_START: span[0], RANGE_END: span[-1]})
-        for span in spans[:_PER_TICK]
-    ]
-    return asked, {key for span in spans[_PER_TICK:] for key in span}
+        order = partitions.partitions_def(declared.partitions).get_partition_keys()
+        return _spans(wanted, order)
+    return [[key] for key in wanted]
+
+
+def partition_request(span: Sequence[str], run_key: str | None = None) -> dg.RunRequest:
+    """Of partitions that follow each other, by their first and last."""
+    if len(span) == 1:
+        return dg.RunRequest(run_key=run_key, partition_key=span[0])
+    return dg.RunRequest(run_key=run_key, tags={RANGE_START: span[0], RANGE_END: span[-1]})
 
 
 def _spans(wanted: Iterable[str], order: Sequence[str]) -> list[list[str]]:

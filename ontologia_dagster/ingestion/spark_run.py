@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from ontologia_dagster.resources.failures import failure
+from ontologia_dagster.resources.ontology import failure
 from ontologia_dagster.resources.secrets import hide_options
 from ontologia_dagster.resources.spark import PIPES, SparkResource
 

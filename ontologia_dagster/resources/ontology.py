@@ -1,7 +1,8 @@
 """What assets, checks and sensors reach an ontology through.
 
 A resource only remembers where the storage is. It is opened by the step that uses it and closed
-at the step's end, so loading definitions needs no storage, and no lock outlives a step.
+at the step's end, so loading definitions needs no storage, and no lock outlives a step. An error of
+ours ends a step as one clear failure with the error's facts.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import dagster as dg
 from dagster_aws.s3 import S3Resource
 from pydantic import Field, PrivateAttr, SecretStr
 
+from ontologia_dagster.ingestion.provenance import RUN_ID
 from ontologia_dagster.resources.environments import refuse_production
 from ontologia_dagster.resources.secrets import child_environment
 from storage_engine.config import OntologiaConfig, S3Credentials
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import ConfigurationError, LockContentionError, OntologiaError
 from storage_engine.repository import open_repository
 
 if TYPE_CHECKING:
@@ -154,3 +156,57 @@ def _refuse_unknown(s3: S3Resource) -> None:
 
 def _hidden(secret: str | None) -> SecretStr | None:
     return SecretStr(secret) if secret is not None else None
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def report_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None]:
+    """Turn an OntologiaError into a `dg.Failure` that Dagster retries only if that can help.
+
+    With `instance`, the failure links to the run that holds the lock, where it is one of its runs.
+    """
+    try:
+        yield
+    except OntologiaError as error:
+        name, facts = type(error).__name__, error.facts()
+        raise failure(name, str(error), facts, error.retryable, instance) from error
+
+
+def failure(
+    name: str,
+    message: str,
+    facts: Mapping[str, Any],
+    retryable: bool,
+    instance: dg.DagsterInstance | None,
+) -> dg.Failure:
+    """Of an error by its name and facts, which may have come from another process."""
+    return dg.Failure(
+        description=message,
+        metadata={
+            "error": name,
+            **{name: _shown(fact) for name, fact in facts.items()},
+            **_holding_run(name, facts, instance),
+        },
+        allow_retries=retryable,
+    )
+
+
+def _holding_run(
+    name: str, facts: Mapping[str, Any], instance: dg.DagsterInstance | None
+) -> dict[str, dg.MetadataValue[Any]]:
+    holder = facts.get("holder")
+    if name != LockContentionError.__name__ or not isinstance(holder, Mapping):
+        return {}
+    run_id = holder.get(RUN_ID) or holder.get("run_id")
+    if not run_id:
+        return {}
+    if instance is None or not instance.has_run(str(run_id)):
+        return {"lock_held_by_run": dg.MetadataValue.text(f"{run_id} of another instance")}
+    return {"lock_held_by_run": dg.MetadataValue.dagster_run(str(run_id))}
+
+
+def _shown(fact: Any) -> str | int | float | bool:
+    """Facts hold whatever the error knows; Dagster takes less."""
+    return fact if isinstance(fact, str | int | float | bool) else str(fact)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.resources.failures import report_failures
+from ontologia_dagster.declaration import checks_of
+from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage import events
-from ontologia_dagster.storage.type_assets import checks_of
 from storage_engine.config import duration
 
 if TYPE_CHECKING:

@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, snake_case
+from ontologia_dagster.declaration import (
+    MAINTENANCE_POOL,
+    STORAGE_METADATA,
+    OntologyAsset,
+    snake_case,
+)
 from ontologia_dagster.downstream.metadata import request_metadata, requests_of, table
-from ontologia_dagster.storage.type_assets import STORAGE
 from storage_engine.errors import OntologiaError
 
 if TYPE_CHECKING:
@@ -118,7 +122,7 @@ def log_asset(storage: str) -> dg.AssetSpec:
         description="The commit log with its data files, as deep verification sees it.",
         group_name="ontologia",
         kinds={"parquet"},
-        metadata={STORAGE: storage},
+        metadata={STORAGE_METADATA: storage},
     )
 
 

@@ -29,7 +29,7 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import free_slots
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.downstream.metadata import request_metadata, table
-from ontologia_dagster.resources.failures import report_failures
+from ontologia_dagster.resources.ontology import report_failures
 from storage_engine.errors import HandlerError
 
 if TYPE_CHECKING:

@@ -6,53 +6,129 @@ of its type (the partition, for those that are cut) has a materialisation of tha
 later one. The commit of a run that is still going is left to that run, but not for ever: its
 process may be gone, and a commit that is told twice does no harm.
 
-The first look at a storage, whatever its length, tells the last change of each type (and of each
-partition): without it nothing would be known of a type that changes rarely, and what is downstream
-of it would wait.
+The sensor follows the log commit by commit. An asset that it has not followed so far, and all of
+them when it is far behind, are caught up with at once: the last change of each type and partition
+is told, whatever the length of the log, as otherwise nothing would be known of a type that changes
+rarely, and what is downstream of it would wait. Partitions are told from what the log knows of
+files; those are opened only where that does not tell.
+
+A tick works for a bounded time and tells a bounded number of changes, each tick goes on where the
+one before it ended, and says how far behind it is.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from ontologia_dagster.dagster_compat import latest_versions, version_of, version_tags
+from ontologia_dagster.dagster_compat import (
+    last_record_id,
+    latest_versions,
+    version_of,
+    version_tags,
+)
+from ontologia_dagster.declaration import TypeAsset, find_type_assets
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.resources.failures import report_failures
+from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past
-from ontologia_dagster.storage.type_assets import TypeAsset, find_type_assets
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
-    from storage_engine.repository.protocol import CommitRecord, Repository
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.repository.protocol import CommitRecord, Repository, TypeRef
 
 _INTERVAL_S = 30
-_PER_TICK = 200  # commits
+# Dagster ends a tick after 60 s, and then nothing of it is kept.
+_TICK_S = 8.0  # after which nothing new is begun
+_LOOK_S = 14.0  # after which files are no longer read
+_ALONE_S = 3.0  # what begins before that has the tick to itself
+_PER_TICK = 500  # changes told, for each of which the daemon makes a record
+_PAGE = 250  # commits read together
+_FAR = 1_000  # commits: who is further behind than that is told of last changes alone
+_RECENT = 200  # commits whose runs may still be going
 _PER_QUERY = 10_000  # partitions
 # A run reports its commit as soon as it has counted rows. One that has not by then never will.
 _LEFT_TO_RUN = timedelta(minutes=15)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TailPosition:
-    """Commits up to `commit` are dealt with, except those held for a run that is going on."""
+    """How far the log has been told.
 
-    commit: int = 0
-    held: list[int] = field(default_factory=list)
+    commit:  the last one that was followed, and
+    at:      when it was made: in another history that is another commit
+    assets:  for each asset up to where its commits are told; those behind `commit` are caught up
+             with, those that are not named have not been looked at
+    held:    commits up to `commit` that are left to runs that go on
+    early:   assets with rows of a partition that is not there yet, by the first commit that wrote
+             one, and the latest partition that was there
+    after:   the record of the event log after which versions are of this history
+    page:    how many commits are read together; fewer where these took too long
+    """
+
+    commit: int
+    at: str = ""
+    assets: Mapping[str, int] = field(default_factory=dict)
+    held: Sequence[int] = ()
+    early: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    after: int = 0
+    page: int = _PAGE
 
     @classmethod
-    def parse(cls, text: str | None, head: int) -> "TailPosition | None":
-        """None at first, and when the storage was begun anew."""
-        raw = json.loads(text) if text else None
-        if raw is None or raw["commit"] > head:
+    def parse(cls, text: str | None, followed: Sequence[TypeAsset]) -> "TailPosition | None":
+        """None at first, and for a text that is no position. That of an earlier release says
+        nothing of assets: all were followed."""
+        if not text:
             return None
-        return cls(raw["commit"], list(raw["held"]))
+        try:
+            raw = json.loads(text)
+            commit = _number(raw["commit"])
+            told = raw.get("assets", {_name(asset): commit for asset in followed})
+            return cls(
+                commit,
+                str(raw.get("at", "")),
+                {str(name): _number(upto) for name, upto in told.items()},
+                tuple(sorted({_number(held) for held in raw["held"]})),
+                {
+                    str(name): (_number(first), str(last))
+                    for name, (first, last) in raw.get("early", {}).items()
+                },
+                _number(raw.get("after", 0)),
+                min(max(1, _number(raw.get("page", _PAGE))), _PAGE),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
 
     def __str__(self) -> str:
-        return json.dumps({"commit": self.commit, "held": self.held})
+        raw = {
+            "commit": self.commit,
+            "at": self.at,
+            "assets": dict(sorted(self.assets.items())),
+            "held": list(self.held),
+            "early": {name: list(first) for name, first in sorted(self.early.items())},
+            "after": self.after,
+            "page": self.page,
+        }
+        return json.dumps(raw, separators=(",", ":"))
+
+
+def _number(raw: Any) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or raw < 0:
+        raise ValueError(f"{raw!r} is no commit id")
+    return raw
+
+
+def _name(asset: TypeAsset) -> str:
+    return asset.key.to_user_string()
+
+
+class _OutOfTimeError(Exception):
+    """There is more to read than this tick has time for."""
 
 
 def log_tail_sensor(
@@ -69,184 +145,373 @@ def log_tail_sensor(
     )
     def log_tail(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
+        assert context.repository_def is not None
+        followed = find_type_assets(context.repository_def, storage)
         with report_failures(), ontology.repository() as repository:
-            return _tick(context, repository, storage)
+            tail = _Tail(context, repository, followed)
+            tail.advance()
+        summary = tail.summary()
+        context.log.info("%s", summary)
+        return dg.SensorResult(
+            asset_events=tail.events, cursor=str(tail.position), skip_reason=summary
+        )
 
     return log_tail
 
 
-def _tick(
-    context: dg.SensorEvaluationContext, repository: "Repository", storage: str
-) -> dg.SensorResult:
-    head = repository.head_commit_id()
-    cursor = TailPosition.parse(context.cursor, head)
-    if cursor is not None and head == cursor.commit and not cursor.held:
-        return dg.SensorResult(skip_reason=f"commit {head} is the latest", cursor=str(cursor))
-    assert context.repository_def is not None
-    tail = _Tail(context.instance, repository, find_type_assets(context.repository_def, storage))
-    if cursor is None:
-        upto = head
-        events = list(tail.last_changes(anew=bool(context.cursor)))
-    else:
-        upto = min(head, cursor.commit + _PER_TICK)
-        events = list(tail.changes(_commits(repository, cursor, upto)))
-    after = str(TailPosition(upto, tail.held))
-    if not events:
-        waits = f", {len(tail.held)} left to runs that go on" if tail.held else ""
-        return dg.SensorResult(skip_reason=f"all up to commit {upto} is known{waits}", cursor=after)
-    return dg.SensorResult(asset_events=events, cursor=after)
-
-
-def _commits(repository: "Repository", cursor: TailPosition, upto: int) -> "Iterator[CommitRecord]":
-    """Oldest first: those held, then the new ones."""
-    for commit_id in cursor.held:
-        record = repository.get_commit(commit_id)
-        if record is not None:
-            yield record
-    if upto - cursor.commit < _PER_TICK:
-        newest_first = repository.list_commits(10 * _PER_TICK, cursor.commit)
-        yield from (commit for commit in reversed(newest_first) if commit.id <= upto)
-        return
-    # Far behind: the log is read from its end, so all of it would be read at every tick.
-    for commit_id in range(cursor.commit + 1, upto + 1):
-        record = repository.get_commit(commit_id)
-        if record is not None:
-            yield record
-
-
 class _Tail:
-    """One look at the log. `held` are commits that are left to their runs."""
+    """One tick: `events` are told, `position` is where the next one goes on."""
 
     def __init__(
         self,
-        instance: dg.DagsterInstance,
+        context: dg.SensorEvaluationContext,
         repository: "Repository",
         followed: Sequence[TypeAsset],
     ) -> None:
-        self.held: list[int] = []
-        self._instance = instance
+        self.events: list[dg.AssetMaterialization] = []
+        self._began = time.monotonic()
+        self._instance = context.instance
+        self._log = context.log
         self._repository = repository
-        self._specs = {spec.name: spec for spec in repository.known_types()}
-        self._followed = [asset for asset in followed if asset.type_name in self._specs]
+        self._followed = followed
+        self._specs: dict[str, TypeSpec] = {}
+        self._finders: dict[str, partitions.KeyFinder] = {}
+        self._recent: dict[int, CommitRecord] = {}
+        self._unfinished: dict[str, bool] = {}
+        self.head = repository.head_commit_id()
+        self.position = self._start(context.cursor)
 
-    def changes(self, commits: "Iterator[CommitRecord]") -> Iterator[dg.AssetMaterialization]:
-        """What each of these commits changed, and nobody has told."""
-        for commit in commits:
-            if self._is_left_to_run(commit):
-                continue
-            for asset in self._followed:
-                if asset.type_name in commit.types:
-                    keys = self._partitions_of(asset, commit)
-                    versions = self._known_versions(asset.key, keys)
-                    untold = [key for key in keys if versions.get(key, 0) < commit.id]
-                    for partition, at in self._versions(asset, untold, commit.id).items():
-                        if versions.get(partition, -1) < at:
-                            yield _materialisation(asset, commit.id, partition, commit, at)
+    # -- where it begins --------------------------------------------------------------------------
 
-    def last_changes(self, *, anew: bool) -> Iterator[dg.AssetMaterialization]:
-        """The last change of each type and partition. `anew`: what was told before was of another
-        log, whose numbers mean nothing here."""
-        recent = {commit.id: commit for commit in self._repository.list_commits(_PER_TICK)}
+    def _start(self, cursor: str | None) -> TailPosition:
+        position = TailPosition.parse(cursor, self._followed)
+        if position is not None and self._is_history(position):
+            if self.head - position.commit > _FAR:
+                position = replace(position, commit=self.head, at=self._made_at(self.head))
+            return self._with_new_partitions(position)
+        after = 0
+        if position is not None:
+            # What was told before was of another log, whose numbers mean nothing here.
+            after = last_record_id(self._instance)
+            self._log.warning(
+                "commit %d of the cursor is not in this log: it was begun anew, or its head was "
+                "put back; all types are told as they are",
+                position.commit,
+            )
+        elif cursor:
+            self._log.warning("the cursor %.100r cannot be read; beginning anew", cursor)
+        return TailPosition(self.head, self._made_at(self.head), after=after)
+
+    def _is_history(self, position: TailPosition) -> bool:
+        if position.commit > self.head:
+            return False
+        return not position.at or self._made_at(position.commit) == position.at
+
+    def _made_at(self, commit_id: int) -> str:
+        records = self._repository.commits_between(commit_id - 1, commit_id) if commit_id else []
+        return records[0].created_at.isoformat() if records else ""
+
+    def _with_new_partitions(self, position: TailPosition) -> TailPosition:
+        """Rows whose partition is there now, and was not when they were written."""
+        assets = dict(position.assets)
+        early: dict[str, tuple[int, str]] = {}
         for asset in self._followed:
-            changed = self._last_commits(asset)
-            versions = self._known_versions(asset.key, list(changed))
-            for partition, commit_id in changed.items():
-                told = versions.get(partition, 0)
-                if told == commit_id or (told > commit_id and not anew):
-                    continue
-                commit = recent.get(commit_id)
-                if commit is None or not self._is_left_to_run(commit):
-                    yield _materialisation(asset, commit_id, partition, commit, commit_id)
+            name = _name(asset)
+            if name not in position.early or asset.partition_by is None:
+                continue
+            first, last = position.early[name]
+            if self._finder(asset).last_key() == last:
+                early[name] = first, last
+            else:
+                assets[name] = min(first - 1, assets.get(name, 0))
+        return replace(position, assets=assets, early=early)
+
+    # -- its work ---------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        self._tell_held()
+        for asset in self._followed:
+            if self._lag(asset) and not self._catch_up(asset):
+                return
+        while self.position.commit < self.head and not self._is_enough():
+            page = self.position.page
+            upto = min(self.head, self.position.commit + page)
+            records = self._repository.commits_between(self.position.commit, upto)
+            try:
+                last = self._follow(records)
+            except _OutOfTimeError:
+                self.position = replace(self.position, page=max(1, page // 4))
+                return
+            self._move(upto if last is None else last)
+            self.position = replace(self.position, page=min(2 * page, _PAGE))
+
+    def summary(self) -> str:
+        behind = self.head - self.position.commit
+        waiting = sum(self._lag(asset) for asset in self._followed)
+        text = f"{len(self.events)} changes told up to commit {self.position.commit}"
+        if behind:
+            text += f", {behind} commits behind"
+        if waiting:
+            text += f", {waiting} assets to be caught up with"
+        if self.position.held:
+            text += f", {len(self.position.held)} commits left to runs that go on"
+        return text
+
+    def _lag(self, asset: TypeAsset) -> bool:
+        behind = self.position.assets.get(_name(asset), -1) < self.position.commit
+        return behind and asset.type_name in self._refs
+
+    def _is_enough(self) -> bool:
+        return len(self.events) >= _PER_TICK or time.monotonic() - self._began > _TICK_S
+
+    def _move(self, commit_id: int) -> None:
+        records = [r for r in self._recent.values() if r.id == commit_id]
+        at = records[0].created_at.isoformat() if records else self._made_at(commit_id)
+        assets = {_name(asset): commit_id for asset in self._followed}
+        self.position = replace(self.position, commit=commit_id, at=at, assets=assets)
+
+    def _tell_held(self) -> None:
+        """Those that are still held stay so."""
+        held = self.position.held
+        self.position = replace(self.position, held=())
+        for first, last in _runs_of(held):
+            for record in self._repository.commits_between(first - 1, last):
+                self._follow([record], cut=False)
+
+    def _catch_up(self, asset: TypeAsset) -> bool:
+        """Tell the last change of an asset, of each of its partitions; whether all was told."""
+        if self._is_enough():
+            return False
+        name, upto = _name(asset), self.position.commit
+        since = self.position.assets.get(name, 0)
+        try:
+            changed = self._last_changes(asset, since, upto)
+        except _OutOfTimeError:
+            return False
+        versions = self._versions_told(asset.key, list(changed))
+        recent = max(0, upto - _RECENT)
+        for partition, commit_id in sorted(
+            changed.items(), key=lambda item: (item[1], item[0] or "")
+        ):
+            if versions.get(partition, 0) >= commit_id:
+                continue
+            if commit_id > recent and upto not in self._recent:
+                self._keep(self._repository.commits_between(recent, upto))
+            commit = self._recent.get(commit_id)
+            if commit is not None and self._is_left_to_run(commit):
+                continue
+            if len(self.events) >= _PER_TICK:
+                return False
+            self._tell(asset, commit_id, partition, commit, commit_id)
+        assets = {**self.position.assets, name: upto}
+        self.position = replace(self.position, assets=assets)
+        return True
+
+    def _last_changes(self, asset: TypeAsset, since: int, upto: int) -> dict[str | None, int]:
+        if asset.partition_by is None:
+            last = self._repository.type_head(self._spec(asset))
+            return {None: last} if since < last <= upto else {}  # a later one is followed
+        changed: dict[str | None, int] = {}
+        alone = time.monotonic() - self._began < _ALONE_S
+        for commit_id, key in self._partitions_written(asset, since, upto, alone):
+            changed[key] = max(commit_id, changed.get(key, 0))
+        return changed
+
+    def _follow(self, records: "Sequence[CommitRecord]", *, cut: bool = True) -> int | None:
+        """Tell what each of these commits changed, oldest first, and nobody has told; the last
+        one that was dealt with, where that was enough for a tick."""
+        self._keep(records)
+        free = [record for record in records if not self._is_left_to_run(record)]
+        keys: dict[tuple[int, str], Sequence[str | None]] = {}
+        versions: dict[str, dict[str | None, int]] = {}
+        for asset in self._followed:
+            touched = [record for record in free if asset.type_name in record.types]
+            if touched and asset.type_name in self._refs:
+                name = _name(asset)
+                for record, changed in self._partitions_of(asset, touched):
+                    keys[record.id, name] = changed
+                every = dict.fromkeys(key for of in keys for key in keys[of] if of[1] == name)
+                versions[name] = self._versions_told(asset.key, list(every))
+        for record in records:
+            for asset in self._followed:
+                name = _name(asset)
+                changed = keys.get((record.id, name), ())
+                if changed:
+                    self._tell_changes(asset, record, changed, versions[name])
+            if cut and len(self.events) >= _PER_TICK:
+                return record.id
+        return None
+
+    def _tell_changes(
+        self,
+        asset: TypeAsset,
+        record: "CommitRecord",
+        keys: Sequence[str | None],
+        versions: dict[str | None, int],
+    ) -> None:
+        untold = [key for key in keys if versions.get(key, 0) < record.id]
+        at: dict[str | None, int] = dict.fromkeys(untold, record.id)
+        listed = self._listed_keys(asset, record) or ()
+        if asset.partition_by is not None and len(listed) > 1:
+            # A run on several may have changed some of them alone.
+            executor = self._repository.executor(record.id)
+            for first in range(0, len(untold), _PER_QUERY):
+                some = [key for key in untold[first : first + _PER_QUERY] if key is not None]
+                spec, cut = self._spec(asset), asset.partition_by
+                states = partitions.read_states(executor, spec, cut, some)
+                at |= {key: state.commit_id for key, state in states.items()}
+        for key in untold:
+            if versions.get(key, -1) < at[key]:
+                self._tell(asset, record.id, key, record, at[key])
+                versions[key] = at[key]
+
+    # -- which partitions -------------------------------------------------------------------------
+
+    def _partitions_of(
+        self, asset: TypeAsset, records: "Sequence[CommitRecord]"
+    ) -> "Iterator[tuple[CommitRecord, Sequence[str | None]]]":
+        """As the manifest says where the asset itself wrote it, else by what the commit wrote."""
+        if asset.partition_by is None:
+            yield from ((record, [None]) for record in records)
+            return
+        unlisted = []
+        for record in records:
+            listed = self._listed_keys(asset, record)
+            if listed is None:
+                unlisted.append(record)
+            else:
+                yield record, listed
+        if not unlisted:
+            return
+        written: dict[int, set[str]] = {}
+        since, upto = unlisted[0].id - 1, unlisted[-1].id
+        for commit_id, key in self._partitions_written(asset, since, upto, len(records) == 1):
+            written.setdefault(commit_id, set()).add(key)
+        yield from ((record, sorted(written.get(record.id, ()))) for record in unlisted)
+
+    def _listed_keys(self, asset: TypeAsset, record: "CommitRecord") -> list[str] | None:
+        text = record.metadata.get(provenance.PARTITIONS)
+        if not text or asset.partition_by is None:
+            return None
+        if record.metadata.get(provenance.ASSET_KEY) != _name(asset):
+            return None
+        return partitions.parse_keys(asset.partition_by, text)
+
+    def _partitions_written(
+        self, asset: TypeAsset, since: int, upto: int, alone: bool
+    ) -> Iterator[tuple[int, str]]:
+        """Commits with the partitions that they wrote rows of. `alone`: a tick cannot do less, and
+        ends with what it has read when that takes too long."""
+        assert asset.partition_by is not None
+        finder, spec, name = self._finder(asset), self._spec(asset), _name(asset)
+        partitions.field_type(spec, asset.partition_by)
+        values = self._repository.written_values(
+            spec, asset.partition_by.field, since=since, upto=upto, alike=finder.alike
+        )
+        for number, (commit_id, value) in enumerate(values):
+            key = finder.key_of(value)
+            if key is not None:
+                yield commit_id, key
+            elif finder.is_early(value):
+                first, last = self.position.early.get(name, (commit_id, finder.last_key()))
+                early = {**self.position.early, name: (min(first, commit_id), last)}
+                self.position = replace(self.position, early=early)
+            if number % 1_000 == 0 and time.monotonic() - self._began > _LOOK_S:
+                if not alone:
+                    raise _OutOfTimeError
+                self._log.warning(
+                    "%s: commits %d to %d have more rows than can be read in a tick; what was not "
+                    "read is told when it changes again, or when the asset is materialised",
+                    name,
+                    since + 1,
+                    upto,
+                )
+                return
+
+    @cached_property
+    def _refs(self) -> "dict[str, TypeRef]":
+        """The types that the storage has, by name."""
+        return {name: (kind, name) for kind, name in self._repository.type_refs()}
+
+    def _finder(self, asset: TypeAsset) -> partitions.KeyFinder:
+        name = _name(asset)
+        if name not in self._finders:
+            assert asset.partition_by is not None
+            self._finders[name] = partitions.KeyFinder(asset.partition_by)
+        return self._finders[name]
+
+    def _spec(self, asset: TypeAsset) -> "TypeSpec":
+        name = asset.type_name
+        if name not in self._specs:
+            [self._specs[name]] = self._repository.stored_types([self._refs[name]])
+        return self._specs[name]
+
+    # -- what is told -----------------------------------------------------------------------------
+
+    def _keep(self, records: "Iterable[CommitRecord]") -> None:
+        self._recent |= {record.id: record for record in records}
 
     def _is_left_to_run(self, commit: "CommitRecord") -> bool:
         run_id = commit.metadata.get(provenance.RUN_ID)
         if not run_id or is_past(commit.created_at, _LEFT_TO_RUN):
             return False
-        run = self._instance.get_run_by_id(run_id)
-        if run is None or run.status not in UNFINISHED:
-            return False
-        if commit.id not in self.held:
-            self.held.append(commit.id)
-        return True
+        if run_id not in self._unfinished:
+            run = self._instance.get_run_by_id(run_id)
+            self._unfinished[run_id] = run is not None and run.status in UNFINISHED
+        if self._unfinished[run_id] and commit.id not in self.position.held:
+            held = (*self.position.held, commit.id)
+            self.position = replace(self.position, held=held)
+        return self._unfinished[run_id]
 
-    def _last_commits(self, asset: TypeAsset) -> dict[str | None, int]:
-        """By partition; of those that have rows."""
-        spec = self._specs[asset.type_name]
-        if asset.partition_by is None:
-            last = self._repository.type_head(spec)
-            return {None: last} if last else {}
-        every = partitions.partitions_def(asset.partition_by).get_partition_keys()
-        versions = self._versions(asset, every)
-        return {key: commit_id for key, commit_id in versions.items() if commit_id}
-
-    def _versions(
-        self, asset: TypeAsset, keys: Sequence[str | None], as_of: int | None = None
-    ) -> dict[str | None, int]:
-        """The commit that last changed a row of each of these partitions (0: it has none). A run
-        on several may have changed some of them alone."""
-        if asset.partition_by is None:
-            return dict.fromkeys(keys, as_of or 0)
-        executor, spec = self._repository.executor(as_of), self._specs[asset.type_name]
-        versions: dict[str | None, int] = {}
-        for first in range(0, len(keys), _PER_QUERY):
-            some = [key for key in keys[first : first + _PER_QUERY] if key is not None]
-            held = partitions.read_states(executor, spec, asset.partition_by, some)
-            versions |= {key: state.commit_id for key, state in held.items()}
-        return versions
-
-    def _partitions_of(self, asset: TypeAsset, commit: "CommitRecord") -> Sequence[str | None]:
-        """As the manifest says where the asset itself wrote it, else by the rows of the commit."""
-        if asset.partition_by is None:
-            return [None]
-        written = commit.metadata.get(provenance.PARTITIONS)
-        if written and commit.metadata.get(provenance.ASSET_KEY) == asset.key.to_user_string():
-            keys = partitions.parse_keys(asset.partition_by, written)
-            if keys is not None:
-                return keys
-        from storage_engine.repository.protocol import ReadWindow
-
-        spec = self._specs[asset.type_name]
-        rows = self._repository.read(spec, ReadWindow(as_of=commit.id, since=commit.id - 1))
-        values = rows.column(asset.partition_by.field).unique().to_pylist()
-        named = {partitions.key_of(asset.partition_by, value) for value in values}
-        return sorted(key for key in named if key is not None)
-
-    def _known_versions(
-        self, key: dg.AssetKey, keys: Sequence[str | None]
-    ) -> Mapping[str | None, int]:
+    def _versions_told(self, key: dg.AssetKey, keys: Sequence[str | None]) -> dict[str | None, int]:
         """The commits that the latest materialisations stand for, by partition."""
+        after = self.position.after or None
         if None in keys:
-            event = self._instance.get_latest_materialization_event(key)
-            made = event.asset_materialization if event is not None else None
-            return {None: version_of(made.tags or {})} if made is not None else {}
-        some = (
-            [partition for partition in keys if partition is not None]
-            if len(keys) <= _PER_QUERY
-            else None
+            wanted = dg.AssetRecordsFilter(key, after_storage_id=after)
+            for record in self._instance.fetch_materializations(wanted, limit=1).records:
+                made = record.asset_materialization
+                return {None: version_of((made.tags if made else None) or {})}
+            return {}
+        some = [partition for partition in keys if partition is not None]
+        if not some:
+            return {}
+        asked = some if len(some) <= _PER_QUERY else None
+        return dict(latest_versions(self._instance, key, asked, after).items())
+
+    def _tell(
+        self,
+        asset: TypeAsset,
+        commit_id: int,
+        partition: str | None,
+        commit: "CommitRecord | None",
+        version: int,
+    ) -> None:
+        """`commit` None: one so old that its manifest was not read. `version` is less than the
+        commit for a partition that its run left as it was."""
+        metadata: dict[str, Any] = {"commit": commit_id}
+        if commit is not None:
+            metadata |= {
+                "committed_at": dg.MetadataValue.timestamp(commit.created_at),
+                "runtime_id": commit.runtime_id,
+                **{f"commit/{name}": text for name, text in commit.metadata.items()},
+            }
+        self.events.append(
+            dg.AssetMaterialization(
+                asset_key=asset.key,
+                partition=partition,
+                description=f"Commit {commit_id}, made outside this instance's runs.",
+                metadata=metadata,
+                tags=version_tags(version),
+            )
         )
-        return dict(latest_versions(self._instance, key, some).items())
 
 
-def _materialisation(
-    asset: TypeAsset,
-    commit_id: int,
-    partition: str | None,
-    commit: "CommitRecord | None",
-    version: int,
-) -> dg.AssetMaterialization:
-    """`commit` None: one so old that its manifest was not read. `version` is less than the commit
-    for a partition that its run left as it was."""
-    metadata: dict[str, Any] = {"commit": commit_id}
-    if commit is not None:
-        metadata |= {
-            "committed_at": dg.MetadataValue.timestamp(commit.created_at),
-            "runtime_id": commit.runtime_id,
-            **{f"commit/{name}": text for name, text in commit.metadata.items()},
-        }
-    return dg.AssetMaterialization(
-        asset_key=asset.key,
-        partition=partition,
-        description=f"Commit {commit_id}, made outside this instance's runs.",
-        metadata=metadata,
-        tags=version_tags(version),
-    )
+def _runs_of(commit_ids: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of those that follow each other."""
+    runs: list[tuple[int, int]] = []
+    for commit_id in sorted(commit_ids):
+        if runs and runs[-1][1] == commit_id - 1:
+            runs[-1] = (runs[-1][0], commit_id)
+        else:
+            runs.append((commit_id, commit_id))
+    return runs

@@ -1,31 +1,35 @@
 """What a storage brings to Dagster beside its types: head, log, checks, jobs, schedules, sensors.
 
 `build_platform` makes all of it for one storage, `build_platforms` for an environment's storage
-and its tenants'. Building opens nothing, and everything that would act by itself is off unless
-told otherwise.
+and its tenants', `location_resources` what they reach them through. Building opens nothing, and
+everything that would act by itself is off unless told otherwise.
 """
 
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
+import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
+from dagster_aws.s3 import S3Resource
 
-from ontologia_dagster.declaration import OntologyAsset
-from ontologia_dagster.ingestion.type_defs import build_types
-from ontologia_dagster.resources.environments import Environment
-from ontologia_dagster.resources.failures import report_failures
+from ontologia_dagster.declaration import OntologyAsset, declared_types
+from ontologia_dagster.ingestion.asset import build_types
+from ontologia_dagster.resources.environments import Environment, Environments, S3Table
+from ontologia_dagster.resources.ontology import (
+    DEFAULT_LOCATION,
+    OntologyResource,
+    report_failures,
+)
+from ontologia_dagster.resources.spark import SparkResource
 from ontologia_dagster.storage import alerts, checks, events, maintenance
+from ontologia_dagster.storage.alerts import Notifier
 from ontologia_dagster.storage.log_tail import log_tail_sensor
-from ontologia_dagster.storage.metrics import metrics_job
-from ontologia_dagster.storage.type_assets import declared_types
-
-if TYPE_CHECKING:
-    from ontologia_dagster.resources.ontology import OntologyResource
 
 STORAGE = "ontology"
+_WEBHOOK = "ONTOLOGIA_WEBHOOK_URL"
 # Nightly and weekly, each with the night to itself, and figures for who looks at them; all are off
 # until somebody turns them on.
 _SCHEDULES = {
@@ -67,7 +71,7 @@ def build_platform(
         "index_repair": maintenance.repair_job(storage),
         "gc": maintenance.gc_job(storage),
         "deep_verify": maintenance.deep_verify_job(storage, deep),
-        "metrics": metrics_job(storage, handlers),
+        "metrics": maintenance.metrics_job(storage, handlers),
     }
     sensors = [
         log_tail_sensor(storage, status=on),
@@ -163,3 +167,66 @@ def _schedule(storage: str, name: str, job: Any, running: bool) -> dg.ScheduleDe
         run_config=config,
         default_status=on,
     )
+
+
+# -- resources ------------------------------------------------------------------------------------
+
+
+def location_resources(
+    environments: Environments | None = None, *, location: str = DEFAULT_LOCATION
+) -> dict[str, Any]:
+    """`ontology`, `ontology_<tenant>` for each tenant, `spark` and `notifier`.
+
+    `location` is the code location's name, for runs that Dagster did not start from one.
+    """
+    environments = environments or Environments.load()
+    current = environments.current
+    spark = current.spark
+    return {
+        STORAGE: _ontology(environments, location, current.uri, current.s3),
+        **{
+            f"{STORAGE}_{tenant}": _ontology(
+                environments, location, current.uri_of(tenant), table.s3 or current.s3
+            )
+            for tenant, table in current.tenants.items()
+        },
+        "spark": SparkResource(
+            mode=spark.mode,
+            master=spark.master,
+            spark_config=dict(spark.config),
+            submit_arguments=list(spark.submit_arguments),
+        ),
+        "notifier": Notifier(webhook_url=_secret(_webhook(current))),
+    }
+
+
+def _ontology(environments: Environments, location: str, uri: str, s3: S3Table) -> OntologyResource:
+    current = environments.current
+    return OntologyResource(
+        storage_uri=uri,
+        runtime_id=current.runtime_id,
+        engine_options=dict(current.engine),
+        location_name=location,
+        environment=current.name,
+        guarded=not current.production,
+        production_uris=list(environments.production_uris),
+        s3=S3Resource(
+            endpoint_url=s3.endpoint_url,
+            region_name=s3.region,
+            profile_name=s3.profile,
+            aws_access_key_id=_secret(s3.access_key_id_variable),
+            aws_secret_access_key=_secret(s3.secret_access_key_variable),
+            aws_session_token=_secret(s3.session_token_variable),
+        ),
+    )
+
+
+def _secret(variable: str | None) -> Any:
+    """A typed reference: its value is read by the process that needs it, and shown by none. There
+    a variable that is named and not set is an error that names it."""
+    return dg.EnvVar(variable) if variable else None
+
+
+def _webhook(current: Environment) -> str | None:
+    """Nobody has to be told: the usual variable may be unset, one that is named may not."""
+    return current.webhook_url_variable or (_WEBHOOK if _WEBHOOK in os.environ else None)

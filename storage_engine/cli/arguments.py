@@ -73,6 +73,7 @@ class Invocation:
     output: Output
     settings: Settings = Settings()
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    _models: dict[tuple[str, str], TypeSpec] | None = None
 
     def apply(self, given: Settings) -> None:
         self.settings = self.settings.then(given)
@@ -83,6 +84,7 @@ class Invocation:
         """The storage that is meant. An option that names one makes the environment irrelevant."""
         from storage_engine.repository.open import bind
 
+        self.models()  # what is wrong with them is told by commands that need none, too
         db, uri = self.settings.db, self.settings.storage_uri
         if db is None and uri is None:
             db = self.environ.get(DB_VARIABLE) or None
@@ -100,9 +102,13 @@ class Invocation:
 
     def models(self) -> dict[tuple[str, str], TypeSpec]:
         """The types that `--models` declares, by kind and name; empty without it."""
+        if self.settings.models is None:
+            return {}
         from storage_engine.runtime.arguments import declared_types
 
-        return declared_types(self.settings.models) if self.settings.models is not None else {}
+        if self._models is None:
+            self._models = declared_types(self.settings.models)
+        return self._models
 
     @contextmanager
     def repository(self) -> Iterator[Repository]:

@@ -300,6 +300,8 @@ def _show_restore(output: Output, done: Restore, ref: str) -> None:
         output.line()
     if done.new_commit_id is not None:
         output.line(f"Restored {done.restored} rows to {to}, as commit {done.new_commit_id}.")
+        for note in done.notes:
+            output.note(note)
     elif done.restored:
         output.line(f"Nothing was written. To restore {done.restored} rows to {to}: --apply")
     else:

@@ -1,4 +1,4 @@
-"""`onto events run`: a worker, with a line that says how it is getting on."""
+"""`onto events run` and `peek`: a worker, and whether there is something to do for one."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.output import moment
+from storage_engine.commitlog.records import timestamp
 
 if TYPE_CHECKING:
     from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.protocol import Peek
 
 
 def checked(namespace: str | None) -> str | None:
@@ -30,16 +34,56 @@ Namespace = Annotated[
 ]
 
 
+Handlers = Annotated[
+    list[str],
+    typer.Option(
+        "--handlers",
+        metavar="MODULE",
+        help="Python module with handlers and schedules; may be given several times.",
+    ),
+]
+
+
+def peek(invocation: Invocation, handlers: Handlers, namespace: Namespace = "default") -> None:
+    """See at a glance whether handlers have something to do."""
+    from storage_engine.events.protocol import open_event_store
+
+    subscriptions = [handler.subscription() for handler in _load(handlers)[0]]
+    with invocation.repository() as repository:
+        store = open_event_store(repository, invocation.config())
+        seen, now = store.peek(namespace, subscriptions), store.now()
+    if invocation.output.json:
+        moments = {"oldest": seen.oldest, "next_due": seen.next_due}
+        invocation.output.document(
+            {
+                **asdict(seen),
+                **{name: timestamp(at) if at is not None else None for name, at in moments.items()},
+            }
+        )
+    else:
+        invocation.output.line(_glance(seen, now))
+
+
+def _glance(seen: Peek, now: datetime) -> str:
+    if not seen.pending:
+        return "Nothing is left to handle."
+    parts = [f"{seen.pending}{' or more' if seen.more else ''} events pending"]
+    if seen.oldest is not None:
+        parts.append(f"the oldest {max((now - seen.oldest).total_seconds(), 0):.0f} s old")
+    if seen.is_exact:
+        parts.append(f"{seen.due} due")
+    elif seen.due:
+        parts.append("some of them due")
+    else:
+        parts.append(f"none due of {seen.looked_at} that were looked at")
+    if not seen.due and seen.next_due is not None:
+        parts.append(f"the next at {moment(seen.next_due)}")
+    return ", ".join(parts)
+
+
 def run(
     invocation: Invocation,
-    handlers: Annotated[
-        list[str],
-        typer.Option(
-            "--handlers",
-            metavar="MODULE",
-            help="Python module with handlers and schedules; may be given several times.",
-        ),
-    ],
+    handlers: Handlers,
     namespace: Namespace = "default",
     drain: Annotated[
         bool, typer.Option("--drain", help="End when nothing is due, instead of waiting.")

@@ -13,7 +13,7 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, parse_duration, with_settings
 from storage_engine.cli.errors import CommandError
-from storage_engine.cli.event_worker import Namespace, checked, run
+from storage_engine.cli.event_worker import Namespace, checked, peek, run
 from storage_engine.cli.output import Output, moment, one_line
 from storage_engine.commitlog.records import timestamp
 
@@ -191,7 +191,9 @@ def sessions(invocation: Invocation, namespace: Namespace = "default") -> None:
                     "dead" if s.is_dead else "alive",
                     one_line(s.malformed)
                     if s.malformed is not None
-                    else ", ".join(f"{name}={value}" for name, value in s.metadata.items()),
+                    else ", ".join(
+                        f"{name}={value}" for name, value in s.metadata.items() if name != "process"
+                    ),
                 )
                 for s in listed
             ],
@@ -445,4 +447,5 @@ def _show_all_malformed(invocation: Invocation, namespace: str, limit: int) -> N
         show_malformed(invocation.output, objects)
 
 
+app.command("peek")(with_settings(peek))
 app.command("run")(with_settings(run))

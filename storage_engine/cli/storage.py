@@ -272,7 +272,8 @@ def lock_break(
         if problem is None and lock is not None and token is None:
             raise ConfigurationError("name the lock that is meant: --token, from `onto lock show`")
         if not yes:
-            _ask(f"the write lock of {lock['owner_id']}" if lock else "the write lock")
+            meant = objects.break_lock(token, apply=False)  # whoever is asked can say yes
+            _ask(f"the write lock of {meant['owner_id']}" if meant else "the write lock")
         broken = objects.break_lock(token)
     if invocation.output.json:
         invocation.output.document({"broken": True, "lock": broken})

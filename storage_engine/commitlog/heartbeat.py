@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from storage_engine.commitlog import layout
@@ -35,7 +37,11 @@ class GivenUp(StorageBackendError):
 
 
 class Heartbeat:
-    """Of one attempt. Beats in the background from `start` to `stop`."""
+    """Of one attempt. Beats in the background from `start` to `stop`.
+
+    Ctrl-C may come between any two instructions, also at the first of an end: who starts it in
+    the main thread sees to it that it is ended or stopped twice. Doing so again does nothing.
+    """
 
     def __init__(
         self,
@@ -59,7 +65,8 @@ class Heartbeat:
         self._etag: str | None = None
         self._given_up = False
         self._mutex = threading.Lock()
-        self._stop = threading.Event()
+        self._stopped = False
+        self._wake: SimpleQueue[None] = SimpleQueue()  # an event's lock could stay taken by Ctrl-C
         self._keeper: threading.Thread | None = None
 
     def start(self) -> None:
@@ -91,9 +98,11 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Beat no more, and leave the object: it ages until a collector finds it."""
-        self._stop.set()
+        self._stopped = True
+        self._wake.put(None)
         if self._keeper is not None:
-            self._keeper.join()
+            with suppress(RuntimeError):  # Ctrl-C kept it from being started
+                self._keeper.join()
             self._keeper = None
 
     def end(self) -> None:
@@ -101,13 +110,19 @@ class Heartbeat:
         self.stop()
         if self._given_up or self._etag is None:
             return
+        etag, self._etag = self._etag, None
         try:
-            self._store.delete_if_match(self.key, self._etag)
+            self._store.delete_if_match(self.key, etag)
         except (ObjectStoreError, StorageBackendError) as error:
             log.info("%s stays for garbage collection: %s", self.key, error)
 
     def _keep(self) -> None:
-        while not self._stop.wait(self._beat_s):
+        while not self._stopped:
+            try:
+                self._wake.get(timeout=self._beat_s)
+                continue
+            except Empty:
+                pass
             try:
                 self.beat()
             except GivenUp:  # the publish finds out, if not who waits for it before

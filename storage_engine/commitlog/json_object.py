@@ -67,13 +67,14 @@ def write_conditionally(
     write_id: str,
     etag: str | None,
     attempts: int = ATTEMPTS,
+    marker: bytes | None = None,
 ) -> Won | Lost:
     """Create (`etag` None) or replace exactly the version `etag`. Raises StillUnknown, or another
     StorageBackendError when nothing was sent or the store refused it: then it did not land.
 
-    `data` must contain `write_id`; the read-back recognises our write by it.
+    The read-back recognises our write by `marker`, which `data` must contain: its `write_id`.
     """
-    marker = write_id.encode()
+    marker = marker or write_id.encode()
     failure: Exception | None = None
     for attempt in range(attempts):
         if attempt:
@@ -100,6 +101,32 @@ def write_conditionally(
         # Not applied, but the request may still land: repeat the same bytes. (Also when the store
         # said 412 and yet shows the expected version, as after a lock came and went.)
     raise StillUnknown(key) from failure
+
+
+def create(store: ObjectStore, key: str, data: bytes) -> bool:
+    """Write an object that is never changed; False if it is there with other bytes, which then
+    stay. Raises as `write_conditionally` does."""
+    outcome = write_conditionally(store, key, data, write_id=key, etag=None, marker=data)
+    return isinstance(outcome, Won)
+
+
+def delete_conditionally(
+    store: ObjectStore, key: str, etag: str, *, attempts: int = ATTEMPTS
+) -> None:
+    """Delete exactly the version `etag`, asking again where no answer comes. Raises
+    PreconditionFailed when another version stands or none (it may have been an earlier request of
+    ours), and what the store said last when the budget is used up."""
+    for attempt in range(1, attempts + 1):
+        try:
+            store.delete_if_match(key, etag)
+            return
+        except (ConditionalConflict, OutcomeUnknown):
+            if attempt == attempts:
+                raise
+        except StorageBackendError as error:
+            if not error.retryable or attempt == attempts:
+                raise
+        _pause(store, attempt)
 
 
 def _read_back(store: ObjectStore, key: str) -> StoredObject | None:

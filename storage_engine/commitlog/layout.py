@@ -316,6 +316,15 @@ def event_time(moment: datetime) -> str:
     return text.replace(":", "-")
 
 
+def event_moment(key: str) -> datetime | None:
+    """The time in an event's key; None when another implementation wrote something else there."""
+    date, _, time = key.rpartition("/")[2].partition("_")[0].partition("T")
+    try:
+        return datetime.fromisoformat(f"{date}T{time.replace('-', ':')}").astimezone(UTC)
+    except ValueError:
+        return None
+
+
 def event(namespace: str, moment: datetime, event_id: str) -> str:
     return f"{events(namespace)}{event_time(moment)}_{segment(event_id)}.json"
 

@@ -20,7 +20,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, Self, TypeVar
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.json_object import Won, write_conditionally
+from storage_engine.commitlog.json_object import (
+    Won,
+    delete_conditionally,
+    write_conditionally,
+)
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.errors import (
     IntegrityError,
@@ -48,6 +52,7 @@ _SLOWEST_POLL_S = 0.5
 _FASTEST_POLL_S = 0.01
 _FIRST_GUESS_S = 0.1  # of how long a wait is, before the first one
 _UNANSWERED_KEPT = 16
+_RELEASE_ATTEMPTS = 4  # about half a second; others would wait for the whole lease
 _RELEASE_GRACE_S = 1.0  # then the keeper gives back what it was only told not to renew
 _LONGEST_LEASE_MS = 1000 * 60 * 60 * 24 * 366
 _LOOK_AGAIN_S = 1.0  # a holder that renews moves its expiry: read it again this often
@@ -222,7 +227,9 @@ class Lease:
             if not self._etag:
                 return  # not held, or given back before
             try:
-                self._lock.store.delete_if_match(self._lock.key, self._etag)
+                delete_conditionally(
+                    self._lock.store, self._lock.key, self._etag, attempts=_RELEASE_ATTEMPTS
+                )
             except PreconditionFailed:
                 log.info("the write lock had already passed to another writer")
             except (ObjectStoreError, StorageBackendError) as error:
@@ -415,10 +422,13 @@ class BrokenLock:
     problem: str
 
 
-def break_lock(store: ObjectStore, token: str | None, *, key: str = layout.LOCK) -> BrokenLock:
+def break_lock(
+    store: ObjectStore, token: str | None, *, key: str = layout.LOCK, apply: bool = True
+) -> BrokenLock:
     """Take a lock away from its holder, whoever that is: for one whose expiry lies far ahead, or
     that cannot be read. Exactly the version that was read is deleted, and only with its token; an
-    unreadable one has none. Raises LockBreakError with nothing deleted.
+    unreadable one has none. Raises LockBreakError with nothing deleted. Without `apply` it only
+    says what would be broken.
 
     A holder that lives finds out at its next renewal, and publishes nothing: the swap of head
     decides, and its guard comes before.
@@ -437,6 +447,8 @@ def break_lock(store: ObjectStore, token: str | None, *, key: str = layout.LOCK)
             f"the write lock is held by {state.owner_id!r} with another token than was given: "
             "look with `onto lock show`, and break what it shows"
         )
+    if not apply:
+        return BrokenLock(state, problem)
     try:
         store.delete_if_match(key, stored.etag)
     except (PreconditionFailed, ConditionalConflict):

@@ -19,7 +19,13 @@ from typing import Any, Literal, Protocol
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
-from storage_engine.commitlog.json_object import Lost, StillUnknown, Won, write_conditionally
+from storage_engine.commitlog.json_object import (
+    Lost,
+    StillUnknown,
+    Won,
+    create,
+    write_conditionally,
+)
 from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import (
@@ -263,12 +269,18 @@ class Publisher:
             manifest = replace(manifest, checkpoint=checkpoint_ref)
         data = manifest.to_bytes()
         uploads.append(Upload(path, data))
+        created: list[Upload] = []
         try:
-            self._upload(uploads, snapshot)
-            base.lease.guard()
+            taken = self._upload(uploads, created, snapshot)
+            if taken is None:
+                base.lease.guard()
         except (LeaseExpiredError, StorageBackendError):
-            self._discard(uploads)  # no CAS was sent: certainly not published
+            self._discard(created)  # no CAS was sent: certainly not published
             raise
+        if taken is not None:
+            # It may be named by head by now: nothing of that name is touched.
+            log.warning("%s is there already: the commit is tried under another name", taken)
+            return None
         if snapshot is not None and snapshot.refused:
             self._discard(uploads)  # the next attempt goes without it
             return None
@@ -308,7 +320,8 @@ class Publisher:
         if len(head.marks) > _MARKS_IN_HEAD:
             checkpoint = state.current_checkpoint(self._chain, head)
             ref, uploads = self._checkpoint(checkpoint, base.attempt)
-            self._upload(uploads)
+            if self._upload(uploads, []) is not None:
+                return False
             head = replace(head, marks={}, checkpoint=ref)
         base.lease.guard()
         try:
@@ -374,16 +387,35 @@ class Publisher:
         self._chain.note_checkpoint(ref, checkpoint)
         return ref, [*(Upload(*page, shared=True) for page in pages), Upload(key, data)]
 
-    def _upload(self, uploads: Sequence[Upload], snapshot: WaitingSnapshot | None = None) -> None:
-        def write(upload: Upload) -> None:
-            if isinstance(upload.content, bytes):
-                self._store.put(upload.key, upload.content)
-            else:
-                self._store.put_file(upload.key, upload.content)
+    def _upload(
+        self,
+        uploads: Sequence[Upload],
+        created: list[Upload],
+        snapshot: WaitingSnapshot | None = None,
+    ) -> str | None:
+        """Create all of them, noting in `created` what is ours; or the key of one that exists with
+        other bytes: another attempt has drawn the same name."""
+        taken: list[str] = []
 
-        requests: list[Callable[[], None]] = [partial(write, upload) for upload in uploads]
+        def write(upload: Upload, content: bytes) -> None:
+            if create(self._store, upload.key, content):
+                created.append(upload)
+            else:
+                taken.append(upload.key)
+
+        def write_file(upload: Upload, path: Path) -> None:
+            created.append(upload)
+            self._store.put_file(upload.key, path)
+
+        small = [(u, u.content) for u in uploads if isinstance(u.content, bytes)]
+        requests: list[Callable[[], None]] = [partial(write, *upload) for upload in small]
         requests += snapshot.checks if snapshot is not None else ()
         self._parallel.gather(requests)
+        if not taken:
+            # Put without a condition: whoever has created the manifest owns these names.
+            large = [(u, u.content) for u in uploads if isinstance(u.content, Path)]
+            self._parallel.gather([partial(write_file, *upload) for upload in large])
+        return next(iter(taken), None)
 
     def _swap_head(self, base: Base, head: Head) -> Won | None:
         try:

@@ -27,6 +27,8 @@ _GATHER_S = 0.02  # for what is handled meanwhile to be settled together
 _DRAIN_ATTEMPTS = 5  # of a storage that fails, before drain gives up
 _LONGEST_PAUSE_S = 30.0
 _FOREGROUND = 10  # every so many rounds, suspects that wait get their turn: none is claimed ahead
+_FOR_OTHERS = timedelta(seconds=0.25)  # a drain looks again at what they have yet to do
+_KEEP_UP_S = 2.0  # with other workers, however long a handler takes
 _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for the acks
 
 
@@ -234,6 +236,8 @@ class Ticker:
     def _seconds(self) -> float:
         worker = self._worker
         pause = min(worker.pace.lease, worker.pace.session_ttl).total_seconds() / 6
+        if worker.consumer.shares:
+            pause = min(pause, _KEEP_UP_S)
         due = worker.scheduler.next_due()
         if due is not None:
             pause = min(pause, (due - worker.store.now()).total_seconds())
@@ -258,7 +262,8 @@ class Ticker:
             worker.consumer.extend(ending)
         if now - self._beat_at >= worker.pace.session_ttl / 3:
             self._beat_at = now
-            worker.store.heartbeat(worker.namespace, worker.session_id)
+            worker.store.heartbeat(worker.namespace, worker.session_id, worker.metadata)
+        worker.consumer.keep_up()
 
 
 class Dispatcher:
@@ -290,7 +295,7 @@ class Dispatcher:
         self.totals = Totals()
         self.held = HeldClaims()
         self._execute = execute
-        self._metadata = metadata
+        self.metadata = metadata
         self._flush = flush
         self._progress = progress
         self._stopping = threading.Event()
@@ -305,13 +310,21 @@ class Dispatcher:
 
     def run(self, *, max_iterations: int | None = None, until_idle: bool = False) -> Totals:
         """Work until stopped, until nothing is due, or for so many rounds."""
-        self.store.register_session(self.namespace, self.session_id, self._metadata)
+        self.store.register_session(self.namespace, self.session_id, self.metadata)
         self._ticker.start()
         try:
+            self._join()
             self._loop(max_iterations, until_idle)
         finally:
             self._leave()
         return self.totals
+
+    def _join(self) -> None:
+        """Begin to divide the work with those who are here."""
+        try:
+            self.consumer.keep_up()
+        except OntologiaError as error:
+            log.warning("a worker does not see whether there are others: %s", error)
 
     # -- rounds -------------------------------------------------------------------------------
 
@@ -336,16 +349,18 @@ class Dispatcher:
                 self._handle(batch)
             else:
                 self._settler.flush()
-                if until_idle and whole:
+                if until_idle and whole and not self.consumer.shares:
                     return
-                whole = until_idle
-                if whole:
+                if until_idle and not whole:
                     self._flush()  # the last look must not be too early for our own events
+                whole = until_idle
             self._report()
             if last:
                 return
             if not batch and not until_idle:
-                self._pause()
+                self._pause(self.pace.poll_interval)
+            elif not batch and self.consumer.shares:
+                self._pause(max(self.pace.poll_interval, _FOR_OTHERS))
 
     def _is_turn_of_suspects(self) -> bool:
         return self.consumer.suspects and self.totals.iterations % _FOREGROUND == 0
@@ -390,9 +405,9 @@ class Dispatcher:
         log.warning("looking for events failed, trying again in %.1f s: %s", pause, error)
         self._sleep(pause)
 
-    def _pause(self) -> None:
+    def _pause(self, longest: timedelta) -> None:
         now = self.store.now()
-        until = now + self.pace.poll_interval
+        until = now + longest
         for due in (self.consumer.next_due(), self.scheduler.next_due()):
             until = min(until, due) if due is not None else until
         self._sleep(max((until - now).total_seconds(), 0.0))

@@ -60,6 +60,15 @@ class Consumer(Protocol):
                 suspect one
         """
 
+    @property
+    def shares(self) -> bool:
+        """Whether events are left to other workers: what those do not get to is claimed here, but
+        not yet."""
+
+    def keep_up(self) -> None:
+        """See who else works here, and exchange with them what is finished, at most every few
+        seconds. Nothing is divided before it was called once. Any thread may."""
+
     def ack(self, claims: Sequence[Claim]) -> list[bool]:
         """End claims for good; False where the claim was lost."""
 
@@ -120,6 +129,18 @@ class WorkerSession:
     metadata: Mapping[str, Any]
     is_dead: bool
     malformed: str | None = None
+
+    @property
+    def handlers(self) -> frozenset[str]:
+        """The handlers that it runs, as far as it says."""
+        named = self.metadata.get("handlers")
+        return frozenset(map(str, named)) if isinstance(named, list) else frozenset()
+
+    @property
+    def process(self) -> Mapping[str, Any]:
+        """Which process it is, as `process.identity` tells; empty if it does not say."""
+        process = self.metadata.get("process")
+        return process if isinstance(process, Mapping) else {}
 
     @classmethod
     def parse(
@@ -212,6 +233,57 @@ class Backlog:
         return cls(due, waiting, oldest, next_due, more)
 
 
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Whether handlers have something to do, how much and since when, as far as a page of names
+    and a few events tell. One event counts once, however many handlers have yet to finish it.
+
+    pending:    events that may be left to do, by their names
+    more:       there are more names than were listed
+    oldest:     when the oldest of them was sent, by its name
+    looked_at:  how many of them were read, with the claims on them
+    due:        of these: could be claimed now
+    waiting:    of these: a worker has it, or its next attempt is not due yet
+    next_due:   when the first of the waiting ones becomes due, if nothing happens before
+    """
+
+    pending: int = 0
+    more: bool = False
+    oldest: datetime | None = None
+    looked_at: int = 0
+    due: int = 0
+    waiting: int = 0
+    next_due: datetime | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether everything that is left to do was looked at."""
+        return not self.more and self.looked_at == self.pending
+
+    @classmethod
+    def of(
+        cls,
+        left: Sequence[Backlog],
+        *,
+        unread: int = 0,
+        oldest_unread: datetime | None = None,
+        more: bool = False,
+    ) -> Self:
+        """From what is left to do of each event that was read, and those that were not."""
+        moments = [event.oldest for event in left if event.oldest is not None]
+        if oldest_unread is not None:
+            moments.append(oldest_unread)
+        return cls(
+            pending=len(left) + unread,
+            more=more,
+            oldest=min(moments, default=None),
+            looked_at=len(left),
+            due=sum(event.due > 0 for event in left),
+            waiting=sum(event.due == 0 for event in left),
+            next_due=min((e.next_due for e in left if e.next_due is not None), default=None),
+        )
+
+
 class BackgroundWork(Protocol[R_co]):
     """Work that goes on, or has ended."""
 
@@ -250,12 +322,19 @@ class EventStore(Protocol):
         """Look at what handlers have yet to do, the oldest `limit` events of it. Claims nothing,
         and keeps nothing from being claimed."""
 
+    def peek(self, namespace: str, subscriptions: Sequence[Subscription]) -> Peek:
+        """See whether handlers have something to do: a page of names, and few events, however
+        many there are. Reading ends with the first that is due; of many that wait it reads the
+        oldest, the newest and some in between, other ones each time. Claims nothing."""
+
     def register_session(
         self, namespace: str, session_id: str, metadata: Mapping[str, Any]
     ) -> None: ...
 
-    def heartbeat(self, namespace: str, session_id: str) -> None:
-        """Refresh; a session that is not there is registered again, without metadata."""
+    def heartbeat(
+        self, namespace: str, session_id: str, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refresh; a session that is not there is registered again, with this metadata."""
 
     def end_session(self, namespace: str, session_id: str) -> None: ...
 

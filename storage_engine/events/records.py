@@ -45,6 +45,7 @@ class Policy:
     backoff_base_ms: int
     backoff_max_ms: int
     max_chain_depth: int
+    session_ttl: timedelta
 
     @classmethod
     def of(cls, config: OntologiaConfig) -> Self:
@@ -54,6 +55,7 @@ class Policy:
             backoff_base_ms=config.event_backoff_base_ms,
             backoff_max_ms=config.event_backoff_max_ms,
             max_chain_depth=config.max_event_chain_depth,
+            session_ttl=timedelta(milliseconds=config.session_ttl_ms),
         )
 
     def backoff(self, attempts: int) -> timedelta:

@@ -33,6 +33,7 @@ from storage_engine.repository.duck import quoted
 from storage_engine.repository.protocol import (
     LATEST,
     CommitRequest,
+    CommitResult,
     ReadWindow,
     Repository,
     TypeInput,
@@ -246,6 +247,7 @@ class Restore:
     types: tuple[TypeRestore, ...]
     applied: bool = False
     new_commit_id: int | None = None
+    notes: tuple[str, ...] = ()  # of that commit
 
     @property
     def restored(self) -> int:
@@ -266,6 +268,7 @@ class Restore:
             "restored": self.restored,
             "created_after": self.created_after,
             "types": [item.as_dict() for item in self.types],
+            "notes": list(self.notes),
         }
 
 
@@ -322,7 +325,8 @@ def restore(
             plan.head_commit_id,
             plan.types,
             applied=True,
-            new_commit_id=made,
+            new_commit_id=made.commit_id if made is not None else None,
+            notes=tuple(made.notes) if made is not None else (),
         )
     raise HeadMismatchError(_ATTEMPTS)
 
@@ -343,7 +347,7 @@ def _plan(
 
 def _commit(
     repository: Repository, rows: RestoreSource, plan: Restore, reference: Reference
-) -> int | None:
+) -> CommitResult | None:
     touched = {(item.kind, item.type_name) for item in plan.types if item.restored}
     if not touched:
         return None
@@ -358,10 +362,9 @@ def _commit(
     ]
     # All types are expected to stand as they were looked at, those that need nothing as well.
     expect = {spec.ref: last for spec, last in types}
-    result = repository.commit(
+    return repository.commit(
         CommitRequest(inputs, metadata=metadata, expect=expect, holder={"operation": "restore"})
     )
-    return result.commit_id if result is not None else None
 
 
 def _stream(rows: RestoreSource, spec: TypeSpec, commit_id: int) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,8 @@ the first of them and why. Only JSON columns are built value by value, in Python
 Pydantic's strict mode: a bulk source is converted, never coerced.
 
     str       any string type, dictionaries of them
-    int       any integer type; floats that are whole (pandas makes ints with gaps floats)
+    int       any integer type; floats and decimals that are whole (pandas makes ints with gaps
+              floats, Spark makes uint64 decimals), within 64 bits
     float     any float type; integers up to 2**53
     bool      booleans
     datetime  timestamps of any unit and zone; without zone they are UTC; whole microseconds only
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -91,7 +93,9 @@ class JsonCast:
                 if self.text:
                     valid = check.validate_json(value, strict=True)
                 else:
-                    given = drop_absent(self.type_spec, value, {}) if absent else value
+                    given = value
+                    if absent:
+                        given = drop_absent(self.type_spec, value, {}, column.type)
                     valid = check.validate_python(given, strict=True)
                 made.append(None if valid is None else dumps(valid))
             except PydanticError as error:
@@ -140,41 +144,55 @@ def _first_message(error: PydanticError) -> str:
 
 
 def _has_struct(source: pa.DataType) -> bool:
+    if pa.types.is_map(source):
+        return _has_struct(source.item_type)
     if pa.types.is_struct(source):
         return True
     return any(_has_struct(source.field(i).type) for i in range(source.num_fields))
 
 
-def drop_absent(type_spec: Mapping[str, Any], value: Any, env: Mapping[str, Any]) -> Any:
+def _inner(source: pa.DataType, key: str = "") -> pa.DataType:
+    """The type of what is in a value of this type."""
+    if pa.types.is_struct(source):
+        return source.field(key).type
+    if pa.types.is_map(source):
+        return source.item_type
+    return source.value_type if pa.types.is_nested(source) else source
+
+
+def drop_absent(
+    type_spec: Mapping[str, Any], value: Any, env: Mapping[str, Any], source: pa.DataType
+) -> Any:
     """Without the nulls that stand for "no such key".
 
     A struct has every key in every row, so a key that a record lacks comes as null. Where null is
-    not a value of that key, it can only mean absence.
+    not a value of that key, it can only mean absence. In a map, a null is one.
     """
+    is_map = pa.types.is_map(source)
     match type_spec["kind"]:
         case "ref":
-            return drop_absent(env[type_spec["name"]], value, env)
+            return drop_absent(env[type_spec["name"]], value, env, source)
         case "union":
             nested = [m for m in type_spec["members"] if m["kind"] in _FITS]
             fitting = [m for m in nested if isinstance(value, _FITS[m["kind"]])]
-            return drop_absent(fitting[0], value, env) if len(fitting) == 1 else value
+            return drop_absent(fitting[0], value, env, source) if len(fitting) == 1 else value
         case "list" if isinstance(value, list):
-            return [drop_absent(type_spec["item"], item, env) for item in value]
+            return [drop_absent(type_spec["item"], item, env, _inner(source)) for item in value]
         case "dict" if isinstance(value, dict):
             item = type_spec["value"]
-            keep_null = classify(item)[1]
+            keep_null = is_map or classify(item)[1]
             return {
-                key: drop_absent(item, v, env)
+                key: drop_absent(item, v, env, _inner(source, key))
                 for key, v in value.items()
                 if v is not None or keep_null
             }
         case "typed_dict" if isinstance(value, dict):
             inner = {**env, type_spec["name"]: type_spec}
             return {
-                key: drop_absent(field["type"], v, inner) if field else v
+                key: drop_absent(field["type"], v, inner, _inner(source, key)) if field else v
                 for key, v in value.items()
                 for field in [type_spec["fields"].get(key)]
-                if v is not None or _null_is_meant(field)
+                if v is not None or is_map or _null_is_meant(field)
             }
         case _:
             return value
@@ -192,6 +210,8 @@ Check = tuple[Callable[[pa.Array], pa.Array], str]  # the rows at fault, and wha
 Caster = Callable[[pa.Array], tuple[pa.Array, list[Problem]]]
 
 _EXACT = 2**53  # up to here every integer is a float
+_DIGITS = 76  # of the widest decimal
+_FRACTION, _BEYOND = "is not a whole number", "is beyond 64 bits"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # years 1 to 9999, which Python can hold
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_MS = 86_400_000
@@ -273,20 +293,51 @@ def _int(source: pa.DataType) -> Cast | None:
     if pa.types.is_uint64(source):
         check = (
             lambda c: pc.greater(c, pa.scalar(INT64_MAX, pa.uint64())),
-            "is beyond 64 bits",
+            _BEYOND,
         )
         return Cast(target, lambda c: c.cast(target), (check,))
     if pa.types.is_integer(source):
         return Cast(target, lambda c: c.cast(target))
     if pa.types.is_floating(source):
-        return Cast(target, lambda c: c.cast(target), ((_not_whole, "is not a whole number"),))
+        return Cast(target, _to_int64, ((_not_whole, _FRACTION), (_beyond_int64, _BEYOND)))
+    if pa.types.is_decimal(source) and source.precision - source.scale <= _DIGITS:
+        checks = ((_not_whole_decimal, _FRACTION), (_decimal_beyond_int64, _BEYOND))
+        return Cast(target, lambda c: _whole_part(c).cast(target), checks)
     return None
 
 
 def _not_whole(column: pa.Array) -> pa.Array:
     values = column.cast(pa.float64())
-    whole = pc.and_(pc.equal(pc.trunc(values), values), pc.less_equal(pc.abs(values), _EXACT))
-    return pc.invert(whole)
+    return pc.invert(pc.and_(pc.equal(pc.trunc(values), values), pc.is_finite(values)))
+
+
+def _beyond_int64(column: pa.Array) -> pa.Array:
+    """Of finite ones: no float lies between the greatest integer and 2**63."""
+    values = column.cast(pa.float64())
+    outside = pc.or_(pc.less(values, -(2.0**63)), pc.greater_equal(values, 2.0**63))
+    return pc.and_(outside, pc.is_finite(values))
+
+
+def _to_int64(column: pa.Array) -> pa.Array:
+    # Arrow's safe cast takes whole floats beyond 2**53 for inexact; that they fit was looked at.
+    return column.cast(pa.float64()).cast(pa.int64(), safe=False)
+
+
+def _whole_part(column: pa.Array) -> pa.Array:
+    return column.cast(pa.decimal256(_DIGITS, 0), safe=False)
+
+
+def _not_whole_decimal(column: pa.Array) -> pa.Array:
+    if column.type.scale <= 0:
+        return pa.repeat(False, len(column))
+    wide = pa.decimal256(_DIGITS, column.type.scale)
+    return pc.not_equal(_whole_part(column).cast(wide), column.cast(wide))
+
+
+def _decimal_beyond_int64(column: pa.Array) -> pa.Array:
+    whole = _whole_part(column)
+    low, high = (pa.scalar(Decimal(n), whole.type) for n in (-INT64_MAX - 1, INT64_MAX))
+    return pc.or_(pc.less(whole, low), pc.greater(whole, high))
 
 
 def _float(source: pa.DataType) -> Cast | None:

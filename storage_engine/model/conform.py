@@ -7,7 +7,7 @@ objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -36,7 +36,7 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
     Columns are the field names; a relation also has `left_key`, `right_key` and its instance key
     under its own name. A column may be missing where the field has a default or can be null.
     """
-    wanted = _wanted(spec)
+    wanted = input_fields(spec)
     wrong: dict[str, list[str]] = {}
     columns: dict[str, Maker] = {}
     for target in wanted:
@@ -51,6 +51,8 @@ def conform(spec: TypeSpec, source_schema: pa.Schema) -> Conformer:
             else:
                 needs = describe(target.type_spec)
                 problem = f"column {target.name!r} is {source}, which cannot become {needs}"
+                if pa.types.is_decimal(source):
+                    problem += " without loss: cast it where it comes from"
                 wrong[target.name] = [problem]
         elif (fill := _fill(target)) is not None:
             columns[target.name] = partial(_fill_column, fill)
@@ -172,7 +174,7 @@ def _fill_column(fill: Fill, batch: pa.RecordBatch) -> tuple[pa.Array, list[Prob
 _KEY = 0  # stands for a field id: key columns are wanted as str fields that may not be empty
 
 
-def _wanted(spec: TypeSpec) -> list[FieldSpec]:
+def input_fields(spec: TypeSpec) -> list[FieldSpec]:
     """The columns that a source can have, keys first."""
     roles = (
         (spec.primary_key,)
@@ -185,6 +187,18 @@ def _wanted(spec: TypeSpec) -> list[FieldSpec]:
         for key in keys
     ]
     return made + [f for f in spec.fields if f.name not in keys]
+
+
+def zone_notes(spec: TypeSpec, schemas: Iterable[pa.Schema]) -> list[str]:
+    """Which columns hold times without a zone: what they mean may surprise."""
+    times = {field.name for field in spec.fields if field.storage == "datetime"}
+    without = dict.fromkeys(
+        column.name
+        for schema in schemas
+        for column in schema
+        if column.name in times and pa.types.is_timestamp(column.type) and column.type.tz is None
+    )
+    return [f"{spec.name}.{name}: times without a zone were read as UTC" for name in without]
 
 
 def _fill(field: FieldSpec) -> Fill | None:

@@ -38,6 +38,7 @@ from storage_engine.objectstore.protocol import (
     content_etag,
     is_key,
 )
+from storage_engine.process import renew_after_fork, unforked
 
 PAGE = 1000
 _STRIPES = 64
@@ -141,6 +142,8 @@ class DirectoryStore:
         self.parallel = Parallel(8)
         self._durable: set[Path] = set()
         self._durable_lock = threading.Lock()
+        self._lock_handles: set[int] = set()
+        renew_after_fork(self)
         with path_errors(self.root, "open"):
             if self.root.exists() and not self.root.is_dir():
                 raise StorageBackendError(
@@ -150,6 +153,14 @@ class DirectoryStore:
                 )
             self._seen_root = self.root.is_dir()
         self._sweep()
+
+    def after_fork(self) -> None:
+        """A copy of a lock's handle keeps the lock when the parent is killed."""
+        for handle in self._lock_handles:
+            with suppress(OSError):
+                os.close(handle)
+        self._lock_handles.clear()
+        self._durable_lock = threading.Lock()
 
     def get(self, key: str) -> StoredObject:
         path = self._path(key, "get")
@@ -349,25 +360,31 @@ class DirectoryStore:
         """Keep other writers of this key out, in this process and in others."""
         stripe = zlib.crc32(key.encode()) % _STRIPES
         path = self.root / ".locks" / f"{stripe:02d}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            handle = os.open(path, flags, 0o666)
+            handle = self._open_lock(path)
         except FileNotFoundError:
             if not self.root.is_dir():
                 self._check_root()
                 raise
             self._make_folder(path.parent)
-            handle = os.open(path, flags, 0o666)
+            handle = self._open_lock(path)
         try:
             # Each open file has a lock of its own, so this also excludes our own threads; the
             # kernel drops it when the process dies.
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
-            # A fork meanwhile has this open file, too: to close ours would leave the lock to it.
-            with suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+            if handle in self._lock_handles:  # not so in a fork, which must not free it
+                self._lock_handles.discard(handle)
+                with suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+                os.close(handle)
+
+    def _open_lock(self, path: Path) -> int:
+        with unforked():  # a child must know of every handle that it has a copy of
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._lock_handles.add(handle)
+        return handle
 
     def _place(self, temp: Path, target: Path, move: Callable[[Path, Path], None]) -> None:
         """Give the finished file its name, making the folders that are missing."""

@@ -9,10 +9,10 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from storage_engine.config import KIB, size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
 from storage_engine.process import Owner, leave_to_parent, renew_after_fork
+from storage_engine.repository.sql_functions import bounding_macros
 
 if TYPE_CHECKING:
     import duckdb
@@ -387,6 +388,8 @@ class ConfinedDuck(Duck):
             connection.execute(f"SET GLOBAL threads = {self._threads}")
         if self._room_for:
             self._set_memory_limit(connection)
+        for macro in bounding_macros():
+            connection.execute(macro)
         folders = ", ".join(literal(folder) for folder in self._folders())
         connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
         connection.execute("SET GLOBAL enable_external_access = false")
@@ -489,26 +492,30 @@ def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
-    outcome: Future[T] = Future()
+    # Not a future: Ctrl-C inside its condition's own `with` would leave that locked.
+    outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
     given_up = threading.Event()
 
     def do() -> None:
         try:
             if not given_up.is_set():
-                outcome.set_result(work())
+                outcome.put((work(), None))
         except BaseException as error:  # noqa: BLE001 - handed to the main thread
-            outcome.set_exception(error)
+            outcome.put((None, error))
 
     worker = threading.Thread(target=do, name="onto-query", daemon=True)
     try:
         worker.start()  # a signal may come as early as here
-        return outcome.result()
+        result, error = outcome.get()
     except BaseException:
         given_up.set()
         while worker.is_alive():
             cursor.interrupt()
             worker.join(0.1)
         raise
+    if error is not None:
+        raise error
+    return cast(T, result)
 
 
 def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:

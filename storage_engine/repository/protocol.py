@@ -7,11 +7,13 @@ columns, then one column per field. Python objects stay on the other side.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
+from operator import eq
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from storage_engine.repository.sqlite.engine import SqliteRepository
 
 CONFLICTS_SHOWN = 100
+_IDENTITIES_NOTED = 3
 Operation = Literal["insert", "update"]
 TypeRef = tuple[str, str]  # kind, name
 Identity = tuple[str, ...]  # values of the identity columns
@@ -105,15 +108,25 @@ class Snapshot:
 
     commit_id: int
     types: Mapping[TypeRef, int] = field(default_factory=dict)
-    rows: Mapping[TypeRef, Mapping[Identity, int]] = field(default_factory=dict)
-    own: Sequence[tuple[int, int]] = ()  # ranges of commits that are no conflict
+    rows: Callable[[TypeRef], Mapping[Identity, int]] = lambda ref: {}
+    own: Sequence[tuple[int, int]] = ()  # ranges of commits that are no conflict, ascending
+    refuses: bool = True  # else what was changed meanwhile is noted, and overwritten
+
+    def concerns(self, ref: TypeRef, last: int) -> bool:
+        """Whether somebody else may have changed rows of a type that was last changed by this
+        commit; cheap."""
+        since = self.since(ref) if self.refuses else self._of(ref)
+        if last <= since:
+            return False
+        first, end = self.own[-1] if self.own else (last, 0)
+        return not (first <= since + 1 and last <= end)
 
     def since(self, ref: TypeRef) -> int:
         """Nothing at or below this commit is a conflict."""
-        return min([self._of(ref), *self.rows.get(ref, {}).values()])
+        return min([self._of(ref), *self.rows(ref).values()])
 
     def of_identity(self, ref: TypeRef, identity: Identity) -> int:
-        return self.rows.get(ref, {}).get(identity, self._of(ref))
+        return self.rows(ref).get(identity, self._of(ref))
 
     def _of(self, ref: TypeRef) -> int:
         return self.types.get(ref, self.commit_id)
@@ -121,19 +134,25 @@ class Snapshot:
     def check(self, ref: TypeRef, latest: Iterable[tuple[Identity, int]]) -> None:
         """ConcurrentWriteError if one of these identities, with the commits that last changed
         them, was changed by somebody else after it was known. Read no further than is told."""
-        conflicts = (
-            identity
-            for identity, commit_id in latest
-            if commit_id > self.of_identity(ref, identity)
-            and not any(first <= commit_id <= last for first, last in self.own)
-        )
-        shown = list(islice(conflicts, CONFLICTS_SHOWN))
+        shown = [identity for identity, _ in islice(self.changed(ref, latest), CONFLICTS_SHOWN)]
         if shown:
             raise ConcurrentWriteError(
                 type=ref[1],
                 identities=[identity[0] if len(identity) == 1 else identity for identity in shown],
                 snapshot=min(self.of_identity(ref, identity) for identity in shown),
             )
+
+    def changed(
+        self, ref: TypeRef, latest: Iterable[tuple[Identity, int]]
+    ) -> Iterator[tuple[Identity, int]]:
+        """Those that somebody else changed after they were known."""
+        for identity, commit_id in latest:
+            if commit_id > self.of_identity(ref, identity) and not self._is_own(commit_id):
+                yield identity, commit_id
+
+    def _is_own(self, commit_id: int) -> bool:
+        position = bisect_right(self.own, commit_id, key=lambda span: span[0]) - 1
+        return position >= 0 and commit_id <= self.own[position][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +161,7 @@ class CommitRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     expect: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (kind, name) -> commit
     idempotency: Idempotency | None = None
-    snapshot: Snapshot | None = None  # fail if a targeted identity changed since
+    snapshot: Snapshot | None = None  # fail (or note it) if a targeted identity changed since
     events: Sequence[Mapping[str, Any]] = ()  # outbox: full envelopes
     acks: Sequence[Ack] = ()  # LeaseExpiredError if another commit has handled one of them
     holder: Mapping[str, Any] = field(default_factory=dict)  # shown to whom waits for the lock
@@ -269,6 +288,21 @@ def repetition_note(spec: TypeSpec, repeated: int) -> str:
     )
 
 
+def overtaken_note(spec: TypeSpec, changed: Sequence[tuple[Identity, int]]) -> str:
+    """`changed`: what this commit wrote over, with the commits that made it."""
+    identities = [identity[0] if len(identity) == 1 else identity for identity, _ in changed]
+    names = ", ".join(repr(identity) for identity in identities[:_IDENTITIES_NOTED])
+    if len(changed) == 1:
+        subject = f"{names} was changed by another commit ({changed[0][1]})"
+    else:
+        more = ", ..." if len(changed) > _IDENTITIES_NOTED else ""
+        subject = f"{len(changed):,} identities ({names}{more}) were changed by other commits"
+    return (
+        f"{spec.name}: {subject} after this session had looked; what is stated last counts, the "
+        'history has both, and commit(isolation="snapshot") refuses instead'
+    )
+
+
 def end_notes(spec: TypeSpec, is_stored: Callable[[TypeRef], bool]) -> list[str]:
     """Of relations: which of their ends cannot be there, as nothing of the type is."""
     if spec.kind != "relation":
@@ -279,6 +313,33 @@ def end_notes(spec: TypeSpec, is_stored: Callable[[TypeRef], bool]) -> list[str]
         for name in ends
         if not is_stored(("entity", name))
     ]
+
+
+def distinct_values(
+    rows: pa.Table | pa.RecordBatch, alike: Callable[[Any, Any], bool]
+) -> set[tuple[int, Any]]:
+    """Of rows of two columns, a commit id and a value: one value of those that are alike, of each
+    commit."""
+    commits, field = rows.schema.names
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    order = [(commits, "ascending"), (field, "ascending")]
+    table = table.group_by([commits, field]).aggregate([]).sort_by(order)
+    numbers, values = table.column(commits).to_pylist(), table.column(field).to_pylist()
+    distinct: set[tuple[int, Any]] = set()
+    at = 0
+    while at < len(values):
+        end = bisect_right(numbers, numbers[at], lo=at)
+        value = values[at]
+        if value is None:
+            at = end  # nulls come last
+            continue
+        distinct.add((numbers[at], value))
+
+        def differs(other: Any, low: Any = value) -> bool:
+            return other is None or not alike(low, other)
+
+        at = bisect_left(values, True, lo=at + 1, hi=end, key=differs)
+    return distinct
 
 
 def check_metadata(metadata: Mapping[str, str], limit: int) -> None:
@@ -425,6 +486,26 @@ class Repository(Protocol):
         """Newest first; with `since_commit_id`, only later ones."""
 
     def get_commit(self, commit_id: int) -> CommitRecord | None: ...
+
+    def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
+        """Commits after `since`, up to `upto`, oldest first. Only these are read, together."""
+
+    def written_values(
+        self,
+        spec: TypeSpec,
+        field: str,
+        *,
+        since: int,
+        upto: int,
+        alike: Callable[[Any, Any], bool] = eq,
+    ) -> Iterator[tuple[int, Any]]:
+        """The commits after `since`, up to `upto`, that wrote rows of a type, each with the values
+        that it wrote into a field, but for nulls: of those that are alike one or a few, in no
+        order. Whoever has enough may stop.
+
+        `alike` tells of a lower and a higher value whether all between them are the same to whoever
+        asks. Where what the log knows of a file tells its values so far, it is not opened.
+        """
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         """What a commit wrote: kind, type_name, identity columns, operation; by identity."""

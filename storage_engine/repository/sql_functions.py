@@ -7,12 +7,13 @@ somebody has looked at it; a test compares the lists with the DuckDB that is ins
 from __future__ import annotations
 
 # Rows out of arguments. Files, settings, secrets and catalogs are read by table functions, too.
-TABLE_FUNCTIONS = frozenset({"generate_series", "json_each", "json_tree", "range", "unnest"})
+TABLE_FUNCTIONS = frozenset({"generate_series", "json_each", "range", "unnest"})
 
 _BY_THE_PARSER = "unnest !__postfix"  # made of syntax, or without a name of their own
 
 # Not among them, though they only compute: functions that follow JSON as deep as it goes (such as
-# json_structure and json_transform). A stored text of 200,000 brackets ends the process in them.
+# json_structure, json_transform, and the table function json_tree), and those of VARIANT, which
+# does. A stored text of 200,000 brackets ends the process in them.
 _ALLOWED = """
 abs acos acosh add age aggregate ago alias any_value apply approx_count_distinct approx_quantile
 approx_top_k arbitrary arg_max arg_max_null arg_max_nulls_last arg_min arg_min_null
@@ -56,7 +57,7 @@ list_resize list_reverse list_reverse_sort list_select list_sem list_skewness li
 list_sort list_stddev_pop list_stddev_samp list_string_agg list_sum list_transform list_unique
 list_value list_var_pop list_var_samp list_where list_zip listagg ln log log10 log2 lower lpad
 ltrim mad make_date make_time make_timestamp make_timestamp_ms make_timestamp_ns
-make_timestamptz make_type map map_concat map_contains map_contains_entry map_contains_value
+make_timestamptz map map_concat map_contains map_contains_entry map_contains_value
 map_entries map_extract map_extract_value map_from_entries map_keys map_values max max_by md5
 md5_number md5_number_lower md5_number_upper mean median microsecond millennium millisecond min
 min_by minute mismatches mod mode month monthname multiply nanosecond nextafter nfc_normalize
@@ -81,9 +82,49 @@ to_milliseconds to_minutes to_months to_quarters to_seconds to_timestamp to_week
 transaction_timestamp translate trim trunc try_strptime typeof ucase unbin unhex unicode
 union_extract union_tag union_value unpivot_list upper url_decode url_encode uuid
 uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7 var_pop var_samp variance
-variant_bytes_to_variant variant_extract variant_normalize variant_to_parquet_variant
-variant_typeof vector_type version wavg week weekday weekofyear weighted_avg xor year yearweek
+
+vector_type version wavg week weekday weekofyear weighted_avg xor year yearweek
 """
+
+# What makes a value as long as an argument says. DuckDB's memory limit counts neither texts nor
+# lists while a function makes them, so that macros of the same names bound these.
+LONGEST_MADE = 1_000_000
+_BOUNDED = {
+    "repeat": {"value, times": "strlen(value::VARCHAR) * times"},
+    "lpad": {"text, length, fill": "length"},
+    "rpad": {"text, length, fill": "length"},
+    "bitstring": {"bits, length": "length"},
+    "list_resize": {"list, length": "length", "list, length, fill": "length"},
+    "array_resize": {"list, length": "length", "list, length, fill": "length"},
+    "range": {
+        "stop": "stop",
+        "start, stop": "stop - start",
+        "start, stop, step": "abs(TRY_CAST(stop::VARCHAR AS HUGEINT) - "
+        "TRY_CAST(start::VARCHAR AS HUGEINT)) // "
+        "greatest(1, abs(TRY_CAST(step::VARCHAR AS HUGEINT)))",
+    },
+}
+_BOUNDED["generate_series"] = _BOUNDED["range"]
+
+
+def bounding_macros() -> list[str]:
+    """To be run on the instance that is to run SQL of users."""
+    statements = []
+    for name, overloads in _BOUNDED.items():
+        refusal = f"error('{name}: a value of more than {LONGEST_MADE:,} characters or members')"
+        bodies = [
+            f"({parameters}) AS CASE WHEN {size} > {LONGEST_MADE} THEN {refusal} "
+            f"ELSE system.main.{name}({parameters}) END"
+            for parameters, size in overloads.items()
+        ]
+        statements.append(f"CREATE MACRO {name} {', '.join(bodies)}")
+    return statements
+
+
+def is_bounded(name: str) -> bool:
+    """Whether a macro stands before a function, so that its schema must not be named."""
+    return name.lower() in _BOUNDED
+
 
 COLLATIONS = "icu_collate_"  # begins the functions that ICU has for each language
 

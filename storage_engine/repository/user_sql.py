@@ -28,7 +28,7 @@ from storage_engine.model.validation import unknown_name
 from storage_engine.query.results import Parameters, Rows
 from storage_engine.repository.duck import ConfinedDuck, Stream
 from storage_engine.repository.protocol import labels
-from storage_engine.repository.sql_functions import TABLE_FUNCTIONS, is_allowed
+from storage_engine.repository.sql_functions import TABLE_FUNCTIONS, is_allowed, is_bounded
 
 if TYPE_CHECKING:
     import duckdb
@@ -154,6 +154,7 @@ def run_sql(
     """`provide` looks the named types up, and gives what makes tables of them on a cursor."""
     import duckdb
 
+    _check_parameters(parameters)
     with _failures(duck), duck.cursor() as parser, _mistakes(types):
         checked = _check(parser, statement)
     if checked.shows_tables:
@@ -217,7 +218,7 @@ def _check(parser: duckdb.DuckDBPyConnection, statement: str) -> _CheckedStateme
         raise TypeError(f"sql takes the text of a statement, not {statement!r}")
     if "\0" in statement:
         raise ValueError("sql: a statement cannot have a NUL character in it")
-    if not statement.isascii() and any("\ud800" <= char <= "\udfff" for char in statement):
+    if _has_surrogate(statement):
         raise ValueError("sql: the statement is not UTF-8 text: it has a lone surrogate in it")
     statements = parser.extract_statements(statement)
     if len(statements) != 1:
@@ -241,6 +242,26 @@ def _check(parser: duckdb.DuckDBPyConnection, statement: str) -> _CheckedStateme
     if not prefix and _shows_tables(node):
         return _CheckedStatement(statement, shows_tables=True)
     return _CheckedStatement(f"{prefix}{select}", _tables_of(node))
+
+
+def _check_parameters(parameters: Any) -> None:
+    """Refuse texts that DuckDB cannot take, wherever they are."""
+    rest = [parameters]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            if _has_surrogate(value):
+                raise ValueError(
+                    "sql: a parameter is not UTF-8 text: it has a lone surrogate in it"
+                )
+        elif isinstance(value, Mapping):
+            rest += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            rest += value
+
+
+def _has_surrogate(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def check_condition(parser: duckdb.DuckDBPyConnection, condition: str) -> None:
@@ -300,6 +321,8 @@ def _tables_of(root: Mapping[str, Any]) -> list[str]:
             rest += [(item, own) for item in part]
         if not isinstance(part, dict):
             continue
+        # JSON that is nested deeply enough ends the process on its way to this type.
+        _require(part.get("id") != "VARIANT", "the type VARIANT")
         if "cte_map" in part:
             _require(part["type"] in _QUERIES, part["type"])
             for entry in part["cte_map"]["map"]:
@@ -321,7 +344,9 @@ def _tables_of(root: Mapping[str, Any]) -> list[str]:
 def _check_expression(node: Mapping[str, Any]) -> None:
     _require(node["class"] in _EXPRESSIONS, f"{node['class']} ({node['type']})")
     if "function_name" in node:
-        _require(is_allowed(node["function_name"]), f"the function {node['function_name']}")
+        name, qualified = node["function_name"], node.get("schema") or node.get("catalog")
+        _require(is_allowed(name), f"the function {name}")
+        _require(not (qualified and is_bounded(name)), f"the function {name} by a longer name")
 
 
 def _check_source(

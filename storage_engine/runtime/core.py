@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _ROWS_REMEMBERED = 100_000
+_OWN_SPANS = 1_000
 
 
 def internals(session: Session) -> SessionCore:
@@ -146,8 +148,8 @@ class ReadSet:
         a type         counts from its first read in the session, until `clear`
         own commits    are no conflict, whatever was read before them
 
-    Promise: forgetting (only so many rows are remembered) can refuse a write that might have
-    passed, and never lets one pass that must not. Safe to use from several threads.
+    Promise: forgetting (only so many rows and own commits are remembered) can refuse a write that
+    might have passed, and never lets one pass that must not. Safe to use from several threads.
     """
 
     def __init__(self, rows_remembered: int = _ROWS_REMEMBERED) -> None:
@@ -177,6 +179,17 @@ class ReadSet:
                 self._own[-1] = (self._own[-1][0], commit_id)
             else:
                 self._own.append((commit_id, commit_id))
+            if len(self._own) > _OWN_SPANS:
+                self._forget_own(commit_id)
+
+    def _forget_own(self, commit_id: int) -> None:
+        """Half of them at least: those before everything that was read, which nobody asks for, and
+        then the oldest."""
+        first = min([*self._types.values(), commit_id])
+        if self._everything is not None:
+            first = min(first, self._everything)
+        needed = [span for span in self._own if span[1] > first]
+        self._own = needed[-_OWN_SPANS // 2 :]
 
     def add_everything(self, head: int) -> None:
         with self._mutex:
@@ -214,7 +227,7 @@ class ReadSet:
             del self._rows[largest]  # from now on the first read of the type counts
             self._forgotten[largest] = self._unit
 
-    def snapshot(self, base: int) -> Snapshot:
+    def snapshot(self, base: int, *, refuses: bool = True) -> Snapshot:
         """As of when a commit knows what it targets; `base` where nothing was read."""
         with self._mutex:
             if self._everything is not None:
@@ -222,8 +235,16 @@ class ReadSet:
             types = {ref: min(head, base) for ref, head in self._types.items()}
             if self._everything is None:
                 types = dict(self._types)
+            own = tuple(self._own)
+            if not refuses:  # most commits meet nobody else, and need not pay for what was read
+                return Snapshot(base, types, cache(self._row_heads), own, refuses=False)
             rows = {ref: kept.heads() for ref, kept in self._rows.items()}
-            return Snapshot(base, types, rows, tuple(self._own))
+            return Snapshot(base, types, lambda ref: rows.get(ref, {}), own)
+
+    def _row_heads(self, ref: TypeRef) -> Mapping[Identity, int]:
+        with self._mutex:
+            kept = self._rows.get(ref)
+            return kept.heads() if kept is not None else {}
 
 
 def _pending(type_names: Sequence[str]) -> str:
@@ -330,7 +351,7 @@ class SessionCore:
                     metadata={**self.metadata, **terms.metadata},
                     expect=terms.expect,
                     idempotency=terms.idempotency,
-                    snapshot=self.read_set.snapshot(self.base()) if terms.isolated else None,
+                    snapshot=self._known(terms.isolated),
                     events=terms.events,
                     acks=terms.acks,
                     holder=self.settings.instance_metadata,
@@ -350,6 +371,12 @@ class SessionCore:
         self.last_commit = result
         self._snapshot = max(self._snapshot or 0, result.commit_id)
         return result.commit_id
+
+    def _known(self, isolated: bool) -> Snapshot | None:
+        """As of when this unit of work knows what it writes."""
+        if not (isolated or self.intents):
+            return None  # to find the base may take a request
+        return self.read_set.snapshot(self.base(), refuses=isolated)
 
     def commit_staged(
         self,

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import Conformer, conform
+from storage_engine.model.conform import zone_notes
 from storage_engine.model.declarations import Stored
 from storage_engine.model.spec import TypeSpec
 
@@ -61,18 +62,7 @@ class BulkSource:
     @property
     def notes(self) -> list[str]:
         """What may surprise in its columns."""
-        times = {f.name for f in self._spec.fields if f.storage == "datetime"}
-        without = dict.fromkeys(
-            column.name
-            for part in self._parts
-            for column in part.schema
-            if column.name in times
-            and pa.types.is_timestamp(column.type)
-            and column.type.tz is None
-        )
-        return [
-            f"{self._spec.name}.{name}: times without a zone were read as UTC" for name in without
-        ]
+        return zone_notes(self._spec, (part.schema for part in self._parts))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows in the type's row schema, at most `MAX_BATCH_ROWS` at a time."""

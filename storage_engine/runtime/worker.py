@@ -33,6 +33,7 @@ from storage_engine.events.protocol import EventStore, open_event_store
 from storage_engine.events.records import Claim
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event
+from storage_engine.process import identity
 from storage_engine.repository.protocol import ClaimLost, Repository
 from storage_engine.runtime import arguments
 from storage_engine.runtime.core import SessionSettings, internals
@@ -117,8 +118,9 @@ class EventWorker:
             metadata={
                 "hostname": socket.gethostname(),
                 "pid": os.getpid(),
-                "handlers": sorted(by_id),
                 **self._settings.instance_metadata,
+                "handlers": sorted(by_id),  # by these two, workers find one another
+                "process": identity(),
             },
             flush=self._repository.flush,
             progress=progress,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import threading
@@ -16,7 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
@@ -100,6 +103,13 @@ _SETTINGS = {
     # On a busy machine a Python worker takes its time to come up: Spark's own 15 s are few.
     "spark.python.authenticate.socketTimeout": "120s",
 }
+_FITTING = {
+    # Shuffles end in as many partitions as the data needs, in what a write caches too.
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
+}
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_PARTITIONS_PER_CORE, _MOST_PARTITIONS = 8, 200  # of a machine; adaptive execution merges them
 
 
 def spark_session(
@@ -112,6 +122,9 @@ def spark_session(
 
     Left out, `master` is what spark-submit or SPARK_REMOTE (Spark Connect) says, else `local[*]`.
     Executors run the driver's own Python unless `PYSPARK_PYTHON` names another one.
+
+    A new one shuffles into partitions that fit the machine and the data. What `config`,
+    spark-submit or spark-defaults.conf say of that stands, and so does all of a running session.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -129,7 +142,23 @@ def spark_session(
             _check_java()
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    is_new = not remote and SparkContext._active_spark_context is None
+    session = builder.getOrCreate()
+    if is_new:
+        _fit(session)
+    return session
+
+
+def _fit(spark: SparkSession) -> None:
+    """Settings of a new session that nobody has made."""
+    made = spark.sparkContext.getConf()
+    wanted = dict(_FITTING)
+    if str(spark.sparkContext.master).startswith("local"):
+        partitions = spark.sparkContext.defaultParallelism * _PARTITIONS_PER_CORE
+        wanted[_PARTITIONS] = str(min(partitions, _MOST_PARTITIONS))
+    for name, value in wanted.items():
+        if not made.contains(name):
+            spark.conf.set(name, value)
 
 
 def _check_java() -> None:
@@ -157,6 +186,31 @@ Progress = Callable[[WriteProgress], None]
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session talks to a Spark Connect server: there is no SparkContext then."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+# What gives other values each time: on Spark Connect only the text of a plan can be had.
+_UNSTEADY = re.compile(
+    r"\b(current_\w+|now|localtimestamp|uuid|randn?|random|randstr|uniform|shuffle|"
+    r"monotonically_increasing_id|spark_partition_id)\(|\bmore fields\b"
+)
+
+
+def is_steady(df: DataFrame) -> bool:
+    """Whether reading the frame again gives the same rows, as far as its plan tells."""
+    if is_connect(df.sparkSession):
+        connected: Any = df
+        return _UNSTEADY.search(connected._explain_string(extended=True)) is None
+    classic: Any = df
+    plan = classic._jdf.queryExecution().analyzed()
+    # The time of day and such stay the same within one job, and a write has several.
+    patterns = classic.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    return bool(plan.deterministic()) and not plan.containsPattern(patterns.CURRENT_LIKE())
+
+
+def evaluated_once(df: DataFrame, label: str) -> DataFrame:
+    """The same rows however often they are read, until `unpersist`. Others who cache the same plan
+    under another label, and give it up, do not matter."""
+    return df.filter(F.lit(label).isNotNull()).persist()
 
 
 class Cancelled(Exception):

@@ -11,35 +11,35 @@ and line where they came from a file. Nothing here needs Spark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_serializer,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
-from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.expectations import parse_expectation, parse_expectations
-from storage_engine.spark.spec_checks import (
+from storage_engine.spark.spec_members import (
+    CheckedMembers,
+    Flag,
     InvalidSpec,
+    Members,
     Problem,
-    choices_of,
+    SpecFile,
+    SpecOption,
+    bytes_of,
+    member_of,
     named_texts,
     needed_text,
     no_mapping,
     optional_text,
-    problems_of,
+    options_of,
     texts_as_names,
     unit_of_work,
 )
@@ -47,7 +47,6 @@ from storage_engine.spark.spec_checks import (
 Format = Literal["csv", "json", "parquet", "jdbc"]
 Policy = Literal["fail", "ignore", "quarantine"]
 OnBadRows = Literal["fail", "quarantine"]
-Form = Literal["text", "choice", "switch", "texts", "pairs", "json", "policies", "version", "size"]
 
 FORMATS: tuple[str, ...] = get_args(Format)
 POLICIES: tuple[str, ...] = get_args(Policy)
@@ -67,66 +66,7 @@ _SUFFIXES = {
 _PACKED = (".gz", ".bz2", ".zst")
 
 
-@dataclass(frozen=True)
-class Flag:
-    """How a field is given as an option. The field's description is its help.
-
-    form:    how texts become the value, where the field's type does not tell
-    member:  the one of the field's members that this flag gives; `help` is for it alone
-    writer:  passed on to `write_type` under the field's name
-    sink:    an option of `df.write.format("ontologia")` too, under the name of field or member
-    """
-
-    name: str
-    group: str
-    metavar: str | None = None
-    form: Form | None = None
-    member: str | None = None
-    help: str | None = None
-    writer: bool = False
-    sink: bool = False
-
-
-@dataclass(frozen=True)
-class SpecOption:
-    """A flag with what its field says: `path` is where YAML has it."""
-
-    flag: Flag
-    path: tuple[str, ...]
-    form: Form
-    choices: tuple[str, ...]
-    help: str
-
-    @property
-    def option(self) -> str:
-        return f"--{self.flag.name}"
-
-
-class _Members(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
-class _Checked(_Members):
-    """Made by hand it is refused with ConfigurationError, as when it comes from a file."""
-
-    within: ClassVar[str] = ""  # the member of an order that it stands for
-
-    if not TYPE_CHECKING:  # the fields are the signature
-
-        def __init__(self, **members: Any) -> None:
-            try:
-                super().__init__(**members)
-            except ValidationError as error:
-                raise InvalidSpec(problems_of(type(self), error)) from None
-
-    def replace(self, **changes: Any) -> Self:
-        """The same with other members, checked again."""
-        return type(self)(
-            **{name: getattr(self, name) for name in type(self).model_fields} | changes
-        )
-
-
-class SourceFields(_Members):
+class SourceFields(Members):
     """Where rows come from."""
 
     format: Annotated[Format, Flag("format", "source")] = Field(
@@ -174,7 +114,7 @@ class SourceFields(_Members):
         return optional_text(f"source.{name}", value)
 
 
-class Source(_Checked, SourceFields):
+class Source(CheckedMembers, SourceFields):
     """A source that can be opened as it is."""
 
     within: ClassVar[str] = "source"
@@ -208,7 +148,7 @@ class Source(_Checked, SourceFields):
         return self
 
 
-class DriftPolicy(_Checked):
+class DriftPolicy(CheckedMembers):
     """What to do when a source has other columns than its declared schema says.
 
     fail:        nothing is written
@@ -240,7 +180,7 @@ class DriftPolicy(_Checked):
         return {name: getattr(self, name) for name in DRIFTS}
 
 
-class IngestFields(_Members):
+class IngestFields(Members):
     """What is ingested and how, wherever it is stored and whoever asks for it."""
 
     type: Annotated[str, Flag("type", "order", "NAME", sink=True)] = Field(
@@ -379,7 +319,7 @@ def checked_expectations(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(expectations)
 
 
-class _StorageField(_Members):
+class _StorageField(Members):
     storage_uri: Annotated[str, Flag("storage-uri", "order", "URI", sink=True)] = Field(
         description="the storage, which must exist: a directory, file:// or s3:// URI"
     )
@@ -390,10 +330,15 @@ class _StorageField(_Members):
         return needed_text("storage_uri", value)
 
 
-class IngestSpec(_Checked, IngestFields, _StorageField):
+class IngestSpec(CheckedMembers, IngestFields, _StorageField):
     """One ingestion: a source, how its rows become rows of a type, and where they are written."""
 
     source: Source
+    outside: Annotated[str | None, Flag("outside", "mapping", "SQL")] = Field(
+        default=None,
+        description="rows of the source for which this holds are counted and told of, whatever "
+        "the condition says; the source is read once more for it",
+    )
     idempotency: Annotated[
         tuple[str, int | str] | None,
         Flag(
@@ -459,33 +404,12 @@ class IngestSpec(_Checked, IngestFields, _StorageField):
         return {**given, "holder": self.meta or None}
 
 
-# -- the options that the fields are given by ------------------------------------------------
+# -- its options, and files that state it ---------------------------------------------------
 
 
-def spec_options(model: type[BaseModel] = IngestSpec, at: tuple[str, ...] = ()) -> list[SpecOption]:
-    """All options, those of the source included, in the order of the fields."""
-    return list(_options(model, at))
-
-
-def _options(model: type[BaseModel], at: tuple[str, ...]) -> Iterator[SpecOption]:
-    for name, info in model.model_fields.items():
-        path = (*at, info.serialization_alias or name)
-        flags = [each for each in info.metadata if isinstance(each, Flag)]
-        if not flags and isinstance(info.annotation, type):
-            yield from _options(info.annotation, path)
-        for flag in flags:
-            whole = path if flag.member is None else (*path, flag.member)
-            help = flag.help or info.description or ""
-            yield SpecOption(flag, whole, _form(flag, info), choices_of(info), help)
-
-
-def _form(flag: Flag, info: FieldInfo) -> Form:
-    if flag.form is not None:
-        return flag.form
-    if info.annotation is bool:
-        return "switch"
-    origins: dict[Any, Form] = {Literal: "choice", Mapping: "pairs", Sequence: "texts"}
-    return origins.get(get_origin(info.annotation), "text")
+def spec_options() -> list[SpecOption]:
+    """All of an ingestion, those of the source included, in the order of the fields."""
+    return list(options_of(IngestSpec))
 
 
 def writer_fields() -> list[str]:
@@ -498,12 +422,22 @@ def sink_options() -> dict[str, SpecOption]:
     return {each.path[-1]: each for each in spec_options() if each.flag.sink}
 
 
-def bytes_of(text: str) -> int | None:
-    """Of `1000` or `256MB`; None for anything else."""
+def parse_spec(
+    raw: Any, file: SpecFile | None = None, replaced: Sequence[tuple[str, ...]] = ()
+) -> IngestSpec:
+    """The spec that a dict states, as YAML gives it. `replaced` are members that are not from
+    `file`, though it may have them too."""
+    if not isinstance(raw, Mapping):
+        raise ConfigurationError(no_mapping("order", IngestSpec, raw))
     try:
-        return int(text) if text.isdecimal() else size_in_bytes(text)
-    except (ValueError, KeyError, IndexError):
-        return None
+        return IngestSpec(**texts_as_names(raw))
+    except InvalidSpec as error:
+        problems = error.problems
+    texts = [
+        f"{file.place(member_of(path, text), replaced) if file is not None else ''}{text}"
+        for path, text in problems
+    ]
+    raise ConfigurationError("; ".join(texts))
 
 
 def guess_format(paths: Sequence[str]) -> str:

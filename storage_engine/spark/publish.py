@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from storage_engine.config import MIB
 from storage_engine.errors import (
     ConfigurationError,
     HeadMismatchError,
@@ -29,11 +30,14 @@ from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
 from storage_engine.spark.quarantine import Quarantine
-from storage_engine.spark.reconcile import Reconciled
+from storage_engine.spark.reconcile import Counts, Reconciled
 from storage_engine.spark.results import WriteProgress, WriteResult
 from storage_engine.spark.staged_parts import StageTarget, TaskReport
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
+# Up to here the driver looks through the keys itself; beyond it Spark does, which costs a shuffle.
+DRIVER_ROWS = 20_000_000
+DRIVER_BYTES = 64 * MIB  # of parts that are not local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,16 +143,18 @@ def check_unique(
     attempt: StagedWrite,
     *,
     ascending: bool,
-    repeated: Callable[[], list[object]] | None = None,
+    by_spark: Callable[[], list[object]] | None = None,
 ) -> None:
     """No identity may be in the parts twice; `ascending`: none is, within one of them.
 
-    `repeated` finds some that are, where it is not for the driver alone to look.
+    `by_spark` finds some that are, where there is too much for the driver to look through.
     """
     files = attempt.files
     if not files or (ascending and disjoint(files)):
         return
-    identities = (repeated or attempt.repeated)()
+    rows, size = (sum(n) for n in zip(*((f.row_count, f.bytes) for f in files), strict=True))
+    much = rows > DRIVER_ROWS or (not attempt.local and size > DRIVER_BYTES)
+    identities = by_spark() if by_spark is not None and much else attempt.repeated()
     if identities:
         shown = ", ".join(repr(identity) for identity in identities)
         raise ValidationError(
@@ -189,6 +195,38 @@ def check_rows(target: StageTarget, reports: Sequence[TaskReport]) -> None:
         raise bad_rows(target.spec, bad, reports)
 
 
+def check_read_again(
+    spec: TypeSpec,
+    reconciled: Reconciled,
+    reports: Sequence[TaskReport],
+    *,
+    unique: bool = False,
+) -> None:
+    """The source was read twice, and must have given as many rows of what differs. `unique`: no
+    identity is among the staged rows twice, so that there are none too many for that reason."""
+    counts = reconciled.counts
+    if not counts.rows:
+        return  # it was read once, or was empty
+    staged = sum(report.rows for report in reports)
+    least, most = reconciled.identities + counts.bad, counts.written
+    if staged < least or (unique and staged > most):
+        raise ValidationError(
+            f"{spec.name}: the source changed while it was read, or is not the same each time: of "
+            f"what differs from what is stored it gave {staged} rows instead of "
+            f"{most if staged > most else least} when it was read again; nothing was published. "
+            "Let it rest and run it again. If it is not the same by itself (a limit without an "
+            "order, a function that draws or counts), write it to a file first and read that",
+            type=spec.name,
+        )
+
+
+def said_twice(counts: Counts, reports: Sequence[TaskReport], options: WriteOptions) -> int:
+    """Equal rows of one identity, of which an order column leaves one."""
+    if options.order_by is None:
+        return 0
+    return max(0, counts.written - sum(report.rows for report in reports))
+
+
 def previewed(
     spec: TypeSpec,
     type_commit_id: int,
@@ -204,12 +242,15 @@ def previewed(
     parts = [part for report in reports for part in report.parts]
     counts = reconciled.counts
     bad = sum(report.bad for report in reports)
+    inserted, updated = (sum(part[name] for part in parts) for name in ("inserted", "updated"))
+    repeated = inserted + updated - reconciled.identities
     problem = None
     if bad and options.on_bad_rows == "fail":
         problem = str(bad_rows(spec, bad, reports))
-    elif reconciled.repeated and options.order_by is None:
+    elif repeated:
+        ordered = f" and {options.order_by}" if options.order_by is not None else ""
         problem = (
-            f"{spec.name}: {reconciled.repeated} rows have an identity that another one has; make "
+            f"{spec.name}: {repeated} rows have an identity{ordered} that another one has; make "
             "them unique, or name the column that says which row is the latest (order_by)"
         )
     return WriteResult(
@@ -217,11 +258,11 @@ def previewed(
         commit_id=None,
         type_commit_id=type_commit_id,
         rows=counts.rows,
-        inserted=sum(part["inserted"] for part in parts),
-        updated=sum(part["updated"] for part in parts),
+        inserted=inserted,
+        updated=updated,
         unchanged=counts.unchanged,
         quarantined=bad,
-        duplicates=counts.duplicates,
+        duplicates=counts.duplicates + said_twice(counts, reports, options),
         stale=counts.stale,
         reasons=dict(reasons),
         problem=problem,

@@ -29,8 +29,7 @@ from storage_engine.config import MIB
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.spark.driver import is_connect
-from storage_engine.spark.rows import SourceRows, cannot_be_written
-from storage_engine.spark.schema import COMMIT_ID, quoted
+from storage_engine.spark.schema import COMMIT_ID, SourceRows, cannot_be_written, quoted
 from storage_engine.spark.staged_parts import INSERT, REASONS
 
 # Bytes of the driver's JVM for each row, through which the hashes pass as 24 each.
@@ -151,7 +150,6 @@ class Reconciled:
     frame: DataFrame | None  # None: nothing differs
     counts: Counts
     identities: int = 0  # that differ: the frame has a row of each, at least, and every bad row
-    repeated: int = 0  # rows whose identity another one has, of those that differ
     cached: DataFrame | None = None
 
     def free(self) -> None:
@@ -201,12 +199,12 @@ def reconcile(
     said_once = order_by is None or repeated == 0
     if counts.inserted + counts.bad == counts.rows and said_once:
         # All are new: no need to look them up.
-        return Reconciled(source.frame, counts, identities, repeated, judged.cached)
+        return Reconciled(source.frame, counts, identities, judged.cached)
     changed = judged.changed
     if identities <= _BROADCAST_ROWS:
         changed = F.broadcast(changed)
     frame = _chosen(source, spec, changed, order_by, some_bad=counts.bad > 0)
-    return Reconciled(frame, counts, identities, repeated, judged.cached)
+    return Reconciled(frame, counts, identities, judged.cached)
 
 
 def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged | None:

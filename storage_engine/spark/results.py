@@ -29,6 +29,7 @@ class WriteResult:
         False  # the unit of work had been done, by commit_id if it changed anything
     )
     rows: int = 0  # of the input
+    outside: int = 0  # rows of the source that the order asked to count
     inserted: int = 0
     updated: int = 0
     unchanged: int = 0
@@ -44,6 +45,7 @@ class WriteResult:
     quarantine: str | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)  # of quarantined rows
     drift: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what may surprise whoever wrote it, as in `last_commit.notes`
     problem: str | None = None  # of a dry run: what would stop the write
 
     def as_dict(self) -> dict[str, Any]:
@@ -53,4 +55,5 @@ class WriteResult:
             "requests": dict(self.requests),
             "reasons": dict(self.reasons),
             "drift": list(self.drift),
+            "notes": list(self.notes),
         }

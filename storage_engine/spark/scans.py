@@ -303,18 +303,6 @@ def stored_rows(
     return scan.read(files, columns, with_commit_id=True)
 
 
-# Up to here the driver looks through the keys itself; beyond it Spark does, which costs a shuffle.
-DRIVER_ROWS = 20_000_000
-DRIVER_BYTES = 64 * 1024 * 1024  # of parts that are not local
-
-
-def for_spark(attempt: StagedWrite) -> bool:
-    """Whether the parts are too much for the driver."""
-    rows = sum(file.row_count for file in attempt.files)
-    size = sum(file.bytes for file in attempt.files)
-    return rows > DRIVER_ROWS or (not attempt.local and size > DRIVER_BYTES)
-
-
 def repeated(spark: SparkSession, attempt: StagedWrite) -> list[object]:
     """Three identities at most."""
     identity = list(attempt.spec.identity)

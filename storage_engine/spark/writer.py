@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import DataFrame
 
-from storage_engine.errors import (
-    ConfigurationError,
-    ValidationError,
-)
+from storage_engine.errors import ConfigurationError
+from storage_engine.model.conform import zone_notes
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import CommitResult, check_metadata
@@ -25,22 +24,30 @@ from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
-from storage_engine.spark.driver import Jobs, is_connect
+from storage_engine.spark.driver import Jobs, evaluated_once, is_steady
 from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
+    check_read_again,
     check_rows,
     check_unique,
     previewed,
     publish,
+    said_twice,
     take_parts,
     target_of,
 )
+from storage_engine.spark.quality import evaluate, own_references, without_dangling
 from storage_engine.spark.quarantine import tidy
 from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
 from storage_engine.spark.results import WriteResult
-from storage_engine.spark.rows import SourceRows, check_columns, source_rows
-from storage_engine.spark.scans import for_spark, repeated, stored_rows
+from storage_engine.spark.scans import repeated, stored_rows
+from storage_engine.spark.schema import (
+    SourceRows,
+    arrow_schema,
+    fitting_columns,
+    source_rows,
+)
 from storage_engine.spark.staged_parts import (
     LOOSE_BYTES,
     REPORT_DDL,
@@ -127,7 +134,7 @@ class _Write:
 
     def run(self) -> WriteResult:
         before = self._requests()
-        check_columns(self._spec, self._df.schema)
+        self._df = fitting_columns(self._df, self._spec)
         jobs: Jobs | None = None
 
         def lost() -> None:
@@ -163,8 +170,8 @@ class _Write:
         self, attempt: StagedWrite, target: StageTarget, jobs: Jobs, before: Mapping[str, int]
     ) -> WriteResult:
         spec = attempt.spec
-        df = self._expected(self._df, spec)
         with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
+            df = self._expected(self._steady(attempt), spec)
             reconciled, source = self._reconcile(df, attempt)
         reports: list[TaskReport] = []
         try:
@@ -182,23 +189,19 @@ class _Write:
         finally:
             reconciled.free()
         if self._options.dry_run:
+            check_read_again(spec, reconciled, reports)
             top = self._repository.type_head(spec)
-            return previewed(spec, top, reconciled, reports, self._options)
+            preview = previewed(spec, top, reconciled, reports, self._options)
+            return replace(preview, notes=self._notes())
         attempt.check_alive()
         check_rows(target, reports)
-        staged = sum(report.rows for report in reports)
-        if staged < reconciled.identities + reconciled.counts.bad:
-            raise ValidationError(
-                f"{spec.name}: the source gave other rows when it was read a second time "
-                f"({staged} instead of {reconciled.identities + reconciled.counts.bad}); "
-                "persist() the DataFrame first",
-                type=spec.name,
-            )
+        check_read_again(spec, reconciled, reports)
         if target.quarantine is not None:
             kept = [key for report in reports for key in report.quarantined]
             tidy(target.quarantine, target.config, kept)
         ascending = take_parts(attempt, reports, target.part_bytes)
         self._check_unique(attempt, jobs, ascending=ascending)
+        check_read_again(spec, reconciled, reports, unique=True)
         jobs.tell("publish", 0, 1)
         result = publish(self._session, attempt, self._options)
         self._published = True
@@ -211,19 +214,35 @@ class _Write:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _expected(self, df: DataFrame, spec: TypeSpec) -> DataFrame:
-        if not self._options.expectations:
-            return df
-        from storage_engine.spark.quality import evaluate
+    def _compared(self, attempt: StagedWrite) -> bool:
+        """Whether rows are looked at before those that differ are staged."""
+        options = self._options
+        return attempt.top is not None or options.order_by is not None or options.dry_run
 
-        return evaluate(df, self._options.expectations, spec, self._session)
+    def _steady(self, attempt: StagedWrite) -> DataFrame:
+        """The source, which is to have the same rows whenever this write reads it."""
+        expectations = self._options.expectations
+        again = self._compared(attempt) or (
+            bool(expectations) and bool(own_references(expectations, attempt.spec))
+        )
+        if not again or is_steady(self._df):
+            return self._df
+        df = evaluated_once(self._df, attempt.attempt)
+        self._cached.append(df)
+        return df
+
+    def _expected(self, df: DataFrame, spec: TypeSpec) -> DataFrame:
+        expectations = self._options.expectations
+        if not expectations:
+            return df
+        evaluated = evaluate(df, expectations, spec, self._session)
+        if self._options.on_bad_rows == "fail":
+            return evaluated  # one bad row is enough
+        return without_dangling(evaluated, expectations, spec, self._session)
 
     def _reconcile(self, df: DataFrame, attempt: StagedWrite) -> tuple[Reconciled, SourceRows]:
         spec, order_by = attempt.spec, self._options.order_by
-        compared = attempt.top is not None or order_by is not None or self._options.dry_run
-        if compared and not _repeats(df):
-            df = df.persist()  # it is read twice, and must be the same
-            self._cached.append(df)
+        compared = self._compared(attempt)
         source = source_rows(df, spec, compared=compared)
         if not compared:
             return Reconciled(source.frame, Counts()), source
@@ -256,8 +275,7 @@ class _Write:
             with jobs.running("stage", f"{attempt.spec.name}: look for repeated identities"):
                 return repeated(self._df.sparkSession, attempt)
 
-        look = by_spark if for_spark(attempt) else None
-        check_unique(attempt, ascending=ascending, repeated=look)
+        check_unique(attempt, ascending=ascending, by_spark=by_spark)
 
     # -- what is said of it -------------------------------------------------------------------
 
@@ -289,7 +307,7 @@ class _Write:
             updated=sum(file.updated or 0 for file in published),
             unchanged=counts.unchanged,
             quarantined=quarantined,
-            duplicates=counts.duplicates + self._said_twice(counts, reports),
+            duplicates=counts.duplicates + said_twice(counts, reports, self._options),
             stale=counts.stale,
             kept=attempt.kept,
             files=len(published),
@@ -299,13 +317,12 @@ class _Write:
             requests=self._since(before),
             quarantine=place,
             reasons=dict(reasons) if quarantined else {},
+            notes=self._notes(result) if result is not None else (),
         )
 
-    def _said_twice(self, counts: Counts, reports: Sequence[TaskReport]) -> int:
-        """Equal rows of one identity, of which an order column leaves one."""
-        if self._options.order_by is None:
-            return 0
-        return max(0, counts.written - sum(report.rows for report in reports))
+    def _notes(self, result: CommitResult | None = None) -> tuple[str, ...]:
+        notes = zone_notes(self._spec, [arrow_schema(self._df.schema)])
+        return (*notes, *(result.notes if result is not None else ()))
 
     def _applied(self, commit_id: int | None, attempt: StagedWrite) -> WriteResult:
         return WriteResult(
@@ -321,11 +338,3 @@ class _Write:
     def _since(self, before: Mapping[str, int]) -> dict[str, int]:
         now = self._requests()
         return {k: n - before.get(k, 0) for k, n in now.items() if n != before.get(k, 0)}
-
-
-def _repeats(df: DataFrame) -> bool:
-    """Whether reading the frame again gives the same rows, as far as its plan tells."""
-    if is_connect(df.sparkSession):
-        return True
-    plan: Any = df._jdf
-    return bool(plan.queryExecution().analyzed().deterministic())

@@ -99,6 +99,20 @@ def test_an_empty_bus(tmp_path: Path) -> None:
         assert said in done.out
 
 
+def test_peek(uri: str) -> None:
+    given = ("--handlers", __name__, "--storage-uri", uri)
+    seen = onto("--json", "events", "peek", *given).json
+
+    assert (seen["pending"], seen["due"], seen["waiting"], seen["more"]) == (1, 1, 0, False)
+    assert seen["next_due"] is None
+    assert seen["oldest"] is not None
+    assert "1 events pending, the oldest" in onto("events", "peek", *given).out
+    with Session(uri) as session:
+        session.drain([bill])
+    assert onto("events", "peek", *given).out == "Nothing is left to handle.\n"
+    assert onto("events", "peek", "--handlers", "no.such", "--storage-uri", uri).code == 4
+
+
 def test_show(uri: str) -> None:
     events = onto("--json", "events", "show", "--storage-uri", uri).json["events"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,21 @@ def test_info_says_that_a_lease_has_run_out(tmp_path: Path) -> None:
     assert onto("info", "--storage-uri", uri, "--json").json["lock"]["expired"] is True
     assert "expired, the next writer takes it over: dead\\x1b[2Jwriter" in shown.out
     assert "\x1b[2J" not in shown.out
+
+
+def test_a_device_is_no_storage(tmp_path: Path) -> None:
+    """It looks like an empty file, and a pipe would be waited for."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/null", str(pipe)):
+        refused = onto("--db", path, "info")
+        assert refused.code == 5, refused
+        assert "is no file, but a device, pipe or socket" in refused.error()
+        assert onto("--db", path, "init").code == 5
+
+
+def test_models_are_looked_at_by_commands_that_need_none(uri: str, tmp_path: Path) -> None:
+    for command in ("info", "commits", "init"):
+        refused = onto(command, "--storage-uri", uri, "--models", "nope.nope")
+        assert refused.code == 2, refused
+        assert "nope" in refused.error()

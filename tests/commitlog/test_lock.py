@@ -402,16 +402,48 @@ def test_a_renewal_whose_answer_was_lost_counts(backend: MemoryBackend) -> None:
     assert stored(backend) is None, "the ETag read back must be the one to release"
 
 
-@pytest.mark.parametrize("kind", [FaultKind.TIMEOUT, FaultKind.RESPONSE_LOST])
+UNANSWERED = [FaultKind.TIMEOUT, FaultKind.RESPONSE_LOST, FaultKind.UNAVAILABLE, FaultKind.CONFLICT]
+
+
+@pytest.mark.parametrize("kind", UNANSWERED)
+def test_a_release_is_asked_for_again(backend: MemoryBackend, kind: FaultKind) -> None:
+    """Else all others wait for the whole lease, because of one 503."""
+    warnings: list[str] = []
+    lock = lock_of(backend, warn=warnings.append)
+    lease = lock.acquire()
+    fail(lock, kind, "DELETE_IF", times=3)
+    lease.release()
+    assert stored(backend) is None
+    assert warnings == []
+
+
+@pytest.mark.parametrize("kind", UNANSWERED)
 def test_a_release_that_fails_warns_and_does_not_raise(
     backend: MemoryBackend, kind: FaultKind
 ) -> None:
     warnings: list[str] = []
     lock = lock_of(backend, warn=warnings.append)
     lease = lock.acquire()
-    fail(lock, kind, "DELETE_IF")
+    fail(lock, kind, "DELETE_IF", times=None)
     lease.release()
     assert "not released" in warnings[0]
+
+
+def test_a_release_that_is_asked_for_again_leaves_the_next_owner_alone(
+    backend: MemoryBackend,
+) -> None:
+    """The first request lands late, when somebody else has taken the lock already."""
+    lock = lock_of(backend)
+    lease = lock.acquire()
+    fail(lock, FaultKind.RESPONSE_LOST, "DELETE_IF")
+
+    def take(kind: str, _: str) -> None:
+        if kind == "DELETE_IF" and stored(backend) is None:
+            assert lock_of(backend, "next").try_acquire() is not None
+
+    store_of(lock).on_request(take)
+    lease.release()
+    assert (stored(backend) or {})["owner_id"] == "next"
 
 
 # -- unanswered acquire -----------------------------------------------------------------------
@@ -547,7 +579,7 @@ def test_a_lease_lost_while_writing_publishes_nothing(either_world: World, bulk:
     ours = world.open("ours", checkpoint_interval=2)
     ours.put(customer("a", age=1))
     before = world.stored_keys()
-    at(ours.store, "PUT", "commits/*/manifest.json", lose_lease(world))
+    at(ours.store, "PUT_IF", "commits/*/manifest.json", lose_lease(world))
 
     rows = [customer("a", age=2)]
     intent = stream_of(CUSTOMER, rows) if bulk else rows_of(CUSTOMER, *rows)
@@ -575,7 +607,7 @@ def test_a_renewal_that_failed_during_the_upload_stops_the_commit(world: World) 
 
     ours.repo.lock.try_acquire = note  # type: ignore[method-assign,assignment]
     ours.fail(FaultKind.TIMEOUT, "put_if_match", layout.LOCK, times=None)
-    at(ours.store, "PUT", "commits/*/manifest.json", lambda: held[0].renew())
+    at(ours.store, "PUT_IF", "commits/*/manifest.json", lambda: held[0].renew())
 
     with pytest.raises(LeaseExpiredError):
         ours.put(customer("a"))

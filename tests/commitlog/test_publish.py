@@ -132,6 +132,61 @@ def test_no_two_versions_of_a_control_object_are_alike(either_world: World) -> N
     assert len(set(control)) == len(control)
 
 
+# -- names drawn twice ------------------------------------------------------------------------
+
+
+def draw(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
+    """Attempts get these names, one after the other, whoever asks."""
+    names = iter(attempts)
+    monkeypatch.setattr(layout, "new_commit_attempt", lambda: next(names))
+
+
+@pytest.mark.parametrize("also_fails", [False, True], ids=["plain", "beside a failing upload"])
+def test_a_commit_that_draws_the_name_of_another_leaves_its_objects_alone(
+    either_world: World, monkeypatch: pytest.MonkeyPatch, also_fails: bool
+) -> None:
+    """The rival takes over while ours is paused before its uploads, and has drawn the same eight
+    characters for the same commit: what ours would write there is named by head."""
+    world = either_world
+    ours, rival = world.open("ours"), world.open("rival")
+    ours.put(customer("a", age=1))
+    draw(monkeypatch, "aaaaaaaa", "aaaaaaaa", "bbbbbbbb")
+    at(ours.store, "PUT_IF", "commits/*", rival_commits(world, rival, 7, key="a"))
+    if also_fails:
+        ours.fail(FaultKind.UNAVAILABLE, "*", "commits/*Customer*", times=None)
+
+    def write() -> None:
+        ours.put(customer("a", age=2))
+
+    if also_fails:
+        with pytest.raises(StorageBackendError):
+            write()
+        ours.heal()
+    else:
+        write()
+
+    lost = [] if also_fails else [(3, "a", 2)]
+    assert world.open().history() == [(1, "a", 1), (2, "a", 7), *lost]
+    assert [manifest.commit_id for manifest in world.chain()] == [1, 2, *([3] if lost else [])]
+
+
+def test_a_bulk_commit_that_draws_the_name_of_another_puts_no_file_over_its_own(
+    either_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files too large for a conditional write go up once the manifest is ours."""
+    world = either_world
+    ours, rival = world.open("ours"), world.open("rival")
+    draw(monkeypatch, "aaaaaaaa", "aaaaaaaa", "bbbbbbbb")
+    put: list[str] = []
+    ours.store.on_request(lambda kind, key: put.append(key) if kind == "PUT" else None)
+    at(ours.store, "PUT_IF", "commits/*", rival_commits(world, rival, 7, key="a"))
+
+    ours.commit(stream_of(CUSTOMER, [customer(f"k{i}", age=i) for i in range(3)]))
+
+    assert not [key for key in put if "aaaaaaaa" in key]
+    assert rival.ages() == {"a": 7, "k0": 0, "k1": 1, "k2": 2}
+
+
 # -- unknown outcomes -------------------------------------------------------------------------
 
 
@@ -384,7 +439,7 @@ def test_an_interrupt_during_the_cas_deletes_nothing(world: World) -> None:
 def test_a_failed_upload_publishes_nothing_and_gives_the_lock_back(either_world: World) -> None:
     world = either_world
     ours = world.open("ours")
-    ours.fail(FaultKind.UNAVAILABLE, "PUT", "commits/*/manifest.json")
+    ours.fail(FaultKind.UNAVAILABLE, "PUT_IF", "commits/*/manifest.json", times=None)
 
     with pytest.raises(StorageBackendError):
         ours.put(customer("a"))
@@ -392,7 +447,18 @@ def test_a_failed_upload_publishes_nothing_and_gives_the_lock_back(either_world:
     assert world.chain() == []
     assert world.orphans() == []
     assert layout.LOCK not in world.stored_keys()
+    ours.heal()
     assert ours.put(customer("a")).commit_id == 1
+
+
+@pytest.mark.parametrize("fault", [FaultKind.UNAVAILABLE, FaultKind.RESPONSE_LOST])
+def test_an_upload_that_goes_wrong_once_is_settled(either_world: World, fault: FaultKind) -> None:
+    ours = either_world.open("ours")
+    ours.fail(fault, "PUT_IF", "commits/*")
+    ours.fail(fault, "PUT_IF", "commits/*/manifest.json")
+
+    assert ours.put(customer("a")).attempts == 1
+    assert either_world.orphans() == []
 
 
 def test_a_head_that_cannot_be_read_gives_the_lock_back(world: World) -> None:

@@ -22,6 +22,7 @@ from storage_engine.errors import (
     ExpectedVersionMismatchError,
     SchemaOutdatedError,
 )
+from storage_engine.maintenance.compaction import CompactionPolicy, compact, plan_compaction
 from storage_engine.model import Entity, Field, TypeSpec, row_schema, spec_of
 from storage_engine.repository import Idempotency, ReadWindow, Repository, TypeChange, TypeInput
 from storage_engine.repository.protocol import AppliedUnit, Snapshot
@@ -425,6 +426,66 @@ def test_commits_are_listed_newest_first(timeline: Repository) -> None:
     assert ids(since_commit_id=2) == [4, 3]
     assert ids(since_commit_id=4) == []
     assert ids(limit=1, since_commit_id=1) == [4]
+
+
+def test_a_span_of_commits_is_listed_oldest_first(timeline: Repository) -> None:
+    def ids(since: int, upto: int) -> list[int]:
+        return [record.id for record in timeline.commits_between(since, upto)]
+
+    assert ids(0, 4) == [1, 2, 3, 4]
+    assert ids(1, 3) == [2, 3]
+    assert ids(-1, 2**60) == [1, 2, 3, 4]
+    assert ids(4, 4) == ids(3, 2) == ids(0, 0) == []
+    assert timeline.commits_between(1, 2)[0] == timeline.get_commit(2)
+
+
+@on_servers
+def test_values_that_commits_wrote(repository: Repository) -> None:
+    """By commit; of values that are alike one, which may stand in the file or not."""
+    moment = datetime(2013, 1, 31, 23, 30, tzinfo=UTC)
+
+    def write(*keys: str, **values: Any) -> None:
+        row = {"text": "t", "number": 1, "real": 0.5, "flag": True, "moment": moment}
+        row |= {"day": date(2013, 1, 31), "raw": b"", "tags": "[]", "counts": "{}", "mixed": "0"}
+        rows = [{**row, "entity_key": key, "id": key, **values} for key in keys]
+        assert commit(repository, rows_of(EVERYTHING, *rows)) is not None
+
+    write("a", "b", maybe="x")
+    put(repository, customer("c"))
+    write("a", day=date(2013, 2, 1), maybe=None)
+    write("a", day=date(2013, 2, 2), text="u" * 100)
+    write("b", day=date(2013, 2, 1), moment=moment + timedelta(hours=1), maybe="y")
+
+    def values(field: str, since: int = 0, upto: int = 5, **alike: Any) -> set[Any]:
+        return {*repository.written_values(EVERYTHING, field, since=since, upto=upto, **alike)}
+
+    days = {(1, date(2013, 1, 31)), (3, date(2013, 2, 1)), (4, date(2013, 2, 2))}
+    for _ in ("as committed", "merged"):
+        assert values("day") == {*days, (5, date(2013, 2, 1))}
+        assert values("day", 1, 4) == {day for day in days if day[0] > 1}
+        assert values("day", 5) == values("day", 3, 2) == set()
+        assert values("moment") == {(n, moment) for n in (1, 3, 4)} | {
+            (5, moment + timedelta(hours=1))
+        }
+        assert values("maybe") == {(1, "x"), (5, "y")}
+        assert values("text") == {(n, "t") for n in (1, 3, 5)} | {(4, "u" * 100)}
+        assert values("number", upto=9) == {(n, 1) for n in (1, 3, 4, 5)}
+        assert {n for n, _ in values("real")} == {1, 3, 4, 5}
+        compact(repository, plan_compaction(repository, CompactionPolicy(min_entries=2)))
+    write("a", "b", "c", day=date(2013, 3, 1))
+    rows = [{"entity_key": key, "id": key} for key in "abc"]
+    stored = {row["id"]: row for row in repository.read(EVERYTHING).to_pylist()}
+    changed = [
+        {**stored[row["id"]], **row, "day": date(2013, month, 9)}
+        for month, row in zip((3, 3, 5), rows, strict=True)
+    ]
+    commit(repository, rows_of(EVERYTHING, *changed))
+    month: dict[str, Any] = {"alike": lambda low, high: low.month == high.month}
+    assert {(n, day.month) for n, day in values("day", upto=9, **month)} == {
+        *((n, day.month) for n, day in days),
+        *((5, 2), (6, 3), (7, 3), (7, 5)),
+    }
+    assert len(values("day", 5, 9, **month)) == 3
 
 
 @on_servers

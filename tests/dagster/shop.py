@@ -23,6 +23,13 @@ class Placed(Relation[Customer, Order]):
     channel: Field[str] = Field(default="web")
 
 
+class Visit(Entity):
+    """Its time is a text, as many sources have it."""
+
+    id: Field[str] = Field(primary_key=True)
+    at: Field[str]
+
+
 class OrderPlaced(Event):
     order_id: Field[str]
 

@@ -16,8 +16,9 @@ from dagster_dg_cli.cli import cli
 
 from ontologia_dagster.components import OntologyTypeComponent
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
-from ontologia_dagster.ingestion.type_defs import build_type
-from ontologia_dagster.resources.location import location_resources
+from ontologia_dagster.downstream.queries import query_asset
+from ontologia_dagster.ingestion.asset import build_type
+from ontologia_dagster.storage.storage_defs import location_resources
 
 COMPONENT = "ontologia_dagster.components.OntologyTypeComponent"
 YAML = """
@@ -72,7 +73,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
             import dagster as dg
 
-            from ontologia_dagster.resources.location import location_resources
+            from ontologia_dagster.storage.storage_defs import location_resources
 
             @dg.definitions
             def defs():
@@ -166,6 +167,27 @@ def test_mistakes_are_named(wrong: dict[str, Any], said: str) -> None:
     right = {"type": "Order", "models": "m", "source": {"paths": ["x.csv"]}}
     with pytest.raises(ValueError, match=said):
         OntologyAsset.model_validate({**right, **wrong})
+
+
+def test_a_condition_by_its_name_in_python_is_that_condition() -> None:
+    shop: dict[str, Any] = {
+        "type": "Order",
+        "models": "tests.dagster.shop",
+        "source": SourceSpec(paths=["a.csv"]),
+    }
+    named = OntologyAsset(**shop, automation="on_cron(0 6 * * *)")
+    given = OntologyAsset(**shop, automation=dg.AutomationCondition.on_cron("0 6 * * *"))
+    assert named.automation == given.automation
+    [asset] = build_type(OntologyAsset(**shop, automation="eager")).assets or ()
+    assert isinstance(asset, dg.AssetsDefinition)
+    assert list(asset.automation_conditions_by_key.values()) == [dg.AutomationCondition.eager()]
+    asked = query_asset("late", "select 1", automation="on_missing")
+    assert [*asked.automation_conditions_by_key.values()] == [dg.AutomationCondition.on_missing()]
+    for wrong in ("daily", "on_cron()"):
+        with pytest.raises(ValueError, match="none of on_new_data, eager, on_missing, on_cron"):
+            OntologyAsset(**shop, automation=wrong)
+        with pytest.raises(ValueError, match="none of on_new_data, eager, on_missing, on_cron"):
+            query_asset("late", "select 1", automation=wrong)
 
 
 @pytest.mark.parametrize(

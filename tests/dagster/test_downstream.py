@@ -15,7 +15,7 @@ import pytest
 from ontologia_dagster.downstream.io_manager import OntologyIOManager
 from ontologia_dagster.downstream.queries import query_asset
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage.metrics import metrics_job, prometheus
+from ontologia_dagster.storage.maintenance import metrics_job, prometheus
 from storage_engine import View
 from tests.dagster.shop import Customer
 from tests.dagster.world import MODELS, facts, materialisations, storage, version

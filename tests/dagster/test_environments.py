@@ -9,10 +9,9 @@ import pytest
 from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.resources.environments import Environments
-from ontologia_dagster.resources.failures import report_failures
-from ontologia_dagster.resources.location import location_resources
-from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.resources.ontology import OntologyResource, report_failures
 from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.storage.storage_defs import location_resources
 from storage_engine.errors import ConfigurationError, LockContentionError
 
 FILE = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -10,11 +12,19 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from ontologia_dagster.declaration import on_new_data
+from ontologia_dagster.declaration import (
+    OntologyAsset,
+    PartitionSpec,
+    SourceSpec,
+    on_new_data,
+)
+from ontologia_dagster.ingestion import partitions
 from ontologia_dagster.ingestion.asset import ingestion_asset
+from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.storage.checks import index_check
-from tests.dagster.shop import Order
+from tests.dagster.shop import Order, Visit
 from tests.dagster.world import (
+    MODELS,
     ORDERS,
     customers,
     facts,
@@ -128,6 +138,131 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
     assert {*said[:2]} == {'["2013-03-01"]', '["2013-04-01"]'}
     assert said[2] == '[["2013-01-01", "2013-02-01"]]'
+
+
+# Texts, with the partitions that they belong to in UTC, and in New York by months.
+VISITS = {
+    "2013-01-31": ("2013-01-01", "2013-01-01"),
+    "2013-02-01": ("2013-02-01", "2013-02-01"),
+    " 2013-02-28 ": ("2013-02-01", "2013-02-01"),
+    "2013-02-01T04:59:59": ("2013-02-01", "2013-01-01"),
+    "2013-02-01 05:00": ("2013-02-01", "2013-02-01"),
+    "2013-01-31T23:30:00.25-05:00": ("2013-02-01", "2013-01-01"),
+    "2013-02-01T00:30:00+01": ("2013-01-01", "2013-01-01"),
+    "2013-03-01T00:00:00Z": ("2013-03-01", "2013-02-01"),
+    # Before, after, no time at all, and none that a calendar has.
+    "2012-12-31": (None, None),
+    "2013-05-01": (None, None),
+    "May 2013": (None, None),
+    "2013-02-30": (None, None),
+    "2013-2-1": (None, None),
+    "": (None, None),
+}
+WEEKS = {"2013-01-06": 2, "2013-01-27": 6}
+HOURS = {"2013-02-01-04:00": 3, "2013-01-31-23:00": 1}
+
+
+def visits(folder: Path, cut: PartitionSpec, path: str, rows: Mapping[str, str]) -> OntologyAsset:
+    """Of rows by id; where they have no value the source has none."""
+    named = path.replace("{partition_key}", "2013-02-01")
+    lines = [f'{id},"{text}"' if text else f"{id}," for id, text in rows.items()]
+    (folder / named).write_text("\n".join(["id,at", *lines]) + "\n")
+    return OntologyAsset(
+        type="Visit",
+        models=MODELS,
+        source=SourceSpec(paths=[str(folder / path)]),
+        where="id <> 'not wanted'",
+        columns={"at": "coalesce(at, 'never')"},
+        partitions=cut,
+        backfill="single_run",
+    )
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_texts_that_hold_dates_are_compared_as_dates(tmp_path: Path, zone: str) -> None:
+    """By months: in the source, in the storage and by the log tail alike; what belongs to no
+    partition is counted and told of."""
+    ontology = storage(tmp_path)
+    cut = PartitionSpec(
+        kind="monthly", field="at", start="2013-01-01", end="2013-05-01", timezone=zone
+    )
+    rows = {str(number): text for number, text in enumerate(VISITS)} | {"not wanted": "1999-01-01"}
+    asset = ingestion_asset(visits(tmp_path, cut, "visits.csv", rows))
+    belongs = {
+        text: key for text, keys in VISITS.items() if (key := keys[zone != "UTC"]) is not None
+    }
+    ends = {
+        "dagster/asset_partition_range_start": "2013-01-01",
+        "dagster/asset_partition_range_end": "2013-04-01",
+    }
+
+    february = dg.materialize([asset], resources=resources(ontology), partition_key="2013-02-01")
+    first = {visit.at for visit in stored_visits(ontology)}
+    every = dg.materialize([asset], resources=resources(ontology), tags=ends)
+
+    assert {text: partitions.key_of(cut, text) for text in VISITS} == {
+        text: belongs.get(text) for text in VISITS
+    }
+    assert first == {text for text, key in belongs.items() if key == "2013-02-01"}
+    assert {visit.at for visit in stored_visits(ontology)} == set(belongs)
+    shown = [facts(made.metadata) for made in materialisations(february)]
+    assert [made["rows_in_no_partition"] for made in shown] == [6]
+    counts = {
+        made.partition: facts(made.metadata)["dagster/partition_row_count"]
+        for made in materialisations(every)
+    }
+    months = [f"2013-0{month}-01" for month in range(1, 5)]
+    assert counts == {month: Counter(belongs.values())[month] for month in months}
+
+
+def stored_visits(ontology: OntologyResource) -> list[Visit]:
+    with ontology.session() as session:
+        return session.query().entities(Visit).collect()
+
+
+def test_weeks_and_hours_of_texts_and_rows_in_the_file_of_another_partition(
+    tmp_path: Path,
+) -> None:
+    ontology = storage(tmp_path)
+    weeks = PartitionSpec(kind="weekly", field="at", start="2013-01-01", end="2013-03-03")
+    days = {str(number): f"2013-01-{number:02}" for number in (6, 12, 27, 28, 31)}
+    days |= {"1": "2013-02-01", "2": "2013-02-02", "m": "2013-02-01T10:00", "n": "2013-02-03"}
+    weekly = ingestion_asset(visits(tmp_path, weeks, "weeks.csv", days))
+    results = [
+        dg.materialize([weekly], resources=resources(ontology), partition_key=key) for key in WEEKS
+    ]
+    shown = [facts(made.metadata) for result in results for made in materialisations(result)]
+    assert {
+        key: made["dagster/partition_row_count"] for key, made in zip(WEEKS, shown, strict=True)
+    } == WEEKS
+    assert [made["rows_in_no_partition"] for made in shown] == [0, 0]
+
+    hours = PartitionSpec(kind="hourly", field="at", start="2013-01-01", end="2013-03-01")
+    texts = {"k": "2013-02-01-04:00", "t": "2013-02-01T04:59:59", "z": "2013-02-01T05:10:00+01:00"}
+    texts |= {"d": "2013-02-01", "o": "2013-01-31 23:00"}
+    hourly = ingestion_asset(visits(tmp_path, hours, "hours.csv", texts))
+    for key, count in HOURS.items():
+        result = dg.materialize([hourly], resources=resources(ontology), partition_key=key)
+        [made] = materialisations(result)
+        assert facts(made.metadata)["dagster/partition_row_count"] == count
+        assert facts(made.metadata)["rows_in_no_partition"] == 1  # a date does not tell the hour
+
+    monthly = PartitionSpec(kind="monthly", field="at", start="2013-01-01", end="2013-05-01")
+    own = ingestion_asset(
+        visits(tmp_path, monthly, "{partition_key}.csv", {"x": "2013-02-05", "y": "2013-03-01"})
+    )
+    result = dg.materialize([own], resources=resources(ontology), partition_key="2013-02-01")
+    [made] = materialisations(result)
+    assert facts(made.metadata)["rows_in_no_partition"] == 1
+
+
+def test_a_run_on_no_partition_says_what_to_do(tmp_path: Path) -> None:
+    asset = ingestion_asset(orders(tmp_path))
+    with pytest.raises(dg.Failure) as caught:
+        dg.materialize([asset], resources=resources(storage(tmp_path)))
+    said = str(caught.value.description)
+    assert "order has monthly partitions, and this run is on none of them: launch it with" in said
+    assert caught.value.allow_retries is False
 
 
 def test_each_partition_has_the_version_of_its_own_last_change(tmp_path: Path) -> None:

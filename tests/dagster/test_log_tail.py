@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from datetime import date, timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,22 @@ class Tail:
         self.bound = resources(ontology)
         self.instance = instance or dg.DagsterInstance.ephemeral()
         self.cursor: str | None = None
+        self.summary = ""
+
+    def told(self) -> list[tuple[str, str | None, str]]:
+        """Of as many ticks as it takes; each of them goes on."""
+        told: list[tuple[str, str | None, str]] = []
+        while True:
+            before = self.cursor
+            told += self.tick()
+            if "behind" not in self.summary and "caught up" not in self.summary:
+                return told
+            assert self.cursor != before
 
     def tick(self) -> list[tuple[str, str | None, str]]:
         name = "ontology_log_tail"
         data = evaluated(self.definitions, name, self.bound, self.instance, self.cursor)
-        self.cursor = data.cursor
+        self.cursor, self.summary = data.cursor, data.skip_message
         for event in data.asset_events:
             self.instance.report_runless_asset_event(event)
         return [
@@ -139,7 +152,7 @@ def test_the_first_look_tells_the_last_change_of_every_type(
     tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long ago it was: nothing downstream of a type that rarely changes may wait."""
-    monkeypatch.setattr(log_tail, "_PER_TICK", 2)
+    monkeypatch.setattr(log_tail, "_RECENT", 2)
     monkeypatch.setattr(log_tail, "_PER_QUERY", 3)
     ensure(ontology, Customer(id="c1", name="Ada"))
     ensure(ontology, order(1, "2013-01-05"), order(2, "2013-03-05"))
@@ -173,6 +186,215 @@ def test_a_storage_that_was_begun_anew_is_told_as_it_is(
     ensure(ontology, Customer(id="c1", name="Cy"))
     assert tail.tick() == [("customer", None, "1")]
     assert tail.tick() == []
+
+
+def test_a_long_log_is_told_in_many_ticks_and_nothing_twice(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commit by commit, or, for who is far behind, by the last change of each partition."""
+    monkeypatch.setattr(log_tail, "_PER_TICK", 3)
+    monkeypatch.setattr(log_tail, "_PAGE", 4)
+    tail, leaping = Tail(tmp_path, ontology), Tail(tmp_path, ontology)
+    ensure(ontology, Customer(id="c1", name="Ada"))
+    assert tail.told() == leaping.told() == [("customer", None, "1")]
+    expected = []
+    for number in range(2, 22):
+        month = number % 3 + 1
+        ensure(ontology, order(number, f"2013-0{month}-05"))
+        expected.append(("order", f"2013-0{month}-01", str(number)))
+
+    assert tail.tick() == expected[:3]
+    assert tail.summary == "3 changes told up to commit 4, 17 commits behind"
+    assert tail.told() == expected[3:]
+    monkeypatch.setattr(log_tail, "_FAR", 10)
+    assert leaping.told() == expected[-3:]
+    ensure(ontology, order(50, "2013-01-06"))
+    assert tail.told() == leaping.told() == [("order", "2013-01-01", "22")]
+
+
+def test_a_tick_that_has_no_time_left_keeps_what_it_did(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at a partitioned type takes five seconds for each commit of it."""
+    tail = Tail(tmp_path, ontology)
+    ensure(ontology, order(1, "2013-01-01"))
+    assert len(tail.told()) == 1
+    for number in range(2, 14):
+        ensure(ontology, order(number, "2013-02-05"), Customer(id=str(number), name="Ada"))
+    clock = [0.0]
+    written = log_tail._Tail._partitions_written
+
+    def slow(self: Any, asset: Any, since: int, upto: int, alone: bool) -> Any:
+        for commit_id, key in written(self, asset, since, upto, alone):
+            clock[0] += 5.0
+            if clock[0] - self._began > log_tail._LOOK_S and not alone:
+                raise log_tail._OutOfTimeError
+            yield commit_id, key
+
+    monkeypatch.setattr(log_tail._Tail, "_partitions_written", slow)
+    monkeypatch.setattr("ontologia_dagster.storage.log_tail.time.monotonic", lambda: clock[0])
+    told, longest = [], 0.0
+    for _ in range(20):
+        began = clock[0]
+        told += tail.tick()
+        longest = max(longest, clock[0] - began)
+
+    assert longest <= 20
+    assert told == [
+        (name, part, str(number))
+        for number in range(2, 14)
+        for name, part in (("customer", None), ("order", "2013-02-01"))
+    ]
+
+
+UNREADABLE = [
+    *("", "7", "null", "[]", "{}", "not json", '{"commit": 1'),
+    *('{"commit": "x", "held": []}', '{"commit": true, "held": []}', '{"commit": 1, "held": 3}'),
+    *('{"commit": -1, "held": []}', '{"commit": 1, "held": ["a"]}'),
+    '{"commit": 1, "held": [], "assets": 7}',
+]
+
+
+def test_a_cursor_that_nobody_can_read_is_begun_anew(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    ensure(ontology, Customer(id="c1", name="Ada"))
+    tail = Tail(tmp_path, ontology)
+    for cursor in UNREADABLE:
+        tail.instance, tail.cursor = dg.DagsterInstance.ephemeral(), cursor
+        assert tail.tick() == [("customer", None, "1")], cursor
+    assert tail.tick() == []
+
+
+def test_the_cursor_of_an_earlier_release_is_gone_on_from(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    for name in ("Ada", "Bo"):
+        ensure(ontology, Customer(id="c1", name=name))
+    ensure(ontology, order(1, "2013-01-05"))
+    tail.cursor = '{"commit": 2, "held": [1]}'
+    assert tail.tick() == [("customer", None, "1"), ("order", "2013-01-01", "3")]
+
+
+@pytest.mark.parametrize("how", ["begun anew", "head put back"])
+@pytest.mark.parametrize("commits", [1, 2, 3])
+def test_another_history_is_told_whatever_its_length(
+    tmp_path: Path, ontology: OntologyResource, how: str, commits: int
+) -> None:
+    """Also when it has as many commits as the one before, or more."""
+    tail = Tail(tmp_path, ontology)
+    store = Path(ontology.storage_uri)
+    ensure(ontology, Customer(id="c0", name="Ada"))
+    ensure(ontology, order(1, "2013-01-05"))
+    first = (store / "meta" / "head.json").read_bytes()
+    ensure(ontology, order(1, "2013-02-05"))
+    assert tail.told() == [
+        ("customer", None, "1"),
+        ("order", "2013-01-01", "2"),
+        ("order", "2013-02-01", "3"),
+    ]
+    if how == "begun anew":
+        shutil.rmtree(store)
+        initialize_storage(ontology.storage_uri)
+        ensure(ontology, Customer(id="c1", name="Bo"))
+        ensure(ontology, order(7, "2013-03-05"))
+    else:
+        (store / "meta" / "head.json").write_bytes(first)
+    for number in range(commits - 1):
+        ensure(ontology, order(number + 5, "2013-04-05"))
+
+    told = {(name, part): version for name, part, version in tail.told()}
+    place = "2013-03-01" if how == "begun anew" else "2013-01-01"
+    expected = {("customer", None): "1", ("order", place): "2"}
+    if commits > 1:
+        expected["order", "2013-04-01"] = str(commits + 1)
+    assert told == expected
+    assert tail.told() == []
+    ensure(ontology, order(9, "2013-01-07"))
+    assert tail.told() == [("order", "2013-01-01", str(commits + 2))]
+
+
+def test_an_asset_that_is_declared_later_is_caught_up_with(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    whole = tail.definitions
+    tail.definitions = build_platform([customers(tmp_path)])
+    ensure(ontology, order(1, "2013-01-05"), Customer(id="c1", name="Ada"))
+    ensure(ontology, order(2, "2013-02-05"))
+    assert tail.told() == [("customer", None, "1")]
+    tail.definitions = whole
+    assert tail.told() == [("order", "2013-01-01", "1"), ("order", "2013-02-01", "2")]
+    tail.definitions = build_platform([orders(tmp_path)])  # and taken away again
+    ensure(ontology, order(3, "2013-02-06"), Customer(id="c1", name="Bo"))
+    assert tail.told() == [("order", "2013-02-01", "3")]
+    tail.definitions = whole
+    assert tail.told() == [("customer", None, "3")]
+
+
+def test_rows_of_a_partition_that_is_not_complete_are_told_when_it_is(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    cut = PartitionSpec(kind="monthly", field="day", start="2013-01-01")
+    declared = orders(tmp_path).model_copy(update={"partitions": cut})
+    tail.definitions = build_platform([declared])
+
+    def told(when: str) -> list[Any]:
+        with dg.partition_loading_context(effective_dt=datetime.fromisoformat(f"{when}T00:00Z")):
+            return [(part, version) for _, part, version in tail.told()]
+
+    ensure(ontology, order(1, "2013-01-05"), order(2, "2013-02-05"))
+    assert told("2013-02-20") == [("2013-01-01", "1")]
+    ensure(ontology, order(3, "2013-02-06"), order(4, "2013-03-01"), order(5, "2012-01-01"))
+    assert told("2013-02-21") == told("2013-02-22") == []
+    assert told("2013-03-01") == [("2013-02-01", "2")]
+    assert told("2013-03-31") == []
+    ensure(ontology, order(6, "2013-01-01"))
+    assert told("2013-04-01") == [("2013-03-01", "2"), ("2013-01-01", "3")]
+    assert told("2013-05-01") == []
+
+
+def test_two_ticks_at_once_tell_the_same(tmp_path: Path, ontology: OntologyResource) -> None:
+    """Of two daemons, the cursor of one or the other stays; what was told twice is no change."""
+    tail = Tail(tmp_path, ontology)
+    other = Tail(tmp_path, ontology, tail.instance)
+    ensure(ontology, order(1, "2013-01-05"))
+    assert tail.told() != []
+    other.cursor = tail.cursor
+    ensure(ontology, order(2, "2013-01-06"))
+    assert tail.tick() == [("order", "2013-01-01", "2")]
+    assert other.tick() == []
+    ensure(ontology, order(3, "2013-01-06"))
+    other.tick()
+    assert tail.tick() == []
+
+
+def test_what_a_tick_asks_of_the_store(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest for each commit, and no file: the log knows what the files hold."""
+    asked: list[dict[str, int]] = []
+    opened = OntologyResource.repository
+
+    @contextmanager
+    def counting(self: OntologyResource) -> Iterator[Any]:
+        with opened(self) as repository:
+            yield repository
+            asked.append(repository.requests())
+
+    tail = Tail(tmp_path, ontology)
+    ensure(ontology, order(1, "2013-01-05"), Customer(id="c0", name="Ada"))
+    assert len(tail.told()) == 2
+    for number in range(2, 42):
+        ensure(ontology, order(number, "2013-02-05"), Customer(id=str(number), name="Ada"))
+    monkeypatch.setattr(OntologyResource, "repository", counting)
+    assert len(tail.told()) == 80
+    assert tail.tick() == []
+    busy, idle = (sum(n for kind, n in of.items() if kind in ("GET", "LIST")) for of in asked)
+    assert busy <= 40 + 12
+    assert idle <= 5
 
 
 def test_a_manifest_keeps_every_partition_key() -> None:

@@ -12,10 +12,9 @@ import pytest
 from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
-from ontologia_dagster.ingestion.asset import ingestion_asset
+from ontologia_dagster.ingestion.asset import build_type, ingestion_asset
 from ontologia_dagster.ingestion.provenance import source_fingerprint
 from ontologia_dagster.ingestion.source_files import SourceFiles, alternatives
-from ontologia_dagster.ingestion.type_defs import build_type
 from ontologia_dagster.resources.ontology import OntologyResource
 from tests.dagster.world import MODELS, customers, evaluated, resources
 from tests.servers import S3Server

@@ -14,7 +14,7 @@ import pytest
 from ontologia_dagster.declaration import PartitionSpec
 from ontologia_dagster.downstream.queries import query_asset, reference
 from ontologia_dagster.ingestion import partitions
-from ontologia_dagster.ingestion.type_defs import build_type
+from ontologia_dagster.ingestion.asset import build_type
 from ontologia_dagster.storage.events import age_s, is_past
 from tests.dagster.shop import Customer
 from tests.dagster.world import facts, materialisations, orders, resources, storage

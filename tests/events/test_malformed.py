@@ -115,6 +115,7 @@ def operations(store: EventStore, key: str) -> dict[str, Callable[[], object]]:
         "list dead letters": lambda: store.list_dead_letters(NAMESPACE, 10),
         "inspect": lambda: [store.inspect_event(n) for n in ("good", "failed", "dead")],
         "backlog": lambda: store.backlog(NAMESPACE, subscriptions, 10),
+        "peek": lambda: store.peek(NAMESPACE, subscriptions),
         "heartbeat": lambda: store.heartbeat(NAMESPACE, "worker"),
         "replay": lambda: store.replay_event(NAMESPACE, "good"),
         "redrive": lambda: [store.redrive(x) for x in store.list_dead_letters(NAMESPACE, 10)],

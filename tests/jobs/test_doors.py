@@ -19,7 +19,7 @@ from storage_engine.spark.ingest_spec import (
     IngestFields,
     IngestSpec,
     SourceFields,
-    SpecOption,
+    parse_spec,
     sink_options,
     spec_options,
     writer_fields,
@@ -29,7 +29,7 @@ from storage_engine.spark.jobs.compact import compact_parser
 from storage_engine.spark.jobs.ingest import parse
 from storage_engine.spark.jobs.stream import stream_parser
 from storage_engine.spark.publish import WriteOptions
-from storage_engine.spark.spec_file import parse_spec
+from storage_engine.spark.spec_members import SpecOption
 
 BASE: dict[str, Any] = {
     "storage_uri": "store",
@@ -50,6 +50,7 @@ SAMPLES: dict[str, tuple[Any, list[str]]] = {
     "source.null_value": ("NA", ["--null-value=NA"]),
     "columns": ({"id": "a = b", "n": "1"}, ["--column=id=a = b", "--column", "n=1"]),
     "where": ("n > 1", ["--where=n > 1"]),
+    "outside": ("n > 9", ["--outside=n > 9"]),
     "transform": ("shop:tidy", ["--transform=shop:tidy"]),
     "distinct": (True, ["--distinct"]),
     "drift": ({"added": "ignore"}, ["--drift=added=ignore"]),
@@ -62,8 +63,9 @@ SAMPLES: dict[str, tuple[Any, list[str]]] = {
     "idempotency.app_id": ("crm", ["--app-id=crm"]),
     "idempotency.version": (8, ["--app-version=8"]),
 }
-# The resource says where the storage is, and the run which unit of work it is.
-NOT_DECLARED_IN_DAGSTER = {"storage_uri", "idempotency"}
+# The resource says where the storage is, and the run which unit of work it is and on which
+# partitions.
+NOT_DECLARED_IN_DAGSTER = {"storage_uri", "idempotency", "outside"}
 UNIT = {"app_id": "app", "version": 1}
 
 

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.spark.ingest_spec import OnBadRows, guess_format
+from storage_engine.spark.ingest_spec import OnBadRows, guess_format, parse_spec
 from storage_engine.spark.jobs import compact, ingest, stream
 from storage_engine.spark.jobs.arguments import parse_ingest
 from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source, parse
-from storage_engine.spark.spec_checks import InvalidSpec
-from storage_engine.spark.spec_file import parse_spec, read_yaml
+from storage_engine.spark.spec_members import InvalidSpec, read_yaml
 
 MINIMAL = IngestSpec(
     storage_uri="store",

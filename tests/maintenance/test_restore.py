@@ -294,6 +294,19 @@ def test_the_command(storage: Storage) -> None:
     assert onto("restore", "99", *place).code == 2
 
 
+def test_the_command_shows_the_notes_of_its_commit(storage: Storage) -> None:
+    repository = storage.open()
+    for seats in (1, 2, 3):
+        commit(repository, rows_of(SUBSCRIPTION, edge("a", "p", seats=seats)))
+    repository.close()
+    note = "Subscription: its relations point to Customer, of which nothing is stored yet"
+    applied = onto("restore", "1", "--apply", "--storage-uri", storage.uri)
+    assert applied.code == 0
+    assert f"note: {note}" in applied.err
+    again = onto("restore", "2", "--apply", "--json", "--storage-uri", storage.uri).json
+    assert note in again["notes"]
+
+
 def test_a_log_that_never_recorded_a_schema_says_so(world: World) -> None:
     """As the first implementation wrote it."""
     writer = world.open("writer")

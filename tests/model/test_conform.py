@@ -2,6 +2,7 @@
 
 import datetime as dt
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, NotRequired, TypedDict
 
 import pandas as pd
@@ -206,6 +207,8 @@ INTEGERS = [
     *[pa.int8(), pa.int16(), pa.int32(), pa.int64()],
     *[pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()],
 ]
+INT64 = [-(2**63), 2**63 - 1]
+DECIMALS = [pa.decimal128(20, 0), pa.decimal256(50, 0)]  # as Spark hands over uint64, and beyond
 CASTS = [
     *[(str, pa.array(["a", "é"], t), ["a", "é"]) for t in STRINGS],
     (str, pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
@@ -215,6 +218,11 @@ CASTS = [
     (str | None, pa.nulls(2), [None, None]),
     *[(int, pa.array([1, 2], t), [1, 2]) for t in INTEGERS],
     (int | None, pa.array([1.0, None, -(2.0**53)]), [1, None, -(2**53)]),
+    (int, pa.array([2.0**53 + 2, 2.0**63 - 1024, -(2.0**63)]), [2**53 + 2, 2**63 - 1024, -(2**63)]),
+    (int, pa.array([2.0**100 / 2.0**50], pa.float32()), [2**50]),
+    *[(int, pa.array([INT64[0], INT64[1]], t), INT64) for t in DECIMALS],
+    (int | None, pa.array([Decimal("-1.00"), None], pa.decimal128(5, 2)), [-1, None]),
+    (int, pa.array([Decimal("1E+3")], pa.decimal128(5, -3)), [1000]),
     (float, pa.array([0.5], pa.float16()), [0.5]),
     (float, pa.array([0.5], pa.float32()), [0.5]),
     (float, pa.array([1, 2**53]), [1.0, 2.0**53]),
@@ -244,7 +252,12 @@ def test_casts(annotation: Any, array: pa.Array, values: list[Any]):
 LOSSY = [
     (int, pa.array([2**63], pa.uint64()), "beyond 64 bits"),
     (int, pa.array([1.0, float("nan")]), "not a whole number"),
-    (int, pa.array([2.0**53 + 2]), "not a whole number"),
+    (int, pa.array([float("-inf")]), "not a whole number"),
+    (int, pa.array([2.0**63]), "beyond 64 bits"),
+    (int, pa.array([-1e300]), "beyond 64 bits"),
+    (int, pa.array([2**63], pa.decimal128(20, 0)), "beyond 64 bits"),
+    (int, pa.array([-(2**63) - 1], pa.decimal256(40, 0)), "beyond 64 bits"),
+    (int, pa.array([Decimal("1.01")], pa.decimal128(5, 2)), "not a whole number"),
     (float, pa.array([2**53 + 1]), "a float cannot hold exactly"),
     (float, pa.array([-(2**53) - 1]), "a float cannot hold exactly"),
     (float, pa.array([2**64 - 1], pa.uint64()), "a float cannot hold exactly"),
@@ -273,7 +286,7 @@ INCOMPATIBLE = [
     (str, pa.binary()),
     (int, pa.string()),
     (int, pa.bool_()),
-    (int, pa.decimal128(5, 0)),
+    (float, pa.decimal128(5, 0)),
     (float, pa.string()),
     (bool, pa.int8()),
     (datetime, pa.string()),
@@ -307,6 +320,7 @@ class Tree(TypedDict):
 
 SHORT = pa.struct([("city", pa.string()), ("zip", pa.string())])
 STRUCT = pa.struct([("city", pa.string()), ("zip", pa.string()), ("note", pa.string())])
+NUMBERS = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 NESTED = [
     (list[int], pa.array([[1, 2], []], pa.list_(pa.int8())), [[1, 2], []]),
     (list[int], pa.array([[1, 2]], pa.large_list(pa.int64())), [[1, 2]]),
@@ -318,6 +332,11 @@ NESTED = [
     (dict[str, int], pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32())), [{"a": 1}]),
     (dict[str, int], pa.array([{"a": 1}, {"b": 2}]), [{"a": 1}, {"b": 2}]),
     (dict[str, int | None], pa.array([{"a": 1, "b": None}]), [{"a": 1, "b": None}]),
+    (
+        dict[str, dict[str, int]],  # a struct lacks keys, a map does not
+        pa.array([[("m", {"a": 1, "b": None})]], pa.map_(pa.string(), NUMBERS)),
+        [{"m": {"a": 1}}],
+    ),
     (
         Address,
         pa.array([{"city": "x"}, {"city": "y", "zip": "1"}], STRUCT),
@@ -392,6 +411,14 @@ BAD_JSON = [
         1,
         0,
     ),
+    *[
+        (kind, pa.array([[("city", None)]], pa.map_(pa.string(), item)), said, 1, 0)
+        for kind, item, said in (
+            (dict[str, int], pa.int32(), "valid integer"),
+            (dict[str, list[int]] | None, pa.list_(pa.int32()), "valid list"),
+            (Address, pa.string(), "valid string"),
+        )
+    ],
 ]
 
 

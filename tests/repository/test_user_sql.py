@@ -445,7 +445,6 @@ def test_a_failure_of_duckdb_at_any_row_ends_with_its_statement(
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("select 1::variant", "Unsupported Arrow type VARIANT"),
         (f"select {'[' * 100}1{']' * 100}", "nested too deeply for Arrow"),
         ("select '\udcff'", "not UTF-8"),
     ],
@@ -455,6 +454,76 @@ def test_what_cannot_be_answered_or_read_is_a_mistake(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         session.sql(statement).collect()
+
+
+DEEP = (
+    "select (name::json)::variant is null from Customer",
+    "select try_cast(name::json as VaRiAnT) is null from Customer",
+    "select ([name::json])::variant[] is null from Customer",
+    "select (name::json)::struct(a variant) is null from Customer",
+    "select cast_to_type(name::json, null::variant) is null from Customer",
+    "select replace_type(name::json, null::json, null::variant) is null from Customer",
+    "select variant_typeof(name) from Customer",
+    "select count(*) from Customer, json_tree(name)",
+)
+
+
+def test_deep_json_does_not_become_what_ends_the_process(session: Session) -> None:
+    session.ensure(Customer(id="deep", name="[" * 200_000 + "]" * 200_000))
+    session.commit()
+    for statement in DEEP:
+        with pytest.raises(SqlNotAllowedError, match=r"VARIANT|variant_typeof|json_tree"):
+            session.sql(statement).collect()
+
+
+def test_a_parameter_that_is_no_text(session: Session) -> None:
+    given: list[Any] = [["\udcff"], {"x": "a\ud800"}, [["deep", "\udcff"]]]
+    for parameters in given:
+        statement = "select $x" if isinstance(parameters, dict) else "select ?"
+        with pytest.raises(ValueError, match="a parameter is not UTF-8 text"):
+            session.sql(statement, parameters).collect()
+
+
+LONG = (
+    "repeat('x', 3000000000)",
+    "repeat(repeat('x', 1000000), 1000000)",
+    "repeat(['x'], 3000000000)",
+    "repeat('x'::blob, 3000000000)",
+    "lpad('x', 2000000000, 'y')",
+    "rpad('x', 2000000000, 'y')",
+    "bitstring('1', 2000000000)",
+    "list_resize([1], 3000000000)",
+    "array_resize([1], 3000000000, 0)",
+    "range(3000000000)",
+    "range(0, 3000000000)",
+    "range(3000000000, 0, -1)",
+    "generate_series(3000000000)",
+    "repeat('x', n * 3000000)",
+)
+
+
+def test_values_are_not_made_as_long_as_somebody_says(session: Session) -> None:
+    """DuckDB does not count their bytes: the machine would run out of memory, not the statement."""
+    for value in LONG:
+        with pytest.raises(ValueError, match="more than 1,000,000 characters or members"):
+            session.sql(f"select len(({value})::varchar) from range(1, 3) t(n)").collect()
+
+
+def test_values_of_ordinary_length_are_made(session: Session) -> None:
+    row = session.sql(
+        "select repeat('ab', 3) a, repeat(['x'], 2) b, repeat('\\x00'::blob, 2) c, "
+        "repeat(null, 2) d, lpad('7', 3, '0') e, rpad('7', 3, '0') f, list_resize([1], 2) g, "
+        "array_resize([1], 2, 5) h, "
+        "range(3) i, range(1, 3) j, range(5, 1, -2) k, generate_series(2) l, "
+        "range(timestamp '2026-01-01', timestamp '2026-01-03', interval 1 day) m, "
+        "bitstring('1', 4)::varchar n, repeat('x', -1) o"
+    ).collect()[0]
+    assert (row["a"], row["b"], row["c"], row["d"]) == ("ababab", ["x", "x"], b"\0\0", None)
+    assert (row["e"], row["f"], row["g"], row["h"]) == ("007", "700", [1, None], [1, 5])
+    assert (row["i"], row["j"], row["k"], row["l"]) == ([0, 1, 2], [1, 2], [5, 3], [0, 1, 2])
+    assert (len(row["m"]), row["n"], row["o"]) == (2, "0001", "")
+    with pytest.raises(SqlNotAllowedError, match="by a longer name"):
+        session.sql("select system.main.repeat('x', 3)").collect()
 
 
 def test_every_function_of_duckdb_is_sorted() -> None:
@@ -512,6 +581,8 @@ def test_a_condition_sees_columns_alone(tmp_path: Path, condition: str) -> None:
 
 # Tell of settings, sessions and catalogs, run or plan other statements, write logs, or wait.
 _REFUSED = """
+make_type variant_bytes_to_variant variant_extract variant_normalize variant_to_parquet_variant
+variant_typeof
 from_json from_json_strict json_contains json_group_structure json_merge_patch json_structure
 json_transform json_transform_strict
 col_description current_catalog current_connection_id current_database current_query

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from storage_engine import Ontology, Session, initialize_storage
+from storage_engine import Ontology, Session, initialize_storage, process
 from storage_engine.commitlog import layout
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ForkedSessionError
 from storage_engine.objectstore.local import DirectoryStore
 from storage_engine.objectstore.open import memory_backend
+from storage_engine.repository.sqlite import control_tables
 from tests.runtime.support import OrderPlaced, make_storage
 from tests.servers import S3Server
 from tests.shop import Customer
@@ -195,6 +199,177 @@ def test_sqlite_works_on_in_the_child(tmp_path: Path, engine: str) -> None:
         leave.set()
         worker.join(60)
         assert session.query().entities(Customer).count() == 2
+
+
+def wait_for_a_fork() -> None:
+    """Until a fork waits for us."""
+    deadline = time.monotonic() + 60
+    while process._fork.thread is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("engine", ["sqlite-v1", "sqlite-v2"])
+def test_what_a_child_commits_outlives_the_parents_connections(tmp_path: Path, engine: str) -> None:
+    """The last connection of a process takes the log along when it is closed, unless others have
+    it: a child that believed the parent's locks to be its own wrote to a deleted file."""
+    uri = make_storage(tmp_path, engine)
+    session = Session(uri)
+    seed(session)
+    committed, closed = os.pipe(), os.pipe()
+
+    def work() -> None:
+        with Session(uri) as own:
+            own.ensure(Customer(id="b", name="b"))
+            assert own.commit() == 2
+            os.write(committed[1], b"x")
+            os.read(closed[0], 1)
+            own.ensure(Customer(id="c", name="c"))
+            assert own.commit() == 3
+
+    def close() -> None:
+        os.read(committed[0], 1)
+        session.close()
+        os.write(closed[1], b"x")
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    in_child(work)
+    closer.join(60)
+    with Session(uri) as session:
+        assert session.query().entities(Customer).count() == 3
+
+
+def test_a_fork_waits_for_a_sqlite_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the child has the lock's mark without the lock, and waits for itself."""
+    uri = make_storage(tmp_path, "sqlite-v2")
+    with Session(uri) as session, Session(uri) as other:
+        seed(session)
+        insert, entered = control_tables.insert_commit, threading.Event()
+
+        def slow(*args: Any, **kwargs: Any) -> None:
+            entered.set()
+            wait_for_a_fork()
+            insert(*args, **kwargs)
+
+        other.ensure(Customer(id="b", name="b"))
+        worker = threading.Thread(target=other.commit)
+        with monkeypatch.context() as patch:
+            patch.setattr(control_tables, "insert_commit", slow)
+            worker.start()
+            assert entered.wait(60)
+
+            def work() -> None:
+                patch.undo()
+                session.ensure(Customer(id="c", name="c"))
+                assert session.commit() == 3
+
+            in_child(work)
+        worker.join(60)
+        assert session.query().entities(Customer).count() == 3
+
+
+def test_a_child_refuses_sqlite_that_was_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By this thread: that file. By another one, for longer than a fork waits: all of them."""
+    monkeypatch.setattr(process, "FORK_WAIT_S", 0.05)
+    uri = make_storage(tmp_path, "sqlite-v2")
+    elsewhere = f"sqlite:///{tmp_path}/elsewhere.db"
+    with Session(uri) as session:
+        ids = [f"{n:05}" for n in range(20_000)]
+        session.ingest(Customer, pa.table({"id": ids, "name": ids}))
+        session.commit()
+        rows = iter(session.query().entities(Customer).batches())
+        next(rows)
+
+        def in_use(work: Callable[[], object]) -> None:
+            with pytest.raises(ForkedSessionError, match="was in use in the parent"):
+                work()
+
+        def other_files_only() -> None:
+            in_use(session.list_commits)
+            in_use(lambda: Session(uri))
+            in_use(lambda: list(rows))
+            with Session(elsewhere) as own:
+                seed(own)
+            session.close()
+
+        in_child(other_files_only)
+        forker = threading.Thread(
+            target=in_child, args=[lambda: in_use(lambda: Session(elsewhere))]
+        )
+        forker.start()
+        forker.join(60)
+        assert sum(batch.num_rows for batch in rows) < 20_000
+        in_child(lambda: Session(uri).close())
+
+
+def test_a_fork_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module's lock belongs to a thread that a child does not have."""
+    import storage_engine
+
+    (tmp_path / "late.py").write_text(
+        "from tests.runtime import test_forks as t\nt.importing.set()\nt.wait_for_a_fork()\n"
+    )
+    monkeypatch.setattr(storage_engine, "__path__", [*storage_engine.__path__, str(tmp_path)])
+    importing.clear()
+    worker = threading.Thread(target=importlib.import_module, args=["storage_engine.late"])
+    worker.start()
+    assert importing.wait(60)
+
+    def work() -> None:
+        from storage_engine import late  # type: ignore[attr-defined]  # noqa: F401
+
+    in_child(work)
+    worker.join(60)
+
+
+importing = threading.Event()
+
+
+def test_a_parent_killed_inside_a_write_leaves_no_lock_to_its_child(tmp_path: Path) -> None:
+    """A lock of the kernel is held until the last copy of its handle is closed."""
+    uri = f"file://{tmp_path}/store"
+    initialize_storage(uri)
+    program = f"""
+import os, signal, threading
+from storage_engine import Session
+from storage_engine.objectstore.local import DirectoryStore
+from tests.shop import Customer
+
+require, reached = DirectoryStore._require, threading.Event()
+
+def held(*args):
+    reached.set()
+    threading.Event().wait()
+
+session = Session({uri!r})
+session.ensure(Customer(id="a", name="a"))
+DirectoryStore._require = held
+threading.Thread(target=session.commit, daemon=True).start()
+assert reached.wait(60)
+child = os.fork()
+if child == 0:
+    os.read(0, 1)  # until the test is over
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    import subprocess
+
+    run = subprocess.Popen([sys.executable, "-W", "ignore", "-c", program], stdin=subprocess.PIPE)
+    try:
+        assert run.wait(60) == -signal.SIGKILL
+
+        def work() -> None:
+            with Session(uri, config=CONFIG) as session:
+                session.ensure(Customer(id="b", name="b"))
+                session.commit()
+
+        in_child(work)
+    finally:
+        assert run.stdin is not None
+        run.stdin.close()
 
 
 def test_an_in_memory_storage_is_refused_in_the_child() -> None:

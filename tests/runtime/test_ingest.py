@@ -400,7 +400,10 @@ def test_a_bad_source_is_refused_at_once(
             r"a\.csv: Customer: column 'age' is not an integer of 64 bits \(got 'old'\) "
             r"in 2 rows \(first row 1\)",
         ),
-        (bad_file("a.csv", "id,name\na,x\nb\n"), r"a\.csv: Customer: cannot be read: .*2 columns, got 1"),
+        (
+            bad_file("a.csv", "id,name\na,x\nb\n"),
+            r"a\.csv: Customer: cannot be read: .*2 columns, got 1",
+        ),
         (bad_file("a.csv", "id,name\n,x\n"), "'id' is empty in 1 row"),
         (
             bad_file(

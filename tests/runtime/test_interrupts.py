@@ -16,14 +16,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from storage_engine import Session, initialize_storage
 from storage_engine.commitlog import layout
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ClosedError
+from storage_engine.errors import ClosedError, LeaseExpiredError
 from storage_engine.objectstore.local import DirectoryStore
 from storage_engine.repository import Repository, open_repository
+from storage_engine.repository.duck import interruptible
+from storage_engine.repository.protocol import CommitRequest, TypeInput
 from tests.engines import CUSTOMER, commit, customer, rows_of
 from tests.shop import Customer
 
@@ -31,6 +34,7 @@ LEASE_MS = 600
 CONFIG = OntologiaConfig(s3_lease_ttl_ms=LEASE_MS, s3_lock_timeout_ms=20_000)
 SHARES = 8
 MODULES = ("commitlog/publisher.py", "commitlog/lock.py", "commitlog/lease_keeper.py")
+BEATS = ("commitlog/heartbeat.py", "write/staged_write.py", "write/commit.py")
 
 
 @pytest.fixture
@@ -49,8 +53,14 @@ def _undisturbed() -> Iterator[None]:
 class Interrupts:
     """Raises at the `nth` line that this thread runs in the modules that publish."""
 
-    def __init__(self, nth: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+    def __init__(
+        self,
+        nth: int,
+        error: type[BaseException] = KeyboardInterrupt,
+        modules: tuple[str, ...] = MODULES,
+    ) -> None:
         self.nth = nth
+        self._modules = modules
         self.seen = 0
         self._error = error
         self._lines: dict[FrameType, int] = {}
@@ -66,7 +76,7 @@ class Interrupts:
         return None
 
     def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename.endswith(MODULES) else None
+        return self._line if frame.f_code.co_filename.endswith(self._modules) else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line" and not self._leaves_with(frame):
@@ -83,8 +93,8 @@ class Interrupts:
         return source.startswith("with ") and before > frame.f_lineno
 
 
-def renewing() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name == "onto-lease" and t.is_alive()]
+def renewing(name: str = "onto-lease") -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == name and t.is_alive()]
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -120,7 +130,13 @@ def stopped_at(number: int, repository: Repository, other: Repository) -> bool:
 
 
 def put(repository: Repository, key: str, age: int) -> None:
-    assert commit(repository, rows_of(CUSTOMER, customer(key, age=age))) is not None
+    """On a busy machine a lease this short may run out before the swap: then again."""
+    while True:
+        try:
+            assert commit(repository, rows_of(CUSTOMER, customer(key, age=age))) is not None
+            return
+        except LeaseExpiredError:
+            continue
 
 
 def test_what_was_asked_for_when_ctrl_c_came_is_not_kept(
@@ -156,6 +172,72 @@ def test_what_was_asked_for_when_ctrl_c_came_is_not_kept(
     wait_until(lambda: not renewing(), "the lock that came late is renewed")
     assert commit(repository, rows_of(CUSTOMER, customer("c"))) is not None
     repository.close()
+
+
+def test_ctrl_c_in_the_heartbeat_of_a_bulk_load(uri: str) -> None:
+    """At every line that begins or ends it, and at the first of every `finally` around it."""
+    repository = open_repository(uri, CONFIG)
+    number, stopped = 0, True
+    while stopped:
+        number += 1
+        table = rows_of(CUSTOMER, customer("a", age=number)).table
+        assert table is not None
+        rows = pa.RecordBatchReader.from_batches(table.schema, table.to_batches())
+        request = CommitRequest([TypeInput(CUSTOMER, stream=rows)])
+        interrupts = Interrupts(number, modules=BEATS)
+        stopped = interrupts.during(lambda r=request: repository.commit(r)) is not None  # type: ignore[misc]
+        wait_until(lambda: not renewing("onto-attempt"), f"beats go on after line {number}")
+    assert number > 60, "the trace saw the bulk load"
+    repository.close()
+
+
+class LockedForGood:
+    """Ctrl-C inside a condition's own `with`, between taking its lock and what gives it back."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def during(self, work: Callable[[], object]) -> None:
+        sys.settrace(self._enter)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if code.co_name == "__enter__" and code.co_filename == threading.__file__:
+            caller = frame.f_back
+            if caller is not None and caller.f_code.co_name == "result":
+                return self._leave
+        return None
+
+    def _leave(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "return":
+            self.seen += 1
+            raise KeyboardInterrupt
+        return self._leave
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_while_a_query_is_waited_for(uri: str) -> None:
+    """Whatever is waited on must not stay locked: the query's thread would never end."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        interrupts = LockedForGood()
+        answer: list[object] = []
+        try:
+            interrupts.during(
+                lambda: answer.append(
+                    interruptible(connection, lambda: connection.sql("select 1").fetchall())
+                )
+            )
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert answer == [[(1,)]]
+        wait_until(lambda: not renewing("onto-query"), "the query's thread is still there")
 
 
 @pytest.mark.parametrize("nth", [1, 12, 30, 45])

@@ -233,7 +233,7 @@ def test_more_rows_than_are_remembered_count_by_the_first_read_of_their_type() -
     assert reads.snapshot(9).of_identity(CUSTOMER.ref, ("a",)) == 7
     reads.add_rows(CUSTOMER, 8, keys(*(f"k{n}" for n in range(20))))
     assert reads.snapshot(9).of_identity(CUSTOMER.ref, ("a",)) == 3
-    assert reads.snapshot(9).rows == {}
+    assert reads.snapshot(9).rows(CUSTOMER.ref) == {}
 
 
 def test_a_row_that_was_forgotten_is_not_known_anew_in_the_same_unit() -> None:
@@ -255,7 +255,7 @@ def test_the_same_rows_again_and_again_are_remembered_once() -> None:
     for head in range(1, 200):
         reads.add_rows(CUSTOMER, head, keys(*(f"k{n}" for n in range(10))))
         reads.next_unit()
-    assert reads.snapshot(0).rows[CUSTOMER.ref] == {(f"k{n}",): 199 for n in range(10)}
+    assert reads.snapshot(0).rows(CUSTOMER.ref) == {(f"k{n}",): 199 for n in range(10)}
 
 
 def test_own_commits_are_kept_as_ranges() -> None:

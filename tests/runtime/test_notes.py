@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from storage_engine import Entity, Field, Session
+from storage_engine.runtime.core import ReadSet
 from tests.shop import Customer, Product, Subscription
 
 
@@ -81,6 +82,12 @@ def test_relations_whose_ends_are_of_types_without_rows(session: Session) -> Non
     assert notes(session) == [], "ends may come later"
 
 
+REFUSED = (
+    "after this session had looked; what is stated last counts, the history has both, and "
+    'commit(isolation="snapshot") refuses instead'
+)
+
+
 def test_of_two_writers_the_later_one_counts_and_both_stay_in_history(
     uri: str, session: Session
 ) -> None:
@@ -90,3 +97,69 @@ def test_of_two_writers_the_later_one_counts_and_both_stay_in_history(
     assert session.commit() == 2
     history = session.query().entities(Customer).with_history().collect()
     assert [c.name for c in history] == ["theirs", "mine"]
+    assert notes(session) == [f"Customer: 'c1' was changed by another commit (1) {REFUSED}"]
+
+
+def commit_elsewhere(uri: str, *objects: object) -> None:
+    with Session(uri) as other:
+        other.ensure(objects)
+
+
+def test_what_others_changed_since_it_was_read_is_noted(uri: str, session: Session) -> None:
+    """By identity, as snapshot isolation has it: also over own commits, and warm and cold."""
+    commit_elsewhere(uri, *(Customer(id=f"c{n}", name="0") for n in range(6)))
+    read = {c.id: c for c in session.query().entities(Customer).collect()}
+    commit_elsewhere(uri, *(Customer(id=f"c{n}", name="theirs") for n in range(4)))
+    session.ensure(read["c5"].replace(name="mine"))
+    session.commit()
+    assert notes(session) == [], "nobody touched it"
+    session.ensure([read[f"c{n}"].replace(name="mine") for n in (0, 1, 2, 3, 4)])
+    session.commit()
+    assert notes(session) == [
+        f"Customer: 4 identities ('c0', 'c1', 'c2', ...) were changed by other commits {REFUSED}"
+    ]
+    session.ensure([read[f"c{n}"].replace(name="again") for n in range(6)])
+    session.commit()
+    assert notes(session) == [], "own commits are no surprise"
+
+
+def test_what_others_made_equal_is_no_surprise(uri: str, session: Session) -> None:
+    commit_elsewhere(uri, Customer(id="c1", name="0"), Customer(id="c2", name="0"))
+    session.query().entities(Customer).collect()
+    commit_elsewhere(uri, Customer(id="c1", name="same"))
+    session.ensure([Customer(id="c1", name="same"), Customer(id="c2", name="mine")])
+    session.commit()
+    assert notes(session) == []
+    session.discard()
+    commit_elsewhere(uri, Customer(id="c1", name="theirs"))
+    assert [c.name for c in session.query().entities(Customer).collect()] == ["theirs", "mine"]
+    session.ensure(Customer(id="c1", name="mine"))
+    session.commit()
+    assert notes(session) == [], "it was read anew"
+
+
+def test_a_relation_that_others_changed_is_noted(uri: str, session: Session) -> None:
+    edge = Subscription(left_key="c1", right_key="p1", seats=1)
+    commit_elsewhere(uri, edge, Customer(id="c1", name="Ann"), Product(sku="p1", price=1.0))
+    session.query().relations(Subscription).collect()
+    commit_elsewhere(uri, edge.replace(seats=2))
+    session.ensure(edge.replace(seats=3))
+    session.commit()
+    (note,) = notes(session)
+    assert note.startswith("Subscription: ('c1', 'p1', ''")
+    assert "was changed by another commit (2)" in note
+
+
+def test_two_writers_in_turn_remember_a_bounded_number_of_own_commits() -> None:
+    reads = ReadSet()
+    reads.add_type(("entity", "Customer"), 10)
+    for commit_id in range(1, 100_000, 2):
+        reads.add_own(commit_id)
+    own = reads.snapshot(0).own
+    assert len(own) <= 1_000
+    assert own[-1] == (99_999, 99_999)
+    assert [*own] == sorted(own)
+    nothing_read = ReadSet()
+    for commit_id in range(1, 100_000, 2):
+        nothing_read.add_own(commit_id)
+    assert len(nothing_read.snapshot(0).own) <= 1_000

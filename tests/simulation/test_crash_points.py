@@ -365,12 +365,14 @@ def test_planted_head_before_data_shows_a_partial_commit(
     held: list[Upload] = []
     upload, swap = Publisher._upload, Publisher._swap_head
 
-    def later(self: Publisher, uploads: list[Upload], snapshot: None) -> None:
+    def later(
+        self: Publisher, uploads: list[Upload], created: list[Upload], snapshot: None
+    ) -> None:
         held[:] = uploads
 
     def then_upload(self: Publisher, base: Base, head: Head) -> Won | None:
         won = swap(self, base, head)
-        upload(self, held, None)
+        upload(self, held, [])
         return won
 
     monkeypatch.setattr(Publisher, "_upload", later)

@@ -35,6 +35,10 @@ def ingest(spark: SparkSession, session: Session) -> None:
     assert (result.rows, result.inserted + result.updated + result.unchanged) == (50, 50)
     assert write_type(df, Sample, session, idempotency=("connect", 1)).already_applied
     assert rows(read_type(spark, Sample, session)) == expected(session, Sample)
+    # Read twice, and not the same each time: known by the text of its plan.
+    drawn = spark.range(0, 3, 1, 2).selectExpr("uuid() AS id", "id AS number")
+    assert write_type(drawn, Sample, session, order_by="number").inserted == 3
+    assert rows(read_type(spark, Sample, session)) == expected(session, Sample)
 
 
 def data_source(spark: SparkSession, session: Session) -> None:

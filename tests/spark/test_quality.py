@@ -192,3 +192,62 @@ def test_nothing_broken_is_published(spark: SparkSession, session: Session) -> N
         write_relations(edges, Knows, session, expectations=ends)
     good = edges.filter("since = 1")
     assert write_relations(good, Knows, session, expectations=ends).inserted == 1
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ages", ["bigint", "double"])  # doubles are converted in Python
+def test_a_reference_to_a_row_that_is_set_aside(
+    spark: SparkSession, session: Session, ages: str
+) -> None:
+    """Nor to one that is set aside for such a reference; among good rows circles are fine."""
+    from storage_engine.spark import write_entities
+
+    good = [
+        ("circle1", 1, "circle2"),
+        ("circle2", 1, "circle1"),
+        ("own", 1, "own"),
+        ("under stored", 1, "stored"),
+        ("twice", 2, None),  # of its two rows one is good
+        ("under twice", 1, "twice"),
+        ("circle3", 1, "circle4"),
+        ("circle4", 1, "circle3"),  # its other row refers to a bad one
+        ("root", 1, None),
+    ]
+    bad = [
+        ("old", 999, None),
+        ("stored", 999, None),  # of which another version is stored
+        ("twice", 999, None),
+        ("a", 1, "old"),
+        ("b", 1, "a"),
+        ("circle4", 1, "b"),
+        (None, 1, "root"),
+        ("nobody's", 1, "nobody"),
+    ]
+    chain = [(f"chain{n}", 1, f"chain{n + 1}") for n in range(300)] + [("chain300", 1, "b")]
+    rows = [*good, *bad, *chain]
+    frame = spark.createDataFrame(rows, "id string, age bigint, boss string").selectExpr(
+        "id", f"cast(age AS {ages}) AS age", "boss"
+    )
+    refers = {"referential": {"column": "boss", "type": "Person"}}
+    expectations = parse_expectations([{"range": {"column": "age", "max": 150}}, refers])
+    options: Any = {"expectations": expectations, "on_bad_rows": "quarantine"}
+    preview = write_entities(frame, Person, session, dry_run=True, **options)
+    result = write_entities(frame, Person, session, **options)
+    for counted in (preview, result):
+        assert (counted.inserted, counted.quarantined) == (len(good), len(bad) + len(chain))
+        assert counted.reasons["boss refers to a stored Person"] == len(chain) + 4
+        assert counted.problem is None
+    stored = session.repository.read(spec_of(Person)).column("id").to_pylist()
+    assert sorted(stored) == sorted([*(key for key, _, _ in good), "stored"])
+    again = write_entities(frame, Person, session, **options)
+    assert (again.commit_id, again.unchanged, again.quarantined) == (
+        None, len(good), result.quarantined,
+    )  # fmt: skip
+
+    # A row that does not fit its type is not there either.
+    misfit = spark.createDataFrame(
+        [("p", 1.5, None), ("q", 1.0, "p"), ("r", 1.0, "q"), ("s", 1.0, "root")],
+        "id string, age double, boss string",
+    )
+    result = write_entities(misfit, Person, session, **options)
+    assert (result.inserted, result.quarantined) == (1, 3)

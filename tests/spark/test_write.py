@@ -31,7 +31,7 @@ from storage_engine.repository import open_repository
 from storage_engine.runtime.core import internals
 from storage_engine.spark import (
     WriteProgress,
-    scans,
+    publish,
     write_entities,
     write_relations,
     write_type,
@@ -250,7 +250,7 @@ def test_repeated_identities_and_the_order_column(
 ) -> None:
     """`looks`: who looks for them among staged parts, which depends on how much there is."""
     if looks == "spark":
-        monkeypatch.setattr(scans, "DRIVER_ROWS", 0)
+        monkeypatch.setattr(publish, "DRIVER_ROWS", 0)
     twice = spark.createDataFrame(
         [("a", "x", 1), ("a", "y", 2), ("a", "y", 2), ("b", "old", None), ("b", "new", 1)],
         CUSTOMERS,

@@ -3,6 +3,10 @@
 First claims are created in parallel and learn from a refusal whose claim stands; ETags are kept,
 so an ack is one request. Before a claim is taken over, the log is searched for an ack that came
 with a commit. What is known to be held by another is left alone until its lease has run out.
+
+Where several workers are at it, each takes its part (`Peers`), and what others have finished it
+learns from the positions that they keep. A worker that has nothing of its own left takes what
+others leave lying for PATIENCE, and one that has takes it too after LONG_PATIENCE.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from storage_engine.commitlog.json_object import Lost
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events import records
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
+from storage_engine.events.object.peers import Peers
 from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Claim, ClaimRecord, Envelope, Failure
@@ -35,6 +40,11 @@ LOOK_INTERVAL = timedelta(seconds=1)  # for more urgent ones, while there is eno
 _PAUSE = timedelta(seconds=1)  # after the store failed to answer
 _ROUNDS = 20
 _AHEAD = 10  # events read, in claim limits, among which priority decides
+PATIENCE = timedelta(seconds=5)
+LONG_PATIENCE = timedelta(seconds=30)
+EXCHANGE_INTERVAL = timedelta(seconds=2)  # of positions, between workers
+_IDLE_INTERVAL = timedelta(seconds=0.5)  # the same, of a worker that waits for others
+_NAMES_A_SECOND = 5_000  # that are exchanged: with more, it is done less often
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +52,14 @@ class Candidate:
     """An event that a handler has yet to finish, and its claim as last seen."""
 
     event: PendingEvent
+    envelope: Envelope
     subscription: Subscription
     stands: StoredClaim | None = None
+    was_left: bool = False  # to another worker, which had its time
 
     @property
-    def envelope(self) -> Envelope:
-        assert self.event.envelope is not None
-        return self.event.envelope
+    def is_open(self) -> bool:
+        return self.subscription.handler_id in self.event.open
 
     @property
     def rank(self) -> tuple[int, int, str, str]:
@@ -74,7 +85,13 @@ class ObjectConsumer:
         self._policy = claims.policy
         self._session_id = session_id
         self._subscriptions = {s.handler_id: s for s in subscriptions}
-        self._pending = PendingEvents(store, chain, claims.namespace, subscriptions)
+        self._peers = Peers(
+            store, claims.namespace, session_id, self._subscriptions, claims.policy.session_ttl
+        )
+        self._pending = PendingEvents(
+            store, chain, claims.namespace, subscriptions, peers=self._peers
+        )
+        self._turn = threading.Lock()  # of who claims, or exchanges
         self._ready: list[Candidate] = []
         self._waiting: list[tuple[datetime, int, Candidate]] = []
         self._numbers = itertools.count()
@@ -82,6 +99,8 @@ class ObjectConsumer:
         self._looked_at: datetime | None = None
         self._must_look = False  # the last look beside claims failed
         self._saved_at = store.now()
+        self._exchanged_at = store.now()
+        self._checked_at = store.now()
         self._alone = False  # whether the last claim was a suspect
         self.suspects = False
 
@@ -92,6 +111,10 @@ class ObjectConsumer:
     # -- claiming -----------------------------------------------------------------------------
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
+        with self._turn:
+            return self._claim_all(limit, whole, ahead)
+
+    def _claim_all(self, limit: int, whole: bool, ahead: bool) -> list[Claim]:
         read, tried, won = self._claim(limit, whole, ahead)
         rounds = _ROUNDS + self._pending.unread // limit
         # All of these were others', or are known better now: go on. A whole look goes to the end
@@ -137,9 +160,12 @@ class ObjectConsumer:
         """Have enough to choose from: how many events were read for it (they may all be of types
         that nobody here handles), and whether to look for more while those are claimed."""
         now = self._store.now()
+        self._divide()
         with self._mutex:
             while self._waiting and self._waiting[0][0] <= now:
-                self._ready.append(heapq.heappop(self._waiting)[2])
+                candidate = heapq.heappop(self._waiting)[2]
+                if candidate.is_open:
+                    self._ready.append(candidate)
             at_hand = len(self._ready) + self._pending.unread
         due = self._looked_at is None or now - self._looked_at >= LOOK_INTERVAL
         if whole or due or at_hand < limit:
@@ -156,13 +182,75 @@ class ObjectConsumer:
     def _offer(self, events: Sequence[PendingEvent]) -> None:
         with self._mutex:
             for event in events:
+                if (envelope := event.envelope) is None:
+                    continue  # another has finished it meanwhile
                 for handler_id in sorted(event.open - event.offered):
                     event.offered.add(handler_id)
-                    self._ready.append(Candidate(event, self._subscriptions[handler_id]))
+                    candidate = Candidate(event, envelope, self._subscriptions[handler_id])
+                    candidate.was_left = event.passed_on > 1
+                    self._ready.append(candidate)
+
+    # -- with other workers -------------------------------------------------------------------
+
+    @property
+    def shares(self) -> bool:
+        with self._mutex:
+            return self._pending.left > 0 or any(
+                candidate.was_left and candidate.stands is None and candidate.is_open
+                for _, _, candidate in self._waiting
+            )
+
+    def keep_up(self) -> None:
+        if not self._turn.acquire(blocking=False):
+            return  # a claim is under way, which does it too
+        try:
+            if self._peers.keep_up():
+                self._pending.share()
+            self._exchange(EXCHANGE_INTERVAL)
+        finally:
+            self._turn.release()
+
+    def _divide(self) -> None:
+        """As far as the storage lets us: claims need none of it."""
+        try:
+            self._see_to_others()
+        except StorageBackendError as error:
+            log.info("the work is divided as before: %s", error)
+
+    def _see_to_others(self) -> None:
+        """See to it that what others leave lying is taken, and not what they are about to."""
+        if self._peers.has_stranger and self._peers.refresh(timedelta()):
+            self._pending.share()
+        if self._peers.alone:
+            return
+        with self._mutex:
+            idle = not self._ready and not self._pending.unread
+        self._exchange(_IDLE_INTERVAL if idle else EXCHANGE_INTERVAL)
+        patience = PATIENCE if idle else LONG_PATIENCE
+        now = self._store.now()
+        if now - self._checked_at < _IDLE_INTERVAL or not self._pending.overdue(patience):
+            return
+        self._checked_at = now
+        self._exchange(_IDLE_INTERVAL)
+        if self._peers.refresh():
+            self._pending.share()
+        if overdue := self._pending.overdue(patience):
+            self._pending.pass_on(overdue)
+
+    def _exchange(self, interval: timedelta) -> None:
+        """Tell others what is finished, and learn what they have."""
+        if self._peers.alone or not (self._pending.has_news or self._pending.left):
+            return
+        names = timedelta(seconds=len(self._pending.events) / _NAMES_A_SECOND)
+        if self._store.now() - self._exchanged_at < max(interval, names):
+            return
+        self._exchanged_at = self._saved_at = self._store.now()
+        self._pending.exchange()
 
     def _choose(self, limit: int, *, suspects: bool) -> list[Candidate]:
         """The best of what is due: ordinary ones together, suspects one by one in between."""
         with self._mutex:
+            self._leave_to_others()
             self._ready.sort(key=lambda candidate: candidate.rank)
             suspect = [c for c in self._ready if self._is_suspect(c)]
             self.suspects = bool(suspect)
@@ -172,6 +260,20 @@ class ObjectConsumer:
             taken = set(map(id, chosen))
             self._ready = [c for c in self._ready if id(c) not in taken]
         return chosen
+
+    def _leave_to_others(self) -> None:
+        """What others have finished is forgotten; what is theirs to take waits for them once."""
+        ready, self._ready = self._ready, []
+        until = self._store.now() + PATIENCE
+        for candidate in ready:
+            handler_id, name = candidate.subscription.handler_id, candidate.event.event_id
+            if not candidate.is_open:
+                continue
+            if candidate.was_left or candidate.stands or self._peers.owns(name, handler_id):
+                self._ready.append(candidate)
+            else:
+                candidate.was_left = True
+                heapq.heappush(self._waiting, (until, next(self._numbers), candidate))
 
     def _is_suspect(self, candidate: Candidate) -> bool:
         stands = candidate.stands
@@ -195,8 +297,9 @@ class ObjectConsumer:
         for candidate in chosen:
             name = candidate.envelope["id"], candidate.subscription.handler_id
             # Of one that was never looked at, the claim itself tells: another may have handled it.
-            if candidate.stands is not None and (self._claims.namespace, *name) in acked:
-                steps.append(partial(self._end_acked, candidate))
+            stands = candidate.stands
+            if stands is not None and (self._claims.namespace, *name) in acked:
+                steps.append(partial(self._end_acked, candidate, stands))
             else:
                 steps.append(partial(self._take, candidate, head))
         # The next events are read meanwhile, so that the next claim need not wait for them.
@@ -350,13 +453,16 @@ class ObjectConsumer:
         candidate.stands = stands
         # Whoever marked it dead may have died before its letter: look again when it had time.
         dead = record.dead_lettered_at
-        self._wait(candidate, dead + _PAUSE if dead is not None else record.not_before)
+        until = dead + _PAUSE if dead is not None else record.not_before
+        self._peers.meet(record.session_id)
+        if self._peers.is_alive(record.session_id):
+            until += PATIENCE  # it sees to that itself
+        self._wait(candidate, until)
 
-    def _end_acked(self, candidate: Candidate) -> None:
+    def _end_acked(self, candidate: Candidate, stands: StoredClaim) -> None:
         """A commit has handled it, and its worker died before it could say so here."""
-        assert candidate.stands is not None
-        record = records.ack(candidate.stands.record, self._store.now())
-        outcome = self._claims.write(record, candidate.stands.etag)
+        record = records.ack(stands.record, self._store.now())
+        outcome = self._claims.write(record, stands.etag)
         if isinstance(outcome, Lost):
             self._learn(candidate, outcome)
         else:
@@ -401,9 +507,13 @@ class ObjectConsumer:
             return self._waiting[0][0] if self._waiting else None
 
     def save(self) -> None:
-        self._saved_at = self._store.now()
-        self._pending.save()
+        with self._turn:
+            self._save()
 
     def _save_if_due(self) -> None:
         if self._store.now() - self._saved_at >= SAVE_INTERVAL:
-            self.save()
+            self._save()
+
+    def _save(self) -> None:
+        self._saved_at = self._store.now()
+        self._pending.save()

@@ -10,8 +10,9 @@ projected then. What is kept between workers is advisory: without it, more is re
 from __future__ import annotations
 
 import logging
+import random
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from storage_engine.events.object.outbox_projection import (
     sent_events,
     write_projected,
 )
+from storage_engine.events.object.peers import Peers
 from storage_engine.events.object.positions import Position, Positions
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Envelope
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 OUTBOX_INTERVAL = timedelta(seconds=30)
 # With more than one page of events to look through, late arrivals are looked for this often.
 SWEEP_INTERVAL = timedelta(seconds=10)
+RECENT = timedelta(minutes=1)  # where a glance looks for the newest events
 _ONE_PAGE = 900  # names taken from one listing: fewer than a store gives at once
 _SWEPT = 10_000  # and less often when there are more than so many
 _BACKLOG = 2_000  # names of events at hand, not yet read: enough, listing waits
@@ -55,6 +58,9 @@ class PendingEvent:
     envelope: Envelope | None = None
     commit_id: int | None = None  # that sent it, if that is known
     queued: bool = False  # waits to be read
+    owner: str | None = None  # the other worker that is to take it
+    left_at: datetime | None = None  # to that worker
+    passed_on: int = 0  # how often a worker that should have taken it did not
     offered: set[str] = field(default_factory=set)  # handlers whose turn it has become
 
     def __lt__(self, other: PendingEvent) -> bool:
@@ -101,10 +107,13 @@ class PendingEvents:
     chain: Chain
     namespace: str
     subscriptions: Sequence[Subscription]
+    peers: Peers | None = None  # none: all events are ours
     events: dict[str, PendingEvent] = field(default_factory=dict)
     malformed: set[str] = field(default_factory=set)  # keys of objects that were set aside
+    has_news: bool = False  # something was finished since the last exchange
     _positions: Positions = field(init=False)
     _unread: list[PendingEvent] = field(default_factory=list)
+    _left: dict[str, PendingEvent] = field(default_factory=dict)  # to other workers, by key
     _listing: _Listing = field(default_factory=_Listing)
     _walked: int | None = None
     _outbox_at: datetime | None = None
@@ -116,6 +125,11 @@ class PendingEvents:
     @property
     def unread(self) -> int:
         return len(self._unread)
+
+    @property
+    def oldest_unread(self) -> datetime | None:
+        """When the oldest event that is not yet read was sent, by its name."""
+        return layout.event_moment(self._unread[0].key) if self._unread else None
 
     @property
     def unlisted(self) -> bool:
@@ -142,9 +156,40 @@ class PendingEvents:
             self._outbox_at = now
             self._walk()
 
+    def glance(self) -> bool:
+        """Find the oldest events and the newest, a page of names of each; whether these are all.
+        The log is not looked at."""
+        if not self._positions.is_open:
+            self._open()
+        now = self.store.now()
+        if self._go_on(_Walk(self._positions.floor, now)):
+            return True
+        self._go_on(_Walk(self._place(now - RECENT), now))
+        return False
+
+    def glance_at_log(self) -> None:
+        """Find events of commits as well that are not under `events/` yet, or not where they
+        would be looked for."""
+        if self._walked is None:
+            self._walk()
+
     def read(self, count: int) -> list[PendingEvent]:
         """The oldest `count` events that are not yet read, those that concern nobody left out."""
-        reading = self.begin_read(count)
+        return self._read(self.begin_read(count))
+
+    def read_some(self, count: int) -> list[PendingEvent]:
+        """As `read`, but the oldest, the newest and, of those in between, any."""
+        ends = max(count // 4, 1)
+        middle = self._unread[ends:-ends]
+        if len(self._unread) <= count or not middle:
+            return self.read(count)
+        taken = [*self._unread[:ends], *self._unread[-ends:]]
+        taken += random.sample(middle, min(max(count - len(taken), 0), len(middle)))
+        for event in taken:
+            self._unread.remove(event)
+        return self._read(EventFetches(taken, [partial(self._fetch, event) for event in taken]))
+
+    def _read(self, reading: EventFetches) -> list[PendingEvent]:
         envelopes = self.store.parallel.gather_outcomes(reading.fetches)
         return self.end_read(reading, envelopes)
 
@@ -168,6 +213,7 @@ class PendingEvents:
             else:
                 event.envelope = envelope
                 event.open -= {s.handler_id for s in self.subscriptions if not _wants(s, envelope)}
+                self.has_news |= not event.open
                 if event.open:
                     concerning.append(event)
         if failure is not None and not (concerning and isinstance(failure, StorageBackendError)):
@@ -178,6 +224,7 @@ class PendingEvents:
 
     def finish(self, event: PendingEvent, handler_id: str) -> None:
         event.open.discard(handler_id)
+        self.has_news = True
         if not event.open:
             event.envelope = None
 
@@ -206,6 +253,77 @@ class PendingEvents:
         if error.key not in self.malformed:
             self.malformed.add(error.key)
             log.warning("set aside (`onto events show --malformed` lists such): %s", error)
+
+    # -- with other workers -------------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        """How many are left to other workers."""
+        return len(self._left)
+
+    def share(self) -> None:
+        """Divide anew, after workers have come or gone."""
+        events = sorted([*self._unread, *self._left.values()])
+        self._unread, self._left = [], {}
+        for event in events:
+            event.queued = False
+            self._queue(event)
+
+    def overdue(self, patience: timedelta) -> list[PendingEvent]:
+        """Those left to workers that have finished nothing for so long."""
+        if self.peers is None:
+            return []
+        before = self.store.now() - patience
+        seen = {e.owner: self.peers.progress(e.owner) for e in self._left.values() if e.owner}
+        return [
+            event
+            for event in self._left.values()
+            if event.owner is not None
+            and all(at is None or at <= before for at in (event.left_at, seen[event.owner]))
+        ]
+
+    def pass_on(self, events: Sequence[PendingEvent]) -> None:
+        """Their workers did not get to them: the next ones in line should, and if those do not
+        either, whoever finds out."""
+        for event in events:
+            event.passed_on += 1
+            event.left_at = None
+        if self.peers is not None:
+            self.peers.stall({event.owner for event in events if event.owner is not None})
+        self.share()
+
+    def exchange(self) -> None:
+        """Keep what is finished here, and learn what other workers have finished."""
+        if not self._positions.is_open:
+            return
+        self.has_news = False
+        moved = self._save()
+        self._positions.reload(
+            [s.handler_id for s in self.subscriptions if s.handler_id not in moved]
+        )
+        owners = set()
+        for event in list(self.events.values()):
+            for handler_id in list(event.open):
+                position = self._positions.by_handler[handler_id]
+                if event.event_id in position.finished or not _is_open(
+                    event.key, event.commit_id, position
+                ):
+                    event.open.discard(handler_id)
+                    owners.add(event.owner)
+            if not event.open:
+                event.envelope = None
+                self._left.pop(event.key, None)
+        self._unread = [event for event in self._unread if event.open]
+        if self.peers is not None:
+            self.peers.note_progress(owner for owner in owners if owner is not None)
+
+    def _other_owner(self, event: PendingEvent) -> str | None:
+        """The worker that is to take it, if that is not this one for any of its handlers."""
+        if self.peers is None or self.peers.alone or event.passed_on > 1:
+            return None
+        if any(self.peers.owns(event.event_id, handler_id) for handler_id in event.open):
+            return None
+        return self.peers.owner(event.event_id, min(event.open))
 
     # -- by listing ---------------------------------------------------------------------------
 
@@ -287,8 +405,7 @@ class PendingEvents:
         for handler_id, position in self._positions.by_handler.items():
             if event.event_id in position.finished:
                 continue
-            later = commit_id is not None and commit_id > (position.commit_id or 0)
-            if key > position.watermark or later:
+            if _is_open(key, commit_id, position):
                 event.open.add(handler_id)
             else:
                 event.passed.add(handler_id)
@@ -297,6 +414,11 @@ class PendingEvents:
             self._queue(event)
 
     def _queue(self, event: PendingEvent) -> None:
+        event.owner = self._other_owner(event)
+        if event.owner is not None:
+            event.left_at = event.left_at or self.store.now()
+            self._left[event.key] = event
+            return
         event.queued = True
         if not self._unread or self._unread[-1] < event:
             self._unread.append(event)
@@ -355,10 +477,17 @@ class PendingEvents:
 
     def save(self) -> None:
         """Move the watermarks up to what is finished, here and in the store."""
-        listing = self._listing
-        if listing.swept_at is None or self._walked is None:
-            return
-        horizon = self._place(listing.swept_at - HOLD_BACK)
+        self._save()
+
+    def _save(self) -> Collection[str]:
+        """The handlers whose positions have moved."""
+        listing, horizon = self._listing, ""
+        if not self._positions.is_open:
+            return ()
+        if listing.swept_at is not None and self._walked is not None:
+            horizon = self._place(listing.swept_at - HOLD_BACK)
+        elif self.peers is None or self.peers.alone:
+            return ()
         ordered = sorted(self.events)
         moved = {}
         for subscription in self.subscriptions:
@@ -372,11 +501,14 @@ class PendingEvents:
                 break
             if not self.events[key].open:
                 del self.events[key]
+        return moved.keys()
 
     def _advanced(self, handler_id: str, ordered: Iterable[str], horizon: str) -> Position | None:
         position = self._positions.by_handler[handler_id]
         watermark, commit_id, blocked = position.watermark, self._walked, False
         finished: list[str] = []
+        if not horizon:  # not everything was looked through: only say what is finished
+            commit_id, finished = position.commit_id, list(position.finished)
         for key in ordered:
             event = self.events[key]
             blocked = blocked or handler_id in event.open
@@ -395,6 +527,13 @@ class PendingEvents:
             position, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
         )
         return moved if moved != position else None
+
+
+def _is_open(key: str, commit_id: int | None, position: Position) -> bool:
+    """Whether an event is beyond what a position says is finished, its names apart."""
+    return key > position.watermark or (
+        commit_id is not None and commit_id > (position.commit_id or 0)
+    )
 
 
 def _wants(subscription: Subscription, envelope: Envelope) -> bool:

@@ -44,9 +44,8 @@ class Position:
     def merged(self, theirs: Position) -> Position:
         """What two workers found out. Watermark and commit belong together: one pair or the
         other."""
-        if theirs.commit_id is None:
-            return self
-        ahead = max(self, theirs, key=lambda p: (p.watermark, p.commit_id or 0))
+        looked = [position for position in (self, theirs) if position.commit_id is not None]
+        ahead = max(looked or [self], key=lambda p: (p.watermark, p.commit_id or 0))
         return replace(ahead, finished=self.finished | theirs.finished)
 
 
@@ -152,6 +151,35 @@ class Positions:
             elif isinstance(outcome, BaseException):
                 raise outcome
 
+    def reload(self, handler_ids: Sequence[str]) -> None:
+        """Learn what others have kept meanwhile: short requests where nothing has changed."""
+        reloads = [
+            partial(self._reload, subscription)
+            for subscription in self.subscriptions
+            if subscription.handler_id in handler_ids
+        ]
+        self.store.parallel.gather(reloads)
+
+    def _reload(self, subscription: Subscription) -> None:
+        key = layout.position(self.namespace, subscription.handler_id)
+        position = self.by_handler[subscription.handler_id]
+        try:
+            if position.etag is not None:
+                stored = self.store.get_if_changed(key, position.etag)
+            else:
+                stored = self.store.get(key)
+        except ObjectNotFound:
+            return
+        if stored is not None:
+            theirs = self._parse(subscription, self._log_id, key, stored.data)
+            merged = replace(position.merged(theirs), etag=stored.etag)
+            self.by_handler[subscription.handler_id] = merged
+
+    @property
+    def _log_id(self) -> str:
+        version = self.chain.known_head()
+        return version.head.log_id if version is not None else ""
+
     def _get(self, key: str) -> StoredObject | None:
         try:
             return self.store.get(key)
@@ -160,8 +188,7 @@ class Positions:
 
     def _save(self, subscription: Subscription, position: Position) -> None:
         handler_id = subscription.handler_id
-        version = self.chain.known_head()
-        log_id = version.head.log_id if version is not None else ""
+        log_id = self._log_id
         ours = position
 
         def merge(stored: Position) -> Position:

@@ -25,13 +25,15 @@ from storage_engine.events.object import reader
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.outbox_projection import project_outbox
-from storage_engine.events.object.pending_events import PendingEvents
+from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
     EventInfo,
     MalformedObject,
     NamespaceInfo,
+    OpenEvent,
+    Peek,
     Subscription,
     WorkerSession,
 )
@@ -47,6 +49,8 @@ from storage_engine.repository.object.outbox import create_event, put_events
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_PEEKED = (8, 16, 40)  # events that a peek reads, one after the other, until one is due
 
 
 class ObjectEventStore:
@@ -89,16 +93,52 @@ class ObjectEventStore:
         pending = PendingEvents(self._store, self._chain, namespace, subscriptions)
         claims = ObjectClaims(self._store, namespace, self._policy)
         pending.look(whole=True)
-        opened = self._store.parallel.gather(
-            [
-                partial(claims.open_event, event.envelope, handler_id)
-                for event in pending.read(limit)
-                if event.envelope is not None
-                for handler_id in sorted(event.open)
-            ]
-        )
-        events = [event for event in opened if event is not None]
+        events = [opened for _, opened in self._opened(claims, pending.read(limit))]
         return Backlog.count(events, self._store.now(), more=pending.unread > 0)
+
+    def peek(self, namespace: str, subscriptions: Sequence[Subscription]) -> Peek:
+        """The log is asked only where nothing under `events/` is due."""
+        pending = PendingEvents(self._store, self._chain, namespace, subscriptions)
+        claims = ObjectClaims(self._store, namespace, self._policy)
+        whole = pending.glance()
+        left = self._look_at(claims, pending.read_some(_PEEKED[0]))
+        if not any(event.due for event in left):
+            pending.glance_at_log()
+            for count in _PEEKED[1:]:
+                left += self._look_at(claims, pending.read_some(count))
+                if any(event.due for event in left):
+                    break
+        return Peek.of(
+            left, unread=pending.unread, oldest_unread=pending.oldest_unread, more=not whole
+        )
+
+    def _look_at(self, claims: ObjectClaims, events: Sequence[PendingEvent]) -> list[Backlog]:
+        """What is left to do of each event, where something is."""
+        by_event: dict[str, list[OpenEvent]] = {}
+        for event, opened in self._opened(claims, events):
+            by_event.setdefault(event.event_id, []).append(opened)
+        now = self._store.now()
+        left = [Backlog.count(opened, now) for opened in by_event.values()]
+        return [event for event in left if event.due or event.waiting]
+
+    def _opened(
+        self, claims: ObjectClaims, events: Sequence[PendingEvent]
+    ) -> list[tuple[PendingEvent, OpenEvent]]:
+        """Events with the claim of each handler that may have yet to finish them."""
+        asked = [
+            (event, event.envelope, handler_id)
+            for event in events
+            if event.envelope is not None
+            for handler_id in sorted(event.open)
+        ]
+        opened = self._store.parallel.gather(
+            [partial(claims.open_event, envelope, handler_id) for _, envelope, handler_id in asked]
+        )
+        return [
+            (event, claim)
+            for (event, _, _), claim in zip(asked, opened, strict=True)
+            if claim is not None
+        ]
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -120,18 +160,20 @@ class ObjectEventStore:
             ),
         )
 
-    def heartbeat(self, namespace: str, session_id: str) -> None:
+    def heartbeat(
+        self, namespace: str, session_id: str, metadata: Mapping[str, Any] | None = None
+    ) -> None:
         key = layout.event_session(namespace, session_id)
         stored = reader.get(self._store, key)
         if stored is None:
-            self.register_session(namespace, session_id, {})
+            self.register_session(namespace, session_id, metadata or {})
             return
         try:
             raw = from_json(stored.data, key=key)
             WorkerSession.parse(raw, namespace, key=key, alive_since=self._store.now())
         except IntegrityError as error:
             log.warning("a worker registers again: %s", error)
-            self.register_session(namespace, session_id, {})
+            self.register_session(namespace, session_id, metadata or {})
             return
         write_id = layout.new_write_id()
         body = {**raw, "last_heartbeat": timestamp(self._store.now()), "write_id": write_id}

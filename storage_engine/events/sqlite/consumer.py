@@ -14,7 +14,7 @@ from storage_engine.commitlog.parsing import parsing, require_int
 from storage_engine.commitlog.records import from_json, timestamp
 from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes, records
-from storage_engine.events.protocol import Backlog, Subscription
+from storage_engine.events.protocol import Backlog, Peek, Subscription
 from storage_engine.events.records import (
     Claim,
     ClaimRecord,
@@ -28,6 +28,7 @@ from storage_engine.repository.sqlite.control_tables import to_json
 
 log = logging.getLogger(__name__)
 
+_PEEKED = 1_000  # events and handlers that a peek counts
 _LOOKED_AT = 100  # claims, among which the first that can be read tells when to look again
 # The handler that an event is for. One that is not JSON is for everyone: they set it aside.
 _TARGET = (
@@ -99,6 +100,17 @@ class SqliteConsumer:
             due = self._due(connection, limit + 1, waiting=True)
         open_events = [(envelope, record) for envelope, record, _ in due[:limit]]
         return Backlog.count(open_events, self._store.now(), more=len(due) > limit)
+
+    def peek(self) -> Peek:
+        """See `EventStore.peek`. Here claims are at hand, so it looks at all of a page."""
+        with self._store.reading("look for events") as connection:
+            due = self._due(connection, _PEEKED + 1, waiting=True) if connection is not None else []
+        by_event: dict[str, list[tuple[Envelope, ClaimRecord | None]]] = {}
+        for envelope, record, _ in due[:_PEEKED]:
+            by_event.setdefault(envelope["id"], []).append((envelope, record))
+        now = self._store.now()
+        left = [Backlog.count(opened, now) for opened in by_event.values()]
+        return Peek.of(left, more=len(due) > _PEEKED)
 
     def _due(
         self, connection: sqlite3.Connection, limit: int, *, waiting: bool = False
@@ -372,6 +384,14 @@ class SqliteConsumer:
             with suppress(ValueError):  # malformed: not for this to say
                 return require_moment({"due": due}, "due")
         return None
+
+    @property
+    def shares(self) -> bool:
+        """Claims are made one after the other, so nothing need be divided."""
+        return False
+
+    def keep_up(self) -> None:
+        return
 
     def save(self) -> None:
         """Positions are kept with every claim."""

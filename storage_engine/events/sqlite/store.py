@@ -26,6 +26,7 @@ from storage_engine.events.protocol import (
     EventInfo,
     MalformedObject,
     NamespaceInfo,
+    Peek,
     Subscription,
     WorkerSession,
 )
@@ -126,6 +127,9 @@ class SqliteEventStore:
     def backlog(self, namespace: str, subscriptions: Sequence[Subscription], limit: int) -> Backlog:
         return SqliteConsumer(self, namespace, subscriptions, "").backlog(limit)
 
+    def peek(self, namespace: str, subscriptions: Sequence[Subscription]) -> Peek:
+        return SqliteConsumer(self, namespace, subscriptions, "").peek()
+
     # -- sessions -----------------------------------------------------------------------------
 
     def register_session(
@@ -140,13 +144,15 @@ class SqliteEventStore:
                 (namespace, session_id, now, now, to_json(dict(metadata))),
             )
 
-    def heartbeat(self, namespace: str, session_id: str) -> None:
+    def heartbeat(
+        self, namespace: str, session_id: str, metadata: Mapping[str, Any] | None = None
+    ) -> None:
         now = timestamp(self.now())
         with self.writing("session heartbeat") as connection:
             connection.execute(
-                "INSERT INTO event_sessions VALUES (?, ?, ?, ?, '{}') ON CONFLICT DO UPDATE SET "
+                "INSERT INTO event_sessions VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
                 "last_heartbeat = excluded.last_heartbeat",
-                (namespace, session_id, now, now),
+                (namespace, session_id, now, now, to_json(dict(metadata or {}))),
             )
 
     def end_session(self, namespace: str, session_id: str) -> None:

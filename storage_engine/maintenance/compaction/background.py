@@ -256,6 +256,7 @@ class BackgroundMerges:
             holder = {**self._repository.lock.holder, "operation": "merge", "type": ref[1]}
             beat_s = self._config.s3_lease_ttl_ms / 3000
             attempt = held.enter_context(Attempt(self._store, holder=holder, beat_s=beat_s))
+            attempt.announce()
             snapshot = LocalBuild(self._repository)(
                 run, attempt, tell=lambda *_: self._go_on(), guard=lease.guard
             )

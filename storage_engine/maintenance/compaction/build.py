@@ -39,15 +39,17 @@ if TYPE_CHECKING:
 
 
 class Attempt:
-    """One announced attempt; use as a context manager."""
+    """One announced attempt; use as a context manager, twice where Ctrl-C may come."""
 
     def __init__(self, store: ObjectStore, *, holder: Mapping[str, Any], beat_s: float) -> None:
         self.id = layout.new_id()
         self._heartbeat = Heartbeat(store, self.id, holder=holder, beat_s=beat_s)
 
     def __enter__(self) -> Attempt:
-        self._heartbeat.start()
         return self
+
+    def announce(self) -> None:
+        self._heartbeat.start()
 
     def __exit__(self, *_: object) -> None:
         self._heartbeat.end()

@@ -285,7 +285,8 @@ class _Compactor:
             return self._report(run, RunOutcome.SUPERSEDED, ())
         holder = {**self._lock.holder, "type": run.type_name}
         attempt = Attempt(self._store, holder=holder, beat_s=self._config.s3_lease_ttl_ms / 3000)
-        with attempt:
+        with attempt, attempt:
+            attempt.announce()
             build = (self._other and self._other(run)) or self._local
             snapshot = build(
                 run,

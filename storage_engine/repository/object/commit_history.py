@@ -20,6 +20,12 @@ def list_commits(chain: Chain, limit: int, since: int) -> list[CommitRecord]:
     return [_record(m) for m in chain.newest(head, limit=limit, above=since)]
 
 
+def commits_between(chain: Chain, since: int, upto: int) -> list[CommitRecord]:
+    head = chain.read_head().head
+    top = chain.locate(head, min(upto, head.commit_id))
+    return [_record(m) for _, m in reversed(chain.stretch(top, above=max(since, 0)))]
+
+
 def get_commit(chain: Chain, commit_id: int) -> CommitRecord | None:
     manifest = _find(chain, commit_id)
     return _record(manifest) if manifest is not None else None

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
+from operator import eq
 from typing import Any, ClassVar, Protocol, Self
 
 import pyarrow as pa
@@ -44,6 +45,7 @@ from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
+from storage_engine.repository.object.read.plan import CommitWindow
 from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp, stamp_for
 from storage_engine.repository.object.write.commit import CommitRun, Parts
 from storage_engine.repository.object.write.staged_write import StagedWrite
@@ -258,6 +260,21 @@ class ObjectRepository(ABC):
     def get_commit(self, commit_id: int) -> CommitRecord | None:
         return commit_history.get_commit(self.chain, commit_id)
 
+    def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
+        return commit_history.commits_between(self.chain, since, upto)
+
+    def written_values(
+        self,
+        spec: TypeSpec,
+        field: str,
+        *,
+        since: int,
+        upto: int,
+        alike: Callable[[Any, Any], bool] = eq,
+    ) -> Iterator[tuple[int, Any]]:
+        executor = ObjectExecutor(self._query_engine)
+        return executor.written_values(spec, field, CommitWindow(upto, since, True), alike)
+
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         return commit_history.list_commit_changes(self.chain, self._versions, commit_id)
 
@@ -269,7 +286,7 @@ class ObjectRepository(ABC):
         with self._commit_mutex:
             self._stamp = migrate(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
-            return CommitRun(
+            run = CommitRun(
                 Parts(
                     self.chain,
                     self.publisher,
@@ -281,7 +298,9 @@ class ObjectRepository(ABC):
                     self._check_log,
                 ),
                 request,
-            ).run()
+            )
+            with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
+                return run.run()
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
@@ -456,9 +475,9 @@ class ObjectRepository(ABC):
             "gone": is_gone(held.holder),
         }
 
-    def break_lock(self, token: str | None) -> dict[str, Any] | None:
+    def break_lock(self, token: str | None, *, apply: bool = True) -> dict[str, Any] | None:
         """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
-        state = break_lock(self.store, token).state
+        state = break_lock(self.store, token, apply=apply).state
         if state is None:
             return None
         return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}

@@ -8,6 +8,12 @@ Ctrl-C ends a query. Python runs signal handlers between two of its own instruct
 statement is one call, so SQLite calls back every now and then, which gives a waiting signal its
 turn; what its handler raises ends the statement and reaches the caller as it is. A single sort is
 not cut short.
+
+SQLite keeps for each file which locks this process has, and a fork copies that, but not the locks:
+a connection that a child opens while the parent's are there believes itself protected, and writes
+to a log that the parent deletes under it. So a fork waits for operations that are under way, and
+closes what is idle; where a connection is still in use then, the child refuses the file, and where
+another thread uses it (SQLite's own locks may be taken), it refuses SQLite altogether.
 """
 
 from __future__ import annotations
@@ -18,19 +24,20 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from storage_engine.errors import (
+    ForkedSessionError,
     IntegrityError,
     LockContentionError,
     OntologiaError,
     StorageBackendError,
 )
 from storage_engine.objectstore.local import advice, shortened
-from storage_engine.process import Owner, renew_after_fork
+from storage_engine.process import Owner, renew_after_fork, settle_before_fork, unforked
 from storage_engine.query.compiler import Statement
 from storage_engine.query.dialects import install
 
@@ -48,8 +55,11 @@ def ask(connection: sqlite3.Connection, statement: Statement) -> sqlite3.Cursor:
 
 def batches(cursor: sqlite3.Cursor) -> Iterator[Sequence[Sequence[Any]]]:
     """The rows as columns, some thousand rows at a time. The statement ends with the iterator."""
+    process = os.getpid()
     try:
         while True:
+            if os.getpid() != process:
+                raise ForkedSessionError("a query", in_use=True)
             with _asking(cursor.connection):
                 rows = cursor.fetchmany(BATCH_ROWS)
             if not rows:
@@ -259,6 +269,37 @@ class _Lent(NamedTuple):
     file: _FileIdentity | None  # which file it was opened on
 
 
+class _Uses:
+    """Which files this process uses at the moment, and which it may not: see above."""
+
+    def __init__(self) -> None:
+        self._current: dict[object, tuple[int, _FileIdentity | None]] = {}
+        self._refused: set[tuple[int, int]] = set()
+        self._refuses_all = False
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        for thread, file in self._current.values():
+            if thread != threading.get_ident() or file is None:
+                self._refuses_all = True
+            else:
+                self._refused.add(file[1:])
+        self._current.clear()
+
+    def begin(self, use: object, file: _FileIdentity | None) -> None:
+        self._current[use] = (threading.get_ident(), file)
+
+    def end(self, use: object) -> None:
+        self._current.pop(use, None)
+
+    def check(self, path: str, file: _FileIdentity | None) -> None:
+        if self._refuses_all or (file is not None and file[1:] in self._refused):
+            raise ForkedSessionError(shortened(path), in_use=True)
+
+
+_uses = _Uses()
+
+
 class Connections:
     """Lends connections to one database."""
 
@@ -273,7 +314,15 @@ class Connections:
         self._memory_lock = threading.RLock()
         self._memory = connect(MEMORY, timeout_ms, create=True) if self.in_memory else None
         self._owner = Owner("an in-memory storage")
+        settle_before_fork(self)
         renew_after_fork(self)
+
+    def before_fork(self) -> None:
+        """Leave nothing to a child that SQLite would take for its own."""
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for lent in idle:
+            self._discard(lent)
 
     def after_fork(self) -> None:
         """Whoever had a connection or a lock at the fork is not here to give it back."""
@@ -290,28 +339,40 @@ class Connections:
             return False
         except OSError as error:
             raise self._failure("open", advice(error)) from error
+        self._check_kind("open", status)
         # SQLite takes some files that are shorter than a header for empty, and writes over them.
         if stat.S_ISREG(status.st_mode) and 0 < status.st_size < _HEADER_BYTES:
             raise self._failure("open", _ADVICE[sqlite3.SQLITE_NOTADB])
         return status.st_size > 0
 
     @contextmanager
-    def use(self, operation: str, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection for one operation. What goes wrong with it becomes one of our errors."""
-        with errors_of(self.path, operation, self.timeout_ms):
+    def use(
+        self, operation: str, *, create: bool = False, lasting: bool = False
+    ) -> Iterator[sqlite3.Connection]:
+        """A connection for one operation. What goes wrong with it becomes one of our errors.
+
+        `lasting`: code of users runs in between, so that a fork does not wait for it.
+        """
+        waits = nullcontext() if lasting else unforked()
+        with waits, errors_of(self.path, operation, self.timeout_ms):
             if self._memory is not None:
                 self._owner.check()  # its only connection may be in use in the parent
                 with self._memory_lock:
                     self._check_open(operation)
                     yield self._memory
                 return
-            lent = self._take(operation, create)
+            lent, use = None, object()
             try:
+                with unforked():
+                    lent = self._take(operation, create)
+                    _uses.begin(use, lent.file)
                 yield lent.connection
-            except BaseException:
-                lent.connection.close()  # takes a transaction and temporary tables along
-                raise
-            self._give_back(lent)
+                self._give_back(lent)
+                lent = None
+            finally:
+                if lent is not None:
+                    self._discard(lent)  # takes a transaction and temporary tables along
+                _uses.end(use)
 
     def close(self) -> None:
         """Close what is idle now, and what is in use when it comes back. May be called twice."""
@@ -319,8 +380,7 @@ class Connections:
             self._closed = True
             idle, self._idle = self._idle, []
         for lent in idle:
-            if lent.file is None or lent.file.process == os.getpid():
-                lent.connection.close()
+            self._discard(lent)
         if self._memory is not None and not self._owner.elsewhere:
             with self._memory_lock:
                 self._memory.close()
@@ -330,6 +390,7 @@ class Connections:
         with self._guard:
             self._check_open(operation)
             file = self._current_file()
+            _uses.check(self.path, file)
             while self._idle:
                 lent = self._idle.pop()
                 if lent.file == file:
@@ -339,18 +400,19 @@ class Connections:
         return _Lent(connection, self._current_file())
 
     def _give_back(self, lent: _Lent) -> None:
-        with self._guard:
+        with unforked(), self._guard:
             if not self._closed and len(self._idle) < MAX_IDLE:
                 self._idle.append(lent)
                 return
-        lent.connection.close()
+        self._discard(lent)
 
     def _discard(self, lent: _Lent) -> None:
-        """The file was deleted or replaced, and a commit there would be lost; or the connection
-        came with a fork, and closing it would disturb the log of the process that has it."""
+        """Close a connection, unless it came with a fork: that would disturb the log of the
+        process that has it."""
         if lent.file and lent.file.process != os.getpid():
             self._inherited.append(lent)
-        else:
+            return
+        with unforked():
             lent.connection.close()
 
     def _current_file(self) -> _FileIdentity | None:
@@ -370,9 +432,16 @@ class Connections:
                 operation,
                 "this is a directory, not a SQLite file; an ontology in a directory is file:///...",
             )
+        with suppress(OSError):
+            self._check_kind(operation, os.stat(self.path))
         directory = os.path.dirname(os.path.abspath(self.path))
         if create and not os.path.isdir(directory):
             raise self._failure(operation, f"the directory {directory} does not exist; create it")
+
+    def _check_kind(self, operation: str, status: os.stat_result) -> None:
+        """A device looks like an empty database, and keeps nothing; a pipe waits for ever."""
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise self._failure(operation, "this is no file, but a device, pipe or socket")
 
     def _failure(self, operation: str, detail: str) -> StorageBackendError:
         return StorageBackendError(

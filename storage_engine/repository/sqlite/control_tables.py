@@ -172,6 +172,14 @@ def commits(connection: sqlite3.Connection, since: int, limit: int) -> list[Comm
     return [_record(row) for row in rows]
 
 
+def commits_between(connection: sqlite3.Connection, since: int, upto: int) -> list[CommitRecord]:
+    """Commits after `since`, up to `upto`, oldest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM commits WHERE id > ? AND id <= ? ORDER BY id", (since, upto)
+    )
+    return [_record(row) for row in rows]
+
+
 def commit(connection: sqlite3.Connection, commit_id: int) -> CommitRecord | None:
     row = connection.execute(
         f"SELECT {_COLUMNS} FROM commits WHERE id = ?", (commit_id,)

@@ -263,6 +263,16 @@ def changed_since(table: DataTable, staged: IntentTable) -> str:
     )
 
 
+def overtaken(staged: IntentTable) -> str:
+    """Identities of the delta whose latest version is of a commit after :snapshot, with it."""
+    keys = ", ".join(f"i.{key}" for key in staged.keys)
+    return (
+        f"SELECT {keys}, d.previous FROM temp.{staged.delta} AS d "
+        f"CROSS JOIN temp.{staged.name} AS i ON i.seq = d.seq "
+        f"WHERE d.previous > :snapshot ORDER BY {keys}"
+    )
+
+
 def count_repeated(staged: IntentTable) -> str:
     """How many rows state an identity again."""
     keys = ", ".join(staged.keys)

@@ -13,8 +13,9 @@ import socket
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
+from operator import eq
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
@@ -25,10 +26,12 @@ from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
 from storage_engine.model.spec import TypeSpec
+from storage_engine.process import unforked
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.results import SqlExecutor
+from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,
@@ -41,9 +44,11 @@ from storage_engine.repository.protocol import (
     TypeChange,
     check_metadata,
     checked_commit,
+    distinct_values,
     end_notes,
     labels,
     no_staging,
+    overtaken_note,
     repetition_note,
 )
 from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
@@ -141,12 +146,16 @@ class SqliteRepository(ABC):
             return None
         metadata = control_tables.to_json(dict(request.metadata))
         events = control_tables.to_json([dict(event) for event in request.events])
-        with self._connections.use("commit", create=True) as connection:
+        with (
+            ExitStack() as until_given_back,
+            self._connections.use("commit", create=True, lasting=True) as connection,
+        ):
             if request.idempotency is not None and self._has_tables(connection):
                 applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
                     return applied.result()
             with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
+                until_given_back.enter_context(unforked())
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
                     result, wrote = self._publish(
@@ -210,12 +219,17 @@ class SqliteRepository(ABC):
         event_tables.publish(connection, request.events, request.acks, timestamp(datetime.now(UTC)))
         holder = {"host": socket.gethostname(), "pid": os.getpid(), **request.holder}
         control_tables.record_lock(connection, self._config.runtime_id, holder, now)
-        notes = self._notes(connection, request, [part for part, _, _ in deltas])
+        notes = self._notes(connection, request, [part for part, _, _ in deltas], head)
         return CommitResult(commit_id, changes, lock_wait_ms=waited_ms, notes=notes), True
 
     def _notes(
-        self, connection: sqlite3.Connection, request: CommitRequest, written: Sequence[StagedType]
+        self,
+        connection: sqlite3.Connection,
+        request: CommitRequest,
+        written: Sequence[StagedType],
+        head: int,
     ) -> list[str]:
+        snapshot = request.snapshot
         bulk = {given.spec.ref for given in request.inputs if given.stream is not None}
         notes = []
         for part in written:
@@ -223,6 +237,12 @@ class SqliteRepository(ABC):
                 (repeated,) = connection.execute(data_table.count_repeated(part.staged)).fetchone()
                 if repeated:
                     notes.append(repetition_note(part.spec, repeated))
+            elif snapshot is not None and snapshot.concerns(part.spec.ref, head):
+                since = {"snapshot": snapshot.since(part.spec.ref)}
+                later = connection.execute(data_table.overtaken(part.staged), since)
+                rows = ((row[:-1], row[-1]) for row in later)
+                if changed := list(snapshot.changed(part.spec.ref, rows)):
+                    notes.append(overtaken_note(part.spec, changed))
         for part in written:
             notes += end_notes(
                 part.spec, lambda ref: control_tables.registered(connection, *ref) is not None
@@ -236,7 +256,7 @@ class SqliteRepository(ABC):
         spec, staged = part.spec, part.staged
         stored = control_tables.check_schema(connection, spec)
         table = self._current_table(connection, *spec.ref) if stored else None
-        if table is not None and snapshot is not None:
+        if table is not None and snapshot is not None and snapshot.refuses:
             later = connection.execute(
                 data_table.changed_since(table, staged),
                 {**table.parameters, "snapshot": snapshot.since(spec.ref)},
@@ -462,6 +482,27 @@ class SqliteRepository(ABC):
         with self.reading("read commit") as connection:
             return control_tables.commit(connection, commit_id) if connection else None
 
+    def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
+        with self.reading("list commits") as connection:
+            if connection is None:
+                return []
+            return control_tables.commits_between(
+                connection, max(since, 0), min(max(upto, 0), LAST_ID)
+            )
+
+    def written_values(
+        self,
+        spec: TypeSpec,
+        field: str,
+        *,
+        since: int,
+        upto: int,
+        alike: Callable[[Any, Any], bool] = eq,
+    ) -> Iterator[tuple[int, Any]]:
+        asked = QuerySpec(spec, when=When(history=True, since=since))
+        for batch in self.executor(min(upto, self.head_commit_id())).rows(asked).batches:
+            yield from distinct_values(batch.select(["commit_id", field]), alike)
+
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         changes: list[dict[str, Any]] = []
         with self.reading("list commit changes") as connection:
@@ -534,12 +575,16 @@ class SqliteRepository(ABC):
         return {}
 
     @contextmanager
-    def reading(self, operation: str) -> Iterator[sqlite3.Connection | None]:
-        """A snapshot to read from, None when there is no storage yet."""
+    def reading(
+        self, operation: str, *, lasting: bool = False
+    ) -> Iterator[sqlite3.Connection | None]:
+        """A snapshot to read from, None when there is no storage yet; `lasting` where rows are
+        handed out while it is held."""
         if not self._connections.exists():
             yield None
             return
-        with self._connections.use(operation) as connection, snapshot(connection):
+        use = self._connections.use(operation, lasting=lasting)
+        with use as connection, snapshot(connection):
             yield connection if self._has_tables(connection) else None
 
     def _has_tables(self, connection: sqlite3.Connection) -> bool:

@@ -130,7 +130,7 @@ class SqliteExecutor:
 
     def _stream(self, spec: QuerySpec) -> Generator[Any, None, None]:
         """Diagnostics, then batches."""
-        with self._repository.reading("query") as connection:
+        with self._repository.reading("query", lasting=True) as connection:
             try:
                 yield from self._answer(connection, spec)
             except GeneratorExit:

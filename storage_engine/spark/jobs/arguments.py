@@ -21,12 +21,10 @@ from storage_engine.spark.ingest_spec import (
     POLICIES,
     DriftPolicy,
     IngestSpec,
-    SpecOption,
-    bytes_of,
+    parse_spec,
     spec_options,
 )
-from storage_engine.spark.spec_checks import InvalidSpec
-from storage_engine.spark.spec_file import parse_spec, read_yaml
+from storage_engine.spark.spec_members import InvalidSpec, SpecOption, bytes_of, read_yaml
 
 _GROUPS = ("order", "source", "mapping", "writing")
 

@@ -78,7 +78,8 @@ def ingest(
         result = write_type(
             prepared.frame, type_spec, using, progress=progress, dry_run=dry_run, **options
         )
-    return replace(result, drift=(*prepared.drift, *drifted(result)))
+    drift = (*prepared.drift, *drifted(result))
+    return replace(result, drift=drift, outside=prepared.outside)
 
 
 def drifted(result: WriteResult) -> list[str]:
@@ -157,6 +158,7 @@ def summary(result: WriteResult) -> str:
             ("duplicates", result.duplicates),
             ("older than stored", result.stale),
             ("left to another commit", result.kept),
+            ("in no partition", result.outside),
         )
         if count or name in ("inserted", "updated", "unchanged")
     ]
@@ -176,6 +178,7 @@ def _print(result: WriteResult, call: IngestCall) -> None:
     else:
         lines = [summary(result), *(f"drift: {sentence}" for sentence in result.drift)]
         lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
+        lines += [f"note: {note}" for note in result.notes]
         if result.quarantine is not None:
             lines.append(
                 f"quarantined rows are in {result.quarantine}; once they are put right, "

@@ -249,6 +249,7 @@ class MappedRows:
 
     frame: DataFrame
     drift: tuple[str, ...] = ()
+    outside: int = 0  # rows of the source that the spec asks to count
 
 
 def prepare(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
@@ -271,12 +272,13 @@ def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
             carry_on=spec.on_bad_rows == "quarantine",
         )
     frame = settled.frame
+    outside = _count_of(frame, spec.outside) if spec.outside is not None else 0
     if spec.where is not None:
         frame = _where(frame, spec.where)
     if spec.transform is not None:
         frame = _transformed(frame, spec.transform)
     frame = _projected(frame, spec, type_spec)
-    return MappedRows(_distinct(frame) if spec.distinct else frame, settled.found)
+    return MappedRows(_distinct(frame) if spec.distinct else frame, settled.found, outside)
 
 
 def _distinct(frame: DataFrame) -> DataFrame:
@@ -290,6 +292,16 @@ def _distinct(frame: DataFrame) -> DataFrame:
     raw = F.when(_spoiled(), F.xxhash64(f"{ORIGIN}.line", f"{ORIGIN}.record"))
     marked = frame.withColumn("__raw", raw)
     return marked.dropDuplicates([*names, "__raw"]).drop("__raw")
+
+
+def _count_of(frame: DataFrame, condition: str) -> int:
+    """Rows for which a condition holds; those that the source spoils are told of otherwise."""
+
+    def counted() -> int:
+        holds = F.expr(condition)
+        return frame.filter(holds & ~_spoiled() if REASONS in frame.columns else holds).count()
+
+    return _stated("outside", condition, counted)
 
 
 def _where(frame: DataFrame, condition: str) -> DataFrame:

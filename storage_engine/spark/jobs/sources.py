@@ -41,7 +41,7 @@ from pyspark.sql.types import (
 from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.runtime.csv_text import MALFORMED, CsvDialect, CsvRows, check_names
 from storage_engine.spark.driver import is_connect
-from storage_engine.spark.ingest_spec import Source, bytes_of
+from storage_engine.spark.ingest_spec import Source
 from storage_engine.spark.jobs.program import raised_there, revealed, spark_said
 from storage_engine.spark.jobs.text_lines import (
     FACT_FIELDS,
@@ -64,6 +64,7 @@ from storage_engine.spark.jobs.text_lines import (
     with_facts,
 )
 from storage_engine.spark.schema import quoted
+from storage_engine.spark.spec_members import bytes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -40,12 +40,14 @@ from storage_engine.repository.object.read.plan import (
     CommitWindow,
     KeyTable,
     TypePlan,
+    field_bounds,
+    holds_only_nulls,
     plan_type,
     visible,
 )
 from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
 from storage_engine.repository.object.stored_schema import check_schema
-from storage_engine.repository.protocol import ReadWindow
+from storage_engine.repository.protocol import ReadWindow, distinct_values
 from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
 
 if TYPE_CHECKING:
@@ -299,6 +301,42 @@ class ObjectExecutor:
         head = self._engine.chain.read_head().head
         (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
         return head, plan
+
+    def written_values(
+        self,
+        spec: TypeSpec,
+        field: str,
+        window: CommitWindow,
+        alike: Callable[[Any, Any], bool],
+    ) -> Iterator[tuple[int, Any]]:
+        """As `Repository.written_values` promises them: of all versions in the window."""
+        head = self._engine.chain.read_head().head
+        try:
+            (plan,) = self._plan(head, window, [spec], (), None)
+            yield from self._values_of(plan, field, alike)
+        except MissingFileError:
+            head = self._engine.chain.read_head().head
+            (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
+            yield from self._values_of(plan, field, alike)
+
+    def _values_of(
+        self, plan: TypePlan, field: str, alike: Callable[[Any, Any], bool]
+    ) -> Iterator[tuple[int, Any]]:
+        (storage,) = [each.storage for each in plan.spec.fields if each.name == field]
+        unclear = []
+        for item in plan.rows:
+            low, high = field_bounds(item.file, field, storage)
+            if item.entry.min_commit_id < item.entry.max_commit_id:
+                unclear.append(item)  # of several commits: its rows tell of which
+            elif low is not None and high is not None and alike(low, high):
+                yield item.entry.max_commit_id, low
+            elif not holds_only_nulls(item.file, field):
+                unclear.append(item)
+        if unclear:
+            columns = {"commit_id": "commit_id", field: field}
+            rows = self.scan(replace(plan, rows=tuple(unclear)), columns, list(columns))
+            for batch in rows.batches:
+                yield from distinct_values(batch, alike)
 
     # --- reads by identity ----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ its identity is found, for which key and commit columns of newer files are read,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import groupby
@@ -21,7 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.commitlog.ranges import KeyRange, KeyRanges, may_hold
-from storage_engine.commitlog.records import CommitFile, Entry, TypeHead, timestamp
+from storage_engine.commitlog.records import (
+    CommitFile,
+    Entry,
+    TypeHead,
+    parse_timestamp,
+    timestamp,
+)
 from storage_engine.index.resolve import Resolution
 from storage_engine.model.expressions import (
     And,
@@ -223,6 +229,31 @@ def _stored(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     return None if isinstance(value, bytes) else value
+
+
+def field_bounds(file: CommitFile, field: str, storage: str) -> tuple[Any, Any]:
+    """The least and greatest value of a field in a file, which may be loose; None: not known."""
+    low, high, _ = file.stats.get(field, (None, None, None))
+    try:
+        match storage:
+            case "date":
+                return _parsed(date.fromisoformat, low), _parsed(date.fromisoformat, high)
+            case "datetime":
+                return _parsed(parse_timestamp, low), _parsed(parse_timestamp, high)
+            case "str" | "int" | "bool":
+                return low, high
+    except (TypeError, ValueError):  # written by someone else
+        return None, None
+    return None, None
+
+
+def _parsed(parse: Callable[[str], Any], bound: Any) -> Any:
+    return None if bound is None else parse(bound)
+
+
+def holds_only_nulls(file: CommitFile, field: str) -> bool:
+    nulls = file.stats.get(field, (None, None, None))[2]
+    return nulls is not None and 0 <= file.row_count <= nulls
 
 
 @dataclass(frozen=True, slots=True)

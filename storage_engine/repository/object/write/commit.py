@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow.parquet as pq
 
@@ -50,6 +50,7 @@ from storage_engine.repository.protocol import (
     CommitResult,
     TypeChange,
     end_notes,
+    overtaken_note,
     repetition_note,
 )
 
@@ -76,7 +77,7 @@ class _AlreadyApplied(Exception):
 
 
 class CommitRun:
-    """Carries out one request. Use once."""
+    """Carries out one request. Use once; leaving it stops what works in the background."""
 
     def __init__(self, parts: Parts, request: CommitRequest) -> None:
         self._chain = parts.chain
@@ -96,6 +97,13 @@ class CommitRun:
         )
         self._last: Evaluation | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._staging is not None:
+            self._staging.leave()
 
     def run(self) -> CommitResult | None:
         published: PublishedCommit | None = None
@@ -374,6 +382,9 @@ class CommitRun:
             repetition_note(bulk.spec, bulk.repeated) for bulk in self._spooled if bulk.repeated
         ]
         assert self._last is not None
+        for spec, delta in self._last.deltas.values():
+            if delta.overtaken:
+                notes.append(overtaken_note(spec, delta.overtaken))
         written = [spec for spec, _ in [*self._last.deltas.values(), *self._last.bulk.values()]]
         if any(spec.kind == "relation" for spec in written):
             stored = {spec.ref for spec in written}

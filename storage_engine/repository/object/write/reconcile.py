@@ -11,7 +11,7 @@ by `IS DISTINCT FROM`, so NULL equals NULL.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -26,7 +26,7 @@ from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import ResidentType, Versions
 from storage_engine.repository.object.stored_schema import aligned, check_schema
-from storage_engine.repository.protocol import AppliedUnit, CommitRequest, Identity
+from storage_engine.repository.protocol import AppliedUnit, CommitRequest, Identity, Snapshot
 
 if TYPE_CHECKING:
     import duckdb
@@ -94,7 +94,7 @@ class Evaluator:
                 if delta.rows.num_rows:
                     deltas[spec.ref] = (spec, delta)
             else:
-                bulk_parts = self._bulk[spec.ref].parts(head, top, snapshot=request.snapshot)
+                bulk_parts = self._bulk[spec.ref].parts(head, top, snapshot=self._refusing())
                 if bulk_parts.rows:
                     parts[spec.ref] = (spec, bulk_parts)
         changed = {*deltas, *parts}
@@ -116,25 +116,45 @@ class Evaluator:
         self, spec: TypeSpec, head: Head, intents: pa.Table, *, as_of: int
     ) -> Delta:
         snapshot = self._request.snapshot
-        if snapshot is not None and as_of <= snapshot.since(spec.ref):
-            snapshot = None  # nothing of this type changed since
+        if snapshot is not None and not snapshot.concerns(spec.ref, as_of):
+            snapshot = None  # nothing of this type was changed since by somebody else
+        since = snapshot.since(spec.ref) if snapshot is not None else as_of
         resident = self._versions.resident(spec, head)
         if resident is not None:
-            if snapshot is not None:
-                since = snapshot.since(spec.ref)
+            if snapshot is not None and snapshot.refuses:
                 snapshot.check(spec.ref, resident_changed_since(resident, intents, since))
-            return reconcile_resident(spec, resident, intents)
+            delta = reconcile_resident(spec, resident, intents)
+            if snapshot is not None:
+                later = resident_changed_since(resident, delta.rows, since)
+                delta = replace(delta, overtaken=tuple(snapshot.changed(spec.ref, later)))
+            return delta
 
         def compare() -> Delta:
             with self._versions.open(spec, head, intents, intents=intents) as stored:
-                if snapshot is not None:
-                    since = snapshot.since(spec.ref)
+                if snapshot is not None and snapshot.refuses:
                     snapshot.check(spec.ref, changed_since(stored.cursor, spec, since))
-                return reconcile(stored.cursor, spec, unique=stored.unique)
+                delta = reconcile(stored.cursor, spec, unique=stored.unique)
+                if snapshot is not None and delta.updated:
+                    later = changed_since(stored.cursor, spec, since)
+                    written = {*zip(*map(_values, delta.rows.select(spec.identity)), strict=True)}
+                    delta = replace(
+                        delta,
+                        overtaken=tuple(
+                            change
+                            for change in snapshot.changed(spec.ref, later)
+                            if change[0] in written
+                        ),
+                    )
+                return delta
 
         return self._versions.duck.within_memory(
             intents.nbytes, compare, columns=2 * len(row_schema(spec))
         )
+
+    def _refusing(self) -> Snapshot | None:
+        """Bulk rows are compared with what others did only where that is asked for."""
+        snapshot = self._request.snapshot
+        return snapshot if snapshot is not None and snapshot.refuses else None
 
     def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         for (kind, name), expected in self._request.expect.items():
@@ -146,10 +166,12 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The rows that a commit must write, and which of them are new."""
+    """The rows that a commit must write, how many of them are new, and which of the others
+    somebody else has changed since the writer knew them (with the commits that did)."""
 
     rows: pa.Table
     inserted: int
+    overtaken: tuple[tuple[Identity, int], ...] = ()
 
     @property
     def updated(self) -> int:
@@ -214,6 +236,10 @@ def resident_changed_since(
         resident.identities(intents.filter(later)), commit_ids, strict=True
     ):
         yield identity if isinstance(identity, tuple) else (identity,), commit_id
+
+
+def _values(column: pa.ChunkedArray) -> list[str]:
+    return column.to_pylist()  # type: ignore[no-any-return]
 
 
 def _distinct(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
