@@ -76,7 +76,7 @@ def register_types(storage: Storage, writer: str, count: int, **settings: Any) -
 def count_up(storage: Storage, writer: str, count: int, **settings: Any) -> list[Done]:
     """`count` times, one more than the number that was read: again where somebody else was first.
     By sessions, which keep the storage compact meanwhile."""
-    done = []
+    done: list[Done] = []
     with Session(storage.uri, config=storage.config(runtime_id=writer, **settings)) as session:
         _begin_together()
         started = time.monotonic()
