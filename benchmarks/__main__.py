@@ -13,8 +13,10 @@ from benchmarks import (
     growth,
     ingest,
     queries,
+    sensors,
     spark,
     spark_read,
+    spark_small,
     sql,
 )
 from benchmarks.harness import Report
@@ -27,8 +29,10 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "growth": growth.run,
     "ingest": ingest.run,
     "queries": queries.run,
+    "sensors": sensors.run,
     "spark": spark.run,
     "spark_read": spark_read.run,
+    "spark_small": spark_small.run,
     "sql": sql.run,
 }
 

@@ -276,7 +276,7 @@ class Chain:
         """For each known type, the commit that last touched it as of a manifest; None when it
         was written by an implementation that did not carry them."""
         if manifest.type_head_buckets is not None:
-            return BucketedTypeHeads(manifest.type_head_buckets, self._load_buckets)
+            return BucketedTypeHeads(manifest.type_head_buckets, self.load_buckets)
         return manifest.type_heads
 
     def type_heads_at(self, head: Head) -> Mapping[TypeRef, TypeHead]:
@@ -304,7 +304,8 @@ class Chain:
                 )
         return heads
 
-    def _load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
+    def load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
+        """Buckets of type heads, whose hashes are checked."""
         return self.parallel.map(self._bucket_object, refs)
 
     def _bucket_object(self, ref: BucketRef) -> BucketObject:

@@ -140,7 +140,7 @@ def _gone(rows: pa.Table) -> np.ndarray[Any, np.dtype[np.int64]]:
         given = np.flatnonzero(rows.column(name).is_valid().to_numpy())
         targets = rows.column(name).drop_null().to_numpy()
         target = np.searchsorted(keys, targets)
-        there = keys[np.minimum(target, len(keys) - 1)] == targets if len(keys) else targets != 0
+        there = np.isin(targets, keys)
         gone.append(targets[~there])
         falling.append(given[~there])
         order = np.argsort(target[there], kind="stable")

@@ -320,3 +320,19 @@ def test_files_with_different_headers_are_refused(
     zipped = Source(format="csv", paths=(str(tmp_path / "*.zip"),))
     with pytest.raises(ConfigurationError, match="have different headers"):
         ingest(spark, order_for(uri, zipped))
+
+
+@pytest.mark.parametrize("make", [_csv, _json, _parquet])
+def test_columns_that_use_no_column_of_the_source(
+    make: Any, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Every row counts, though nothing of it is kept, and values are drawn once for each."""
+    uri = new_storage(tmp_path)
+    columns = {"id": "uuid()", "seats": "cast(rand() * 1000 AS bigint)"}
+    columns |= {"name": "cast(current_timestamp() AS string)", "since": "current_date()"}
+    for number, order_by in enumerate((None, "seats", "name"), start=1):
+        (folder := tmp_path / str(number)).mkdir()
+        order = order_for(uri, make(folder), columns=columns, order_by=order_by)
+        drawn = ingest(spark, order)
+        assert (drawn.commit_id, drawn.rows, drawn.inserted) == (number, 3, 3)
+    assert rows(uri, "select count(distinct id), count(distinct name) from Customer") == [(9, 3)]
