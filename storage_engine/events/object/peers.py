@@ -233,15 +233,21 @@ class EventsOfOthers:
         return bool(events)
 
     def take_some(self, count: int, patience: timedelta) -> list[PendingEvent]:
-        """Those that others have had for so long, the last that they would come to: first those
-        that would be ours if their worker were not there."""
+        """Those that others have had for so long, the last that they would come to, and not what
+        they have claimed or will next: first those that would be ours if their worker were not
+        there."""
         now, peers = self._store.now(), self._peers
-        ages = {
-            key: now - event.left_at
-            for key, event in self._events.items()
-            if event.left_at is not None
-        }
-        waiting = [self._events[key] for key, age in ages.items() if age >= patience]
+        ages: dict[str, timedelta] = {}
+        by_owner: dict[str | None, list[PendingEvent]] = {}
+        for event in sorted(self._events.values()):
+            by_owner.setdefault(event.owner, []).append(event)
+            ages[event.key] = now - (event.left_at or now)
+        waiting = [
+            event
+            for events in by_owner.values()
+            for event in events[2 * count :]
+            if ages[event.key] >= patience
+        ]
         ours = [
             event
             for event in waiting
