@@ -114,7 +114,9 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def bus(self) -> Iterator[EventStore]:
         """The event bus of the storage, to look at."""
         from storage_engine.events.protocol import open_event_store
+        from storage_engine.runtime.arguments import checked_namespace
 
+        checked_namespace(self.namespace)  # one that no session takes would look empty for ever
         with self.repository() as repository:
             yield open_event_store(repository, self.config())
 

@@ -12,28 +12,26 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from storage_engine.commitlog.layout import segment
 from storage_engine.commitlog.parsing import (
-    LARGEST_INT,
-    FieldError,
     optional_int,
     optional_object,
     optional_text,
     parsing,
-    require_int,
-    require_object,
     require_text,
 )
 from storage_engine.commitlog.records import timestamp
-from storage_engine.errors import ValidationError
 from storage_engine.events.protocol import DeadLetter, EventInfo, MalformedObject
-from storage_engine.events.records import ClaimRecord, Envelope, require_moment
+from storage_engine.events.records import (
+    TARGET,
+    ClaimRecord,
+    Envelope,
+    parse_envelope,
+    require_moment,
+)
 from storage_engine.model.declarations import Event
 from storage_engine.model.field import Field
 
 _IDS = uuid.UUID("6f0d9a52-5c0f-5a5c-9d0e-8f1f3a1c7b11")
-TARGET = "handler_id"  # in an envelope: only this handler may have it
-MAX_NAME = 150  # characters of an id, as it stands in a key
 
 
 class EventDeadLetter(Event, name="event.dead_letter"):
@@ -49,23 +47,6 @@ class EventDeadLetter(Event, name="event.dead_letter"):
 def derived_id(*parts: str) -> str:
     """The same id for the same parts, on every machine."""
     return str(uuid.uuid5(_IDS, "\x1f".join(parts)))
-
-
-def check_id(envelope: Envelope) -> Envelope:
-    """Ids become parts of object keys."""
-    if len(segment(envelope["id"])) > MAX_NAME:
-        raise ValidationError(
-            f"{envelope['type']}: the id {envelope['id'][:40]!r}... is too long; it may have "
-            f"{MAX_NAME} letters and digits (others count as three or more)",
-            type=envelope["type"],
-            identity=envelope["id"],
-            field="id",
-        )
-    return envelope
-
-
-def is_for(envelope: Envelope, handler_id: str) -> bool:
-    return envelope.get(TARGET) in (None, handler_id)
 
 
 def dead_letter(namespace: str, envelope: Envelope, record: ClaimRecord) -> DeadLetter:
@@ -151,33 +132,6 @@ def with_letter_event(letter: DeadLetter, envelope: Envelope | None) -> DeadLett
     if letter.event is not None or envelope is None:
         return letter
     return replace(letter, event=envelope, event_type=letter.event_type or envelope["type"])
-
-
-def parse_envelope(
-    raw: Mapping[str, Any], namespace: str, *, key: str, name: str | None = None
-) -> Envelope:
-    """An event as it is stored; `name` is the id in its key. Other implementations may leave out
-    lineage and what the key says."""
-    with parsing(key, "event"):
-        event_id = require_text(raw, "id")
-        quoted = segment(event_id)
-        if name not in (None, event_id, quoted):
-            raise FieldError("id", f"{name} as in its key", event_id)
-        if len(quoted) > MAX_NAME:
-            raise FieldError("id", f"a text of at most {MAX_NAME} letters", event_id)
-        require_text(raw, "type")
-        require_object(raw, "payload")
-        require_moment(raw, "created_at")
-        require_int(raw, "priority", minimum=-LARGEST_INT)
-        optional_text(raw, TARGET)
-        if optional_text(raw, "namespace", namespace) != namespace:
-            raise FieldError("namespace", f"{namespace} as in its key", raw["namespace"])
-        lineage = {
-            "namespace": namespace,
-            "root_event_id": optional_text(raw, "root_event_id") or event_id,
-            "chain_depth": optional_int(raw, "chain_depth", 0),
-        }
-    return {**raw, **lineage}
 
 
 def parse_letter(raw: Mapping[str, Any], namespace: str, *, key: str) -> DeadLetter:

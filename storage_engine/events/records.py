@@ -1,4 +1,5 @@
-"""What the bus keeps beside events, and the only ways in which a claim may change.
+"""What the bus keeps: events as they are stored, and claims, with the only ways in which they may
+change.
 
 A claim is one handler's hold on one event. Every transition is a pure function from one record
 to the next, so that all event stores follow the same rules; a store adds that the record it
@@ -16,20 +17,27 @@ from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any, Self
 
+from storage_engine.commitlog.layout import segment
 from storage_engine.commitlog.parsing import (
+    LARGEST_INT,
     FieldError,
     optional_int,
     optional_text,
     parsing,
+    require_int,
+    require_object,
     require_text,
     require_time,
 )
 from storage_engine.commitlog.records import parse_timestamp, timestamp
 from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ValidationError
 from storage_engine.repository.protocol import Ack
 
 Envelope = Mapping[str, Any]
 
+TARGET = "handler_id"  # in an envelope: only this handler may have it
+MAX_NAME = 150  # characters of an id, as it stands in a key
 JITTER_MS = 100
 # Deliveries that nobody answered, after which an event is handled alone: whoever kills its
 # process must not take others with it time and again.
@@ -78,6 +86,55 @@ def require_moment(raw: Mapping[str, Any], field: str) -> datetime:
 def _optional_moment(raw: Mapping[str, Any], field: str) -> datetime | None:
     return None if raw.get(field) is None else require_moment(raw, field)
 
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+def check_id(envelope: Envelope) -> Envelope:
+    """Ids become parts of object keys."""
+    if len(segment(envelope["id"])) > MAX_NAME:
+        raise ValidationError(
+            f"{envelope['type']}: the id {envelope['id'][:40]!r}... is too long; it may have "
+            f"{MAX_NAME} letters and digits (others count as three or more)",
+            type=envelope["type"],
+            identity=envelope["id"],
+            field="id",
+        )
+    return envelope
+
+
+def is_for(envelope: Envelope, handler_id: str) -> bool:
+    return envelope.get(TARGET) in (None, handler_id)
+
+
+def parse_envelope(
+    raw: Mapping[str, Any], namespace: str, *, key: str, name: str | None = None
+) -> Envelope:
+    """An event as it is stored; `name` is the id in its key. Other implementations may leave out
+    lineage and what the key says."""
+    with parsing(key, "event"):
+        event_id = require_text(raw, "id")
+        quoted = segment(event_id)
+        if name not in (None, event_id, quoted):
+            raise FieldError("id", f"{name} as in its key", event_id)
+        if len(quoted) > MAX_NAME:
+            raise FieldError("id", f"a text of at most {MAX_NAME} letters", event_id)
+        require_text(raw, "type")
+        require_object(raw, "payload")
+        require_moment(raw, "created_at")
+        require_int(raw, "priority", minimum=-LARGEST_INT)
+        optional_text(raw, TARGET)
+        if optional_text(raw, "namespace", namespace) != namespace:
+            raise FieldError("namespace", f"{namespace} as in its key", raw["namespace"])
+        lineage = {
+            "namespace": namespace,
+            "root_event_id": optional_text(raw, "root_event_id") or event_id,
+            "chain_depth": optional_int(raw, "chain_depth", 0),
+        }
+    return {**raw, **lineage}
+
+
+# -- claims ---------------------------------------------------------------------------------------
 
 _MOST = 2**31  # attempts or deliveries that anybody can have counted
 _MOMENTS = ("claimed_at", "lease_until", "ack_at", "available_at", "dead_lettered_at")

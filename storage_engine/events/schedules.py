@@ -16,9 +16,9 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.events.envelopes import check_id, derived_id
+from storage_engine.events.envelopes import derived_id
 from storage_engine.events.protocol import EventStore
-from storage_engine.events.records import Envelope
+from storage_engine.events.records import Envelope, check_id
 from storage_engine.model.canonical import dumps
 from storage_engine.model.declarations import Event
 

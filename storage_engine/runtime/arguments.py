@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from storage_engine.errors import ConfigurationError, TypeDeclarationError
-from storage_engine.events.envelopes import check_id
+from storage_engine.events.records import check_id
 from storage_engine.events.schedules import Schedule
 from storage_engine.model.declarations import Entity, Event, Relation, Stored, spec_of
 from storage_engine.model.spec import TypeSpec

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from storage_engine.commitlog.layout import segment
 from storage_engine.errors import EventLoopLimitError, HandlerError
-from storage_engine.events.envelopes import MAX_NAME, check_id, derived_id
+from storage_engine.events.envelopes import derived_id
 from storage_engine.events.protocol import Subscription
-from storage_engine.events.records import Claim, Envelope
+from storage_engine.events.records import MAX_NAME, Claim, Envelope, check_id
 from storage_engine.model.declarations import DEFAULT_PRIORITY, Entity, Event, Relation
 from storage_engine.repository.protocol import ClaimLost
 from storage_engine.runtime import arguments

@@ -16,6 +16,7 @@ from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.storage import events
 from ontologia_dagster.storage import events as liveness
 from ontologia_dagster.storage.storage_defs import build_platform
+from storage_engine import ConfigurationError
 from tests.dagster import shop
 from tests.dagster.world import MODELS, evaluated, facts, remote_job, resources, rows, storage
 
@@ -277,3 +278,10 @@ def test_sensors_do_not_wait_for_the_write_lock(ontology: OntologyResource) -> N
         definitions = build_platform(handlers=[MODELS])
         for sensor in ("ontology_log_tail", "ontology_conditions"):
             evaluated(definitions, sensor, resources(ontology), instance)
+
+
+@pytest.mark.parametrize("namespace", ["", "a/b", "..", "\u00e4", "x" * 101, "_a", "a b"])
+def test_a_namespace_that_no_session_takes_is_refused(tmp_path: Path, namespace: str) -> None:
+    ontology = OntologyResource(storage_uri=str(tmp_path / "store"), namespace=namespace)
+    with pytest.raises(ConfigurationError, match="namespace"), ontology.bus():
+        pass

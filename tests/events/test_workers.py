@@ -173,7 +173,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
     ("count", "requests"),
     [
         (1, {"GET": 304, "LIST": 12, "PUT": 1, "PUT_IF": 601, "DELETE": 1}),
-        (2, {"GET": 326, "LIST": 18, "PUT": 2, "PUT_IF": 619, "DELETE": 2}),
+        (2, {"GET": 315, "LIST": 19, "PUT": 2, "PUT_IF": 613, "DELETE": 2}),
         (4, {"GET": 340, "LIST": 30, "PUT": 4, "PUT_IF": 622, "DELETE": 4}),
         (8, {"GET": 413, "LIST": 55, "PUT": 8, "PUT_IF": 641, "DELETE": 8}),
     ],

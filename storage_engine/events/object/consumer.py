@@ -234,8 +234,7 @@ class ObjectConsumer:
             self._exchange(_IDLE_INTERVAL)
             if self._peers.refresh():
                 self._pending.share()
-            if overdue := self._pending.overdue(patience):
-                self._pending.pass_on(overdue)
+            self._pending.pass_on(patience)
         if idle and not self._pending.unread:
             self._pending.help_others(limit, PATIENCE)
 

@@ -10,8 +10,9 @@ this saves requests and promises nothing: what a worker does not get to is taken
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import from_json
@@ -19,6 +20,9 @@ from storage_engine.errors import IntegrityError
 from storage_engine.events.protocol import WorkerSession
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.process import is_gone
+
+if TYPE_CHECKING:
+    from storage_engine.events.object.pending_events import PendingEvent
 
 _STALLED = timedelta(seconds=30)  # for so long one that leaves events lying has no part
 
@@ -164,3 +168,96 @@ class Peers:
             if name not in self._hashes:
                 self._hashes[name] = hashlib.blake2b(name.encode(), digest_size=8)
         return self._by_handler != before
+
+
+class EventsOfOthers:
+    """The events that one worker leaves to others, each for a while."""
+
+    def __init__(self, store: ObjectStore, peers: Peers | None) -> None:
+        """Without `peers` none is."""
+        self._store = store
+        self._peers = peers
+        self._events: dict[str, PendingEvent] = {}  # by key
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def leave(self, event: PendingEvent) -> bool:
+        """Leave an event to the worker that is to take it, if that is another one for all of its
+        handlers, and others have not been given it in vain."""
+        peers, name = self._peers, event.event_id
+        event.owner = None
+        if peers is None or peers.alone or event.passed_on > 1:
+            return False
+        if any(peers.owns(name, handler_id) for handler_id in event.open):
+            return False
+        event.owner = peers.owner(name, min(event.open))
+        event.left_at = event.left_at or self._store.now()
+        self._events[event.key] = event
+        return True
+
+    def take_all(self) -> list[PendingEvent]:
+        events, self._events = list(self._events.values()), {}
+        return events
+
+    def note_finished(self, events: Sequence[PendingEvent]) -> None:
+        """Handlers of these are finished, by whoever was to take them."""
+        if self._peers is not None:
+            self._peers.note_progress(e.owner for e in events if e.owner is not None)
+        for event in events:
+            if not event.open:
+                self._events.pop(event.key, None)
+
+    def overdue(self, patience: timedelta) -> list[PendingEvent]:
+        """Those of workers that have finished nothing for so long."""
+        if self._peers is None:
+            return []
+        before = self._store.now() - patience
+        seen = {e.owner: self._peers.progress(e.owner) for e in self._events.values() if e.owner}
+        return [
+            event
+            for event in self._events.values()
+            if event.owner is not None
+            and all(at is None or at <= before for at in (event.left_at, seen[event.owner]))
+        ]
+
+    def pass_on(self, patience: timedelta) -> bool:
+        """The next ones in line should take the overdue ones, and if those do not get to them
+        either, whoever finds out. Whether there are any."""
+        events = self.overdue(patience)
+        for event in events:
+            event.passed_on += 1
+            event.left_at = None
+        if events and self._peers is not None:
+            self._peers.stall({event.owner for event in events if event.owner is not None})
+        return bool(events)
+
+    def take_some(self, count: int, patience: timedelta) -> list[PendingEvent]:
+        """Those that others have had for so long, the last that they would come to, and not what
+        they have claimed or will next: first those that would be ours if their worker were not
+        there."""
+        now, peers = self._store.now(), self._peers
+        ages: dict[str, timedelta] = {}
+        by_owner: dict[str | None, list[PendingEvent]] = {}
+        for event in sorted(self._events.values()):
+            by_owner.setdefault(event.owner, []).append(event)
+            ages[event.key] = now - (event.left_at or now)
+        waiting = [
+            event
+            for events in by_owner.values()
+            for event in events[2 * count :]
+            if ages[event.key] >= patience
+        ]
+        ours = [
+            event
+            for event in waiting
+            if peers is not None
+            and event.owner is not None
+            and peers.is_next(event.event_id, min(event.open), event.owner)
+        ]
+        longer = [event for event in waiting if ages[event.key] >= 2 * patience]
+        taken = sorted(ours or longer)[-count:]
+        for event in taken:
+            event.passed_on = 2
+            del self._events[event.key]
+        return taken

@@ -21,8 +21,7 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, from_json
 from storage_engine.errors import IntegrityError, StorageBackendError
-from storage_engine.events.envelopes import is_for, parse_envelope
-from storage_engine.events.object.peers import Peers
+from storage_engine.events.object.peers import EventsOfOthers, Peers
 from storage_engine.events.object.positions import (
     Position,
     Positions,
@@ -32,7 +31,7 @@ from storage_engine.events.object.positions import (
     write_projected,
 )
 from storage_engine.events.protocol import Subscription
-from storage_engine.events.records import Envelope
+from storage_engine.events.records import Envelope, is_for, parse_envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.outbox import HOLD_BACK
 
@@ -113,8 +112,8 @@ class PendingEvents:
     malformed: set[str] = field(default_factory=set)  # keys of objects that were set aside
     has_news: bool = False  # something was finished since the last exchange
     _positions: Positions = field(init=False)
+    _others: EventsOfOthers = field(init=False)
     _unread: list[PendingEvent] = field(default_factory=list)
-    _left: dict[str, PendingEvent] = field(default_factory=dict)  # to other workers, by key
     _listing: _Listing = field(default_factory=_Listing)
     _walked: int | None = None
     _walked_path: str = ""  # the manifest of that commit
@@ -123,6 +122,7 @@ class PendingEvents:
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.store, self.chain, self.namespace, self.subscriptions)
+        self._others = EventsOfOthers(self.store, self.peers)
 
     @property
     def unread(self) -> int:
@@ -262,58 +262,26 @@ class PendingEvents:
     @property
     def left(self) -> int:
         """How many are left to other workers."""
-        return len(self._left)
+        return len(self._others)
 
     def share(self) -> None:
         """Divide anew, after workers have come or gone."""
-        events = sorted([*self._unread, *self._left.values()])
-        self._unread, self._left = [], {}
+        events = sorted([*self._unread, *self._others.take_all()])
+        self._unread = []
         for event in events:
             event.queued = False
             self._queue(event)
 
-    def overdue(self, patience: timedelta) -> list[PendingEvent]:
-        """Those left to workers that have finished nothing for so long."""
-        if self.peers is None:
-            return []
-        before = self.store.now() - patience
-        seen = {e.owner: self.peers.progress(e.owner) for e in self._left.values() if e.owner}
-        return [
-            event
-            for event in self._left.values()
-            if event.owner is not None
-            and all(at is None or at <= before for at in (event.left_at, seen[event.owner]))
-        ]
+    def overdue(self, patience: timedelta) -> bool:
+        return bool(self._others.overdue(patience))
 
-    def pass_on(self, events: Sequence[PendingEvent]) -> None:
-        """Their workers did not get to them: the next ones in line should, and if those do not
-        either, whoever finds out."""
-        for event in events:
-            event.passed_on += 1
-            event.left_at = None
-        if self.peers is not None:
-            self.peers.stall({event.owner for event in events if event.owner is not None})
-        self.share()
+    def pass_on(self, patience: timedelta) -> None:
+        """Let the next in line take what other workers did not get to for so long."""
+        if self._others.pass_on(patience):
+            self.share()
 
     def help_others(self, count: int, patience: timedelta) -> None:
-        """Take some that others have had for so long, the last that they would come to."""
-        now, peers = self.store.now(), self.peers
-        waiting = [
-            event
-            for event in self._left.values()
-            if event.left_at is not None and now - event.left_at >= patience
-        ]
-        ours = [
-            event
-            for event in waiting
-            if peers is not None
-            and event.owner is not None
-            and peers.is_next(event.event_id, min(event.open), event.owner)
-        ]
-        longer = [e for e in waiting if e.left_at is not None and now - e.left_at >= 2 * patience]
-        for event in sorted(ours or longer)[-count:]:
-            event.passed_on = 2
-            del self._left[event.key]
+        for event in self._others.take_some(count, patience):
             self._queue(event)
 
     def exchange(self) -> None:
@@ -325,7 +293,7 @@ class PendingEvents:
         self._positions.reload(
             [s.handler_id for s in self.subscriptions if s.handler_id not in moved]
         )
-        owners = set()
+        learned = []
         for event in list(self.events.values()):
             for handler_id in list(event.open):
                 position = self._positions.by_handler[handler_id]
@@ -333,21 +301,11 @@ class PendingEvents:
                     event.key, event.commit_id, position
                 ):
                     event.open.discard(handler_id)
-                    owners.add(event.owner)
+                    learned.append(event)
             if not event.open:
                 event.envelope = None
-                self._left.pop(event.key, None)
+        self._others.note_finished(learned)
         self._unread = [event for event in self._unread if event.open]
-        if self.peers is not None:
-            self.peers.note_progress(owner for owner in owners if owner is not None)
-
-    def _other_owner(self, event: PendingEvent) -> str | None:
-        """The worker that is to take it, if that is not this one for any of its handlers."""
-        if self.peers is None or self.peers.alone or event.passed_on > 1:
-            return None
-        if any(self.peers.owns(event.event_id, handler_id) for handler_id in event.open):
-            return None
-        return self.peers.owner(event.event_id, min(event.open))
 
     # -- by listing ---------------------------------------------------------------------------
 
@@ -438,10 +396,7 @@ class PendingEvents:
             self._queue(event)
 
     def _queue(self, event: PendingEvent) -> None:
-        event.owner = self._other_owner(event)
-        if event.owner is not None:
-            event.left_at = event.left_at or self.store.now()
-            self._left[event.key] = event
+        if self._others.leave(event):
             return
         event.queued = True
         if not self._unread or self._unread[-1] < event:

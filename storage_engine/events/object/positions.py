@@ -32,9 +32,8 @@ from storage_engine.commitlog.parsing import (
 )
 from storage_engine.commitlog.records import Head, Manifest, from_json, parse_timestamp, to_json
 from storage_engine.errors import IntegrityError, StorageBackendError
-from storage_engine.events.envelopes import parse_envelope
 from storage_engine.events.protocol import Subscription
-from storage_engine.events.records import Envelope
+from storage_engine.events.records import Envelope, parse_envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject
 from storage_engine.repository.object.outbox import CLOCK_ERROR, create, event_key
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import from_json
 from storage_engine.errors import IntegrityError
-from storage_engine.events import envelopes
+from storage_engine.events import envelopes, records
 from storage_engine.events.object.pending_events import check_event_key
 from storage_engine.events.object.positions import parse_position, parse_projected
 from storage_engine.events.protocol import DeadLetter, MalformedObject, WorkerSession
@@ -93,7 +93,7 @@ def _malformed(
 
 def parse_event(raw: Mapping[str, Any], key: str) -> Envelope:
     name, namespace = check_event_key(key), layout.namespace_of(key) or ""
-    return envelopes.parse_envelope(raw, namespace, key=key, name=name)
+    return records.parse_envelope(raw, namespace, key=key, name=name)
 
 
 def parse_claim(namespace: str, raw: Mapping[str, Any], key: str) -> ClaimRecord:

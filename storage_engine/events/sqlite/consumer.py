@@ -32,7 +32,7 @@ _PEEKED = 1_000  # events and handlers that a peek counts
 _LOOKED_AT = 100  # claims, among which the first that can be read tells when to look again
 # The handler that an event is for. One that is not JSON is for everyone: they set it aside.
 _TARGET = (
-    f"CASE WHEN json_valid(e.envelope) THEN json_extract(e.envelope, '$.{envelopes.TARGET}') END"
+    f"CASE WHEN json_valid(e.envelope) THEN json_extract(e.envelope, '$.{records.TARGET}') END"
 )
 COLUMNS = tuple(f.name for f in fields(ClaimRecord))
 CLAIM = ", ".join(f"c.{name}" for name in COLUMNS)
@@ -411,7 +411,7 @@ def from_row(text: Any, *, key: str) -> dict[str, Any]:
 
 def parse_envelope(text: Any, namespace: str, event_id: Any) -> Envelope:
     key = f"events ({namespace}, {event_id})"
-    return envelopes.parse_envelope(from_row(text, key=key), namespace, key=key, name=event_id)
+    return records.parse_envelope(from_row(text, key=key), namespace, key=key, name=event_id)
 
 
 def record_of(row: Sequence[Any], namespace: str) -> ClaimRecord:
