@@ -51,9 +51,9 @@ def run() -> Report:
                         seconds.setdefault(f"{step}, {name}", []).append(taken)
     finally:
         spark.stop()
-    for name, taken in seconds.items():
-        rounded = [round(each, 3) for each in taken]
-        report.steps.append(Measured(name, statistics.median(taken), rounded, peak_mib()))
+    for name, runs in seconds.items():
+        rounded = [round(each, 3) for each in runs]
+        report.steps.append(Measured(name, statistics.median(runs), rounded, peak_mib()))
     ours, theirs = (
         report.seconds(f"changed with order_by, {name}") for name in ("as it comes", "by default")
     )
