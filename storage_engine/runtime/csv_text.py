@@ -349,10 +349,11 @@ def check_names(names: Sequence[str], label: str) -> None:
     """ValidationError where two columns could not be told apart."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other is not name:
+        other = seen.get(name.lower())
+        if other is not None:
             same = "twice" if other == name else f"and {other!r}, which differ in case alone"
-            raise ValidationError(f"{label}: the header has the column {name!r} {same}")
+            raise ValidationError(f"{label}: there is the column {name!r} {same}")
+        seen[name.lower()] = name
 
 
 def _encoding(dialect: CsvDialect) -> str:

@@ -204,7 +204,10 @@ def _condition(error: Exception) -> str | None:
 
 def spark_said(error: Exception) -> str:
     """The first sentence and the deepest cause, without the stack traces and plans around them."""
-    first, *causes = re.split(r"^Caused by: ", str(error), flags=re.M)
+    parts = re.split(r"^Caused by: ", str(error), flags=re.M)
+    # The one that names the file says more than those around it.
+    first = next((part for part in parts if "FAILED_READ_FILE" in part), parts[0])
+    causes = parts[1:]
     sentences = [_sentence(first)]
     if causes and (cause := _sentence(causes[-1])) not in sentences[0]:
         sentences.append(cause)

@@ -56,9 +56,11 @@ from storage_engine.spark.jobs.text_lines import (
     HeaderTask,
     JsonTask,
     PieceTask,
+    ShapeTask,
     WholeCsvTask,
     one_line,
     path_shown,
+    shape_fields,
     with_facts,
 )
 from storage_engine.spark.schema import quoted
@@ -216,13 +218,16 @@ def _whole_csv(
     dialect = csv_dialect(options)
     files = spark.read.format("binaryFile").options(**of_files).load(list(paths))
     contents = files.select("path", "content")
-    told = "path string, header array<string>"
+    told = "path string, header array<string>, problem string"
     headers = contents.mapInArrow(HeaderTask(dialect, zipped), told).collect()
+    problems = [row["problem"] for row in headers if row["problem"] is not None]
+    if problems:
+        raise ValidationError("; ".join(problems[:3]))
     if not headers:
         what = "the archives have no CSV files in them" if zipped else "there is no header"
         raise ConfigurationError(f"source {_listed(paths)}: {what}")
     first = headers[0]
-    for path, header in headers:
+    for path, header, _ in headers:
         if header != first[1]:
             raise ConfigurationError(
                 f"source: {path} and {first[0]} have different headers "
@@ -232,7 +237,7 @@ def _whole_csv(
     check_names(names, first[0])
     schema = with_facts([StructField(name, StringType()) for name in names])
     task = WholeCsvTask(CsvTask(dialect, names, schema, first[0]), zipped)
-    count = len({path for path, _ in headers})
+    count = len(headers)
     return contents.repartition(count, F.col("path")).mapInArrow(task, schema)
 
 
@@ -415,37 +420,52 @@ def _file_of() -> Column:
 
 def _json(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Opened:
     """Strict JSON, as `Session.ingest` reads it, unless options say otherwise."""
-    options = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false", **options}
     paths = list(source.paths)
-    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", _CORRUPT)
     declared = declared_schema(source)
-    if declared is None:
-        schema = reader.json(paths).schema
-    else:
-        # One pass tells which columns there are; the declared schema tells their types.
-        schema = reader.option("primitivesAsString", "true").json(paths).schema
-    types = {field.name: text_types(field.dataType) for field in declared or StructType()}
-    read = [
-        StructField(field.name, types.get(field.name, field.dataType))
-        for field in schema.fields
-        if field.name != _CORRUPT
-    ]
-    wanted = StructType([*read, StructField(_CORRUPT, StringType())])
-    strict = {name.lower() for name in options}.isdisjoint(
-        {"multiline", "encoding", "charset", "linesep", "mode", "allowcomments"}
-    )
-    if not strict:
-        reader = spark.read.options(**options).option("columnNameOfCorruptRecord", _CORRUPT)
-        rows = reader.schema(wanted).json(paths)
-        return Opened(_with_corrupt(rows, [f.name for f in read]), textual=declared is not None)
+    if not {name.lower() for name in options} <= _OF_FILES | _OF_VALUES:
+        return _json_by_spark(spark, paths, options, declared)
     of_files = {n: text for n, text in options.items() if n.lower() in _OF_FILES}
     lines, labels = _lines(spark, paths, of_files)
     given = StructType([StructField(VALUE, StringType()), *labels.values(), *FACT_FIELDS])
+    task = ShapeTask(as_text=declared is not None)
+    shapes = _without_size(lines).mapInArrow(task, "shape string").collect()
+    fields = shape_fields(row["shape"] for row in shapes)
+    if not fields:
+        raise ConfigurationError(
+            f"source {_listed(paths)}: there is no JSON object in it to name columns"
+        )
+    check_names([field.name for field in fields], _listed(paths))
+    types = {field.name: text_types(field.dataType) for field in declared or StructType()}
+    read = [
+        StructField(field.name, types.get(field.name, field.dataType))
+        for field in fields
+        if field.name not in labels
+    ]
     checked = _without_size(lines).mapInArrow(JsonTask(given), given)
-    fields = [field for field in read if field.name not in labels]
-    return Opened(
-        json_columns(checked, fields, list(labels), options), textual=declared is not None
-    )
+    return Opened(json_columns(checked, read, list(labels), options), textual=declared is not None)
+
+
+def _json_by_spark(
+    spark: SparkSession,
+    paths: list[str],
+    options: Mapping[str, str],
+    declared: StructType | None,
+) -> Opened:
+    """With options that Spark's own reader alone has."""
+    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", _CORRUPT)
+    if declared is not None:
+        reader = reader.option("primitivesAsString", "true")
+    # One pass tells which columns there are; the declared schema tells their types.
+    types = {field.name: text_types(field.dataType) for field in declared or StructType()}
+    read = [
+        StructField(field.name, types.get(field.name, field.dataType))
+        for field in reader.json(paths).schema.fields
+        if field.name != _CORRUPT
+    ]
+    wanted = StructType([*read, StructField(_CORRUPT, StringType())])
+    reader = spark.read.options(**options).option("columnNameOfCorruptRecord", _CORRUPT)
+    rows = reader.schema(wanted).json(paths)
+    return Opened(_with_corrupt(rows, [f.name for f in read]), textual=declared is not None)
 
 
 def json_columns(
@@ -482,17 +502,31 @@ def _parquet(spark: SparkSession, source: Source, options: dict[str, str]) -> Da
     paths = list(source.paths)
     try:
         frame = spark.read.options(**options).parquet(*paths)
+        _check_length(spark, paths, options, frame.inputFiles())
+        return frame.select("*", _file_of().alias(FILE))
     except (PySparkException, Py4JJavaError) as error:
+        if "UNABLE_TO_INFER_SCHEMA" in str(error):
+            files = spark.read.options(**_listing(options)).text(paths).inputFiles()
+            _check_length(spark, paths, options, files)
         if "CANNOT_MERGE_SCHEMAS" not in str(error):
             raise
-        plain = {n: text for n, text in options.items() if n.lower() != "mergeschema"}
-        frame = _widened(spark, paths, plain)
-    empty = spark.read.format("binaryFile").options(**_listing(options)).load(paths)
-    lengths = empty.filter("length = 0").select("path").limit(3).collect()
-    if lengths:
-        listed = ", ".join(path_shown(row["path"]) for row in lengths)
-        raise ValidationError(f"{listed}: is empty, which no Parquet file is; it was cut short")
-    return frame.select("*", _file_of().alias(FILE))
+    plain = {n: text for n, text in options.items() if n.lower() != "mergeschema"}
+    return _widened(spark, paths, plain)
+
+
+def _check_length(
+    spark: SparkSession, paths: list[str], options: Mapping[str, str], files: Sequence[str]
+) -> None:
+    """Spark passes over files without a byte, which no Parquet file is."""
+    listed = spark.read.format("binaryFile").options(**_listing(options)).load(paths)
+    if listed.select("path").count() >= len(files):
+        return
+    whole = {path_shown(row["path"]) for row in listed.select("path").collect()}
+    empty = sorted({path_shown(file) for file in files} - whole)
+    if empty:
+        raise ValidationError(
+            f"{', '.join(empty[:3])}: is empty, which no Parquet file is; it was cut short"
+        )
 
 
 def _listing(options: Mapping[str, str]) -> dict[str, str]:
@@ -533,7 +567,7 @@ def _widened(spark: SparkSession, paths: list[str], options: Mapping[str, str]) 
                 F.col(quoted(f.name)).try_cast(types[f.name][0]).alias(f.name)
                 for f in frame.schema.fields
             ),
-            F.col("_metadata"),
+            _file_of().alias(FILE),
         )
         for frame, _ in frames
     ]

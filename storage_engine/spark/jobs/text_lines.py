@@ -9,6 +9,7 @@ file that it came from and, where it cannot be read, the line and why.
 from __future__ import annotations
 
 import io
+import json
 import re
 import zipfile
 import zlib
@@ -20,7 +21,17 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic_core import from_json
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from storage_engine.errors import ValidationError
 from storage_engine.runtime.csv_text import MALFORMED, BadRecord, CsvDialect, CsvRows
@@ -41,7 +52,7 @@ FACT_FIELDS = (
 _PIECE = 4 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = "line has half of a surrogate pair"
-_HALF = re.compile(rb"\\\\u[dD][89a-fA-F]")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def path_shown(path: str) -> str:
@@ -205,29 +216,35 @@ class WholeCsvTask:
 
 @dataclass(frozen=True)
 class HeaderTask:
-    """The columns of each file: path, header."""
+    """The columns of each file: path, header, problem."""
 
     dialect: CsvDialect
     zipped: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for path, content in _contents(batches):
-            headers: dict[str, list[str]] = {}
-            for label, member in contained(path, content, zipped=self.zipped):
-                rows = CsvRows(self.dialect, label)
-                for _ in rows.feed(member[:_PIECE]):
-                    pass
-                if rows.names is None:
-                    for _ in rows.close():
-                        pass
-                if rows.names is not None:
-                    headers[label] = rows.names
+            columns: list[tuple[str, list[str] | None, str | None]] = []
+            try:
+                for label, member in contained(path, content, zipped=self.zipped):
+                    if (names := self._names(label, member)) is not None:
+                        columns.append((label, names, None))
+            except ValidationError as error:  # told, not raised: Spark would try again
+                columns.append((path, None, str(error)))
+            paths, headers, problems = zip(*columns, strict=True) if columns else ((), (), ())
             yield pa.RecordBatch.from_pydict(
                 {
-                    "path": pa.array(headers, pa.string()),
-                    "header": pa.array(headers.values(), pa.list_(pa.string())),
+                    "path": pa.array(paths, pa.string()),
+                    "header": pa.array(headers, pa.list_(pa.string())),
+                    "problem": pa.array(problems, pa.string()),
                 }
             )
+
+    def _names(self, label: str, member: bytes) -> list[str] | None:
+        rows = CsvRows(self.dialect, label)
+        list(rows.feed(member[:_PIECE]))
+        if rows.names is None:
+            list(rows.close())
+        return rows.names
 
 
 def _contents(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, bytes]]:
@@ -282,6 +299,86 @@ class JsonTask:
                     for column in schema
                 ]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+Shape = Any  # of JSON values: the name of a type, ["array", shape], or {key: shape}
+
+
+@dataclass(frozen=True)
+class ShapeTask:
+    """Which keys lines have, and of which types: one JSON text for each task. `as_text`: plain
+    values are text."""
+
+    as_text: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        shape: Shape = {}
+        for batch in batches:
+            for raw in batch.column(VALUE).to_pylist():
+                line = _stripped(raw)
+                try:
+                    record = from_json(line, allow_inf_nan=False, cache_strings="keys")
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    shape = _merged(shape, self._of(record))
+        yield pa.RecordBatch.from_pydict({"shape": [json.dumps(shape)]})
+
+    def _of(self, value: Any) -> Shape:
+        if isinstance(value, dict):
+            return {name: self._of(member) for name, member in value.items()}
+        if isinstance(value, list):
+            item: Shape = "void"
+            for member in value:
+                item = _merged(item, self._of(member))
+            return ["array", item]
+        if value is None:
+            return "void"
+        if self.as_text or isinstance(value, str):
+            return "string"
+        if isinstance(value, bool):
+            return "boolean"
+        if isinstance(value, float):
+            return "double"
+        return "bigint" if -(2**63) <= value < 2**63 else "string"
+
+
+def _merged(one: Shape, other: Shape) -> Shape:
+    """What holds values of both; text, where nothing else does."""
+    if other in (one, "void"):
+        return one
+    if one == "void":
+        return other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {**one, **{n: _merged(one.get(n, "void"), of) for n, of in other.items()}}
+    if isinstance(one, list) and isinstance(other, list):
+        return ["array", _merged(one[1], other[1])]
+    return "double" if {str(one), str(other)} == {"bigint", "double"} else "string"
+
+
+def shape_fields(texts: Iterable[str]) -> list[StructField]:
+    """The columns that tasks have seen."""
+    shape: Shape = {}
+    for text in texts:
+        shape = _merged(shape, json.loads(text))
+    return [StructField(name, _type_of(of)) for name, of in sorted(shape.items())]
+
+
+def _type_of(shape: Shape) -> DataType:
+    if isinstance(shape, dict):
+        if not shape:
+            return StringType()
+        return StructType([StructField(name, _type_of(of)) for name, of in sorted(shape.items())])
+    if isinstance(shape, list):
+        return ArrayType(_type_of(shape[1]))
+    return _TYPES.get(str(shape), StringType())
+
+
+_TYPES: dict[str, DataType] = {
+    "bigint": LongType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+}
 
 
 def _stripped(raw: bytes) -> bytes:
