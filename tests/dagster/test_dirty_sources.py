@@ -36,6 +36,7 @@ def test_through_an_asset(name: str, spark: Any, tmp_path: Path) -> None:
     case = BY_NAME[name]
     laid_out(case, tmp_path)
     uri = new_storage(tmp_path)
+    drift: dict[str, Any] = {"drift": {"retyped": "quarantine"}} if case.schema else {}
     declared = OntologyAsset(
         type="Dirty",
         models="tests.jobs.dirty",
@@ -46,7 +47,7 @@ def test_through_an_asset(name: str, spark: Any, tmp_path: Path) -> None:
             options=case.options,
         ),
         on_bad_rows="quarantine",
-        **({"drift": {"retyped": "quarantine"}} if case.schema else {}),
+        **drift,
         **case.members,
     )
     result = dg.materialize(
