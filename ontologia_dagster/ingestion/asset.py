@@ -29,8 +29,8 @@ from ontologia_dagster.ingestion.source_sensor import (
     source_sensor,
     spans_of_runs,
 )
-from ontologia_dagster.ingestion.spark_run import find_earlier, preview_ingest, run_ingest
 from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.resources.spark import find_earlier, preview_ingest, run_ingest
 from ontologia_dagster.storage.checks import index_check
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.errors import ConfigurationError

@@ -6,7 +6,9 @@ any partition: when they change, all partitions are asked for, in one run.
 """
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,15 @@ from ontologia_dagster.declaration import OntologyAsset
 from ontologia_dagster.downstream.metadata import FINGERPRINT
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.ingestion.source_files import PARTITION_KEY, SourceFiles
+from ontologia_dagster.resources.ontology import report_failures
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
 
 _INTERVAL_S = 60
 _PER_TICK = 50  # runs
+_TICK_S = 10.0  # of looking things up; Dagster ends a tick after 60
+_AT_ONCE = 16  # places that are looked at
 _WHOLE = ""  # the key of a type that is not cut
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
@@ -40,20 +45,26 @@ def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
     )
     def source_changed(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        now = read_states(declared, ontology)
+        began = time.monotonic()
+        with report_failures():
+            now = read_states(declared, ontology)
         if now is None:
             return dg.SkipReason("nobody can tell the state of this source: give it a fingerprint")
         if not now:
             return dg.SkipReason(f"there is no file yet at {', '.join(declared.source.paths)}")
         asked = _parse_cursor(context.cursor)
         changed = [key for key, state in now.items() if asked.get(key) != state]
-        ingested = _latest_states(context.instance, declared, changed)
-        wanted = [key for key in changed if ingested.get(key) != now[key]]
+        wanted, unseen = _not_ingested(context.instance, declared, now, changed, began)
         requests, left = _requests(declared, wanted)
+        left |= unseen
         after = asked | {key: now[key] for key in changed if key not in left}
         cursor = json.dumps(after, separators=(",", ":"))
+        if left:
+            context.log.info("%d partitions are left to the next tick", len(left))
         if not requests:
             reason = "it was ingested as it is" if changed else "the source is as it was"
+            if left:
+                reason = f"{len(left)} partitions are left to be looked at"
             return dg.SensorResult(skip_reason=reason, cursor=cursor)
         return dg.SensorResult(run_requests=requests, cursor=cursor)
 
@@ -72,7 +83,9 @@ def read_states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[s
         if PARTITION_KEY not in path:
             by_path.append(files.at(path))
         elif spec is not None and spec.kind == "static":
-            looks = {key: files.at(path.replace(PARTITION_KEY, key)) for key in keys}
+            places = [path.replace(PARTITION_KEY, key) for key in keys]
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                looks = dict(zip(keys, threads.map(files.at, places), strict=True))
             by_path.append(None if None in looks.values() else looks)
         else:
             by_path.append(files.by_key(path, keys))
@@ -129,22 +142,46 @@ def _spans(wanted: Iterable[str], order: Sequence[str]) -> list[list[str]]:
 
 
 def _parse_cursor(cursor: str | None) -> dict[str, str]:
-    states: dict[str, str] = json.loads(cursor) if cursor else {}
-    return states
+    """What was asked for; nothing where nobody can read it, so that what the event log does not
+    know is asked for once more."""
+    try:
+        states = json.loads(cursor) if cursor else {}
+    except ValueError:
+        return {}
+    if not isinstance(states, dict):
+        return {}
+    return {key: state for key, state in states.items() if isinstance(state, str)}
 
 
-def _latest_states(
-    instance: dg.DagsterInstance, declared: OntologyAsset, keys: Sequence[str]
-) -> Mapping[str, str]:
-    """The states that the latest materialisations were made from, of these partitions."""
-    states: dict[str, str] = {}
-    for key in keys:
-        wanted = dg.AssetRecordsFilter(
-            asset_key=declared.asset_key, asset_partitions=[key] if key != _WHOLE else None
-        )
-        for record in instance.fetch_materializations(wanted, limit=1).records:
-            made = record.asset_materialization
-            fingerprint = made.metadata.get(FINGERPRINT) if made is not None else None
-            if fingerprint is not None:
-                states[key] = str(fingerprint.value)
-    return states
+def _not_ingested(
+    instance: dg.DagsterInstance,
+    declared: OntologyAsset,
+    now: Mapping[str, str],
+    changed: Sequence[str],
+    began: float,
+) -> tuple[list[str], set[str]]:
+    """Those whose latest materialisation was made from another state, and those that this tick
+    has no time or no runs for. What comes from the same files is asked for together in any case."""
+    shared = not any(PARTITION_KEY in path for path in declared.source.paths)
+    runs = _PER_TICK if declared.backfill == "multi_run" and not shared else len(changed)
+    wanted: list[str] = []
+    for number, key in enumerate(changed):
+        if len(wanted) >= runs or (number and time.monotonic() - began > _TICK_S):
+            if shared:
+                return [*wanted, *changed[number:]], set()
+            return wanted, set(changed[number:])
+        if _latest_state(instance, declared, key) != now[key]:
+            wanted.append(key)
+    return wanted, set()
+
+
+def _latest_state(instance: dg.DagsterInstance, declared: OntologyAsset, key: str) -> str | None:
+    """What the latest materialisation of a partition was made from."""
+    wanted = dg.AssetRecordsFilter(
+        asset_key=declared.asset_key, asset_partitions=[key] if key != _WHOLE else None
+    )
+    for record in instance.fetch_materializations(wanted, limit=1).records:
+        made = record.asset_materialization
+        fingerprint = made.metadata.get(FINGERPRINT) if made is not None else None
+        return str(fingerprint.value) if fingerprint is not None else None
+    return None

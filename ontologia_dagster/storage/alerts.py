@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 30
 _TELLING_S = 20.0  # of a tick, which Dagster ends after 60; the rest is told by the next one
-_LETTERS = 1_000  # looked at
 _NAMED = 20  # events in an alert
 
 
@@ -152,9 +151,15 @@ def conditions_sensor(
 
 
 def _parse_cursor(cursor: str | None) -> dict[str, str]:
-    """What holds and was told, with how much of it there was."""
-    marks = json.loads(cursor) if cursor else {}
-    return marks if isinstance(marks, dict) else dict.fromkeys(marks, "")
+    """What holds and was told, with how much of it there was. A cursor that nobody can read says
+    nothing: what holds is told again."""
+    try:
+        marks = json.loads(cursor) if cursor else {}
+    except ValueError:
+        return {}
+    if isinstance(marks, list):  # of an earlier release
+        marks = dict.fromkeys(map(str, marks), "")
+    return {key: str(mark) for key, mark in marks.items()} if isinstance(marks, dict) else {}
 
 
 def _tell(context: dg.SensorEvaluationContext, alerts: Sequence[Alert]) -> int:
@@ -207,36 +212,41 @@ def _bus_alerts(
     ontology: "OntologyResource", storage: str, handlers: Sequence[str], oldest_event: str
 ) -> Iterator[Alert]:
     with ontology.bus() as store:
-        letters = store.list_dead_letters(ontology.namespace, _LETTERS)
+        counts = store.count_dead_letters(ontology.namespace)
+        letters = {
+            handler: store.list_dead_letters(ontology.namespace, _NAMED, handler_id=handler)
+            for handler in sorted(counts)
+        }
         seen = None
         if handlers:
             subscriptions = [handler.subscription() for handler in events.load_handlers(handlers)]
-            seen = store.backlog(ontology.namespace, subscriptions, _LETTERS)
-    by_handler: dict[str, list[DeadLetter]] = {}
-    for letter in letters:
-        by_handler.setdefault(letter.handler_id, []).append(letter)
-    for handler, of_handler in sorted(by_handler.items()):
-        yield _letters_alert(storage, handler, of_handler)
+            seen = store.peek(ontology.namespace, subscriptions)
+    for handler, newest in letters.items():
+        if newest:
+            yield _letters_alert(storage, handler, newest, counts[handler])
     if seen is not None and events.age_s(seen.oldest) > duration(oldest_event).total_seconds():
         yield Alert(
             key=f"event_lag/{storage}",
             title="events wait too long",
             text=events.describe(seen),
-            facts={"due": seen.due, "waiting": seen.waiting, "limit": oldest_event},
+            facts={"pending": seen.pending, "due": seen.due > 0, "limit": oldest_event},
         )
 
 
-def _letters_alert(storage: str, handler: str, letters: "Sequence[DeadLetter]") -> Alert:
-    """One for all that a handler gave up on, newest first; told again when there is a newer one."""
+def _letters_alert(
+    storage: str, handler: str, letters: "Sequence[DeadLetter]", count: int
+) -> Alert:
+    """One for all that a handler gave up on, of which these are the newest; told again when there
+    is a newer one."""
     newest = letters[0]
-    what = newest.event_type if len(letters) == 1 else f"{len(letters)} events"
+    what = newest.event_type if count == 1 else f"{count} events"
     return Alert(
         key=f"dead_letters/{storage}/{handler}",
         title=f"{handler} gave up on {what}",
         text=newest.last_error or "no error was kept",
         facts={
-            "dead_letters": len(letters),
-            "event_ids": ", ".join(letter.event_id for letter in letters[:_NAMED]),
+            "dead_letters": count,
+            "event_ids": ", ".join(letter.event_id for letter in letters),
             "attempts": newest.attempts,
         },
         mark=f"{newest.failed_at}/{newest.event_id}",
@@ -244,15 +254,15 @@ def _letters_alert(storage: str, handler: str, letters: "Sequence[DeadLetter]") 
 
 
 def _lag_alerts(ontology: "OntologyResource", storage: str, limit: int) -> Iterator[Alert]:
-    from storage_engine.maintenance.metrics import collect
+    from storage_engine.maintenance.metrics import index_lags
 
     with ontology.repository() as repository:
-        types = collect(repository).types
-    for of_type in types:
-        if of_type.index_lag > limit:
+        lags = index_lags(repository)
+    for name, lag in lags.items():
+        if lag > limit:
             yield Alert(
-                key=f"index_lag/{storage}/{of_type.type_name}",
-                title=f"the index of {of_type.type_name} is {of_type.index_lag} commits behind",
+                key=f"index_lag/{storage}/{name}",
+                title=f"the index of {name} is {lag} commits behind",
                 text="reads stay right, but each reads more of the log; run the repair job",
-                facts={"type": of_type.type_name, "lag": of_type.index_lag},
+                facts={"type": name, "lag": lag},
             )

@@ -1,6 +1,7 @@
 """The event bus in Dagster: a sensor that looks, a run that handles, a job that redrives.
 
-The sensor claims nothing and keeps no position: what is due is asked of the bus at every tick. It
+The sensor claims nothing and keeps no position: a peek at the bus, which costs the same however
+much there is on it, tells at every tick whether something is due. It
 asks for one drain run at a time and gives it no run key, because Dagster remembers keys for ever,
 and an event whose run died before claiming it would never be asked for again. The run claims,
 handles, commits and acks until nothing is due or its limit is reached. What fails is tried again
@@ -35,7 +36,13 @@ from storage_engine.errors import HandlerError
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from storage_engine.events.dispatcher import Totals
-    from storage_engine.events.protocol import Backlog, DeadLetter, Subscription
+    from storage_engine.events.protocol import (
+        Backlog,
+        DeadLetter,
+        EventStore,
+        Peek,
+        Subscription,
+    )
     from storage_engine.runtime.handlers import Handler
 
 UNFINISHED = [
@@ -70,14 +77,14 @@ def event_sensor(
     def events_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
         subscriptions = [handler.subscription() for handler in load_handlers(modules)]
-        with report_failures():
-            backlog = read_backlog(ontology, subscriptions)
-        summary = describe(backlog)
+        with report_failures(), ontology.bus() as bus:
+            seen = bus.peek(ontology.namespace, subscriptions)
+            alive, dead = list_workers(ontology, bus) if seen.due else (set(), set())
+        summary = describe(seen)
         context.log.info("%s", summary)
-        if not backlog.due:
+        if not seen.due:
             return dg.SensorResult(skip_reason=summary)
         origin = context.code_location_origin
-        alive, dead = list_workers(ontology)
         run_id = living_run(
             context.instance,
             drain.name,
@@ -87,7 +94,8 @@ def event_sensor(
         )
         if run_id is not None:
             return dg.SensorResult(skip_reason=f"{summary}; run {run_id} is on it")
-        tags = {"ontologia/events_due": str(backlog.due), "ontologia/events": summary}
+        due = seen.due if seen.is_exact else seen.pending
+        tags = {"ontologia/events_due": str(due), "ontologia/events": summary}
         return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
 
     return events_due
@@ -100,13 +108,16 @@ def read_backlog(
         return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
 
 
-def describe(backlog: "Backlog") -> str:
+def describe(seen: "Peek") -> str:
     """Depth and age, in a sentence."""
-    if not backlog.due and not backlog.waiting:
+    if not seen.pending:
         return "no events are left to handle"
-    plus = " or more" if backlog.more else ""
-    age = f", the oldest {age_s(backlog.oldest):.0f} s old" if backlog.oldest is not None else ""
-    return f"{backlog.due}{plus} events due, {backlog.waiting} waiting{age}"
+    age = f", the oldest {age_s(seen.oldest):.0f} s old" if seen.oldest is not None else ""
+    if seen.is_exact:
+        return f"{seen.due} events due, {seen.waiting} waiting{age}"
+    plus = " or more" if seen.more else ""
+    due = "some are due" if seen.due else f"none of the {seen.looked_at} looked at is due"
+    return f"{seen.pending}{plus} events left to handle{age}; {due}"
 
 
 def age_s(moment: datetime | None) -> float:
@@ -214,16 +225,15 @@ def _drain(
 # -- runs that Dagster has not seen end -----------------------------------------------------------
 
 
-def list_workers(ontology: "OntologyResource") -> tuple[set[str], set[str]]:
+def list_workers(ontology: "OntologyResource", bus: "EventStore") -> tuple[set[str], set[str]]:
     """The runs that work on the bus, and those that did and died."""
     ttl_ms = _MISSED_BEATS * ontology.config().session_ttl_ms
     alive: set[str] = set()
     dead: set[str] = set()
-    with ontology.bus() as bus:
-        for session in bus.list_sessions(ontology.namespace, ttl_ms):
-            run_id = session.metadata.get("run_id")
-            if run_id:
-                (dead if session.is_dead else alive).add(run_id)
+    for session in bus.list_sessions(ontology.namespace, ttl_ms):
+        run_id = session.metadata.get("run_id")
+        if run_id:
+            (dead if session.is_dead else alive).add(run_id)
     return alive, dead - alive
 
 

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 30
 # Dagster ends a tick after 60 s, and then nothing of it is kept.
-_TICK_S = 8.0  # after which nothing new is begun
-_LOOK_S = 14.0  # after which files are no longer read
+_TICK_S = 6.0  # after which nothing new is begun
+_LOOK_S = 12.0  # after which files are no longer read
 _ALONE_S = 3.0  # what begins before that has the tick to itself
-_PER_TICK = 500  # changes told, for each of which the daemon makes a record
+_PER_TICK = 150  # changes told: for each of them the daemon makes a record, within the tick
 _PAGE = 250  # commits read together
 _FAR = 1_000  # commits: who is further behind than that is told of last changes alone
 _RECENT = 200  # commits whose runs may still be going

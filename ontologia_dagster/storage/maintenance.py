@@ -23,9 +23,8 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, find_type_assets
 from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
-from ontologia_dagster.ingestion.spark_run import submit
 from ontologia_dagster.resources.ontology import report_failures
-from ontologia_dagster.resources.spark import PIPES
+from ontologia_dagster.resources.spark import PIPES, submit
 from ontologia_dagster.storage import checks
 from ontologia_dagster.storage.events import age_s, load_handlers
 from storage_engine.config import duration
@@ -310,7 +309,7 @@ def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> 
     with ontology.repository() as repository:
         text = collect(repository).prometheus()
         bus = open_event_store(repository, ontology.config())
-        letters = len(bus.list_dead_letters(ontology.namespace, 10_000))
+        letters = sum(bus.count_dead_letters(ontology.namespace).values())
         figures = {"dead_letters": (letters, "Events that handlers gave up on.")}
         if handlers:
             subscriptions = [handler.subscription() for handler in load_handlers(handlers)]

@@ -95,7 +95,8 @@ def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None)
 def _erased(plan: InitPlan) -> str:
     assert plan.erases is not None
     head = plan.erases["head_commit_id"]
-    commits = f"{plan.uri}{f' with its {head} commits' if head else ', which has no commits'}"
+    held = f" with its {head} commits" if head else ", which has no commits"
+    commits = f"{plan.uri}{', whose head cannot be read' if head is None else held}"
     tables = plan.erases.get("tables")
     if tables is None:
         objects = plan.erases["objects"]

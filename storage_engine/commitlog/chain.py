@@ -241,6 +241,23 @@ class Chain:
             link, manifest = step, self.manifest(step)
         return link
 
+    def has(self, head: Head, path: str) -> bool:
+        """Whether a manifest is one of the log up to `head`. Reads less than `locate`: not the
+        manifest itself."""
+        attempt = layout.commit_attempt(path)
+        if attempt is None or head.link is None or not 1 <= attempt.commit_id <= head.commit_id:
+            return False
+        commit_id = attempt.commit_id
+        if head.checkpoint is not None and commit_id <= head.checkpoint.commit_id:
+            point = self._point(self.checkpoint(head.checkpoint), commit_id)
+            if point is not None:
+                return point.link.path == path
+        link: ManifestLink | None = head.link
+        while link is not None and link.commit_id > commit_id:
+            links = [p for p in _links(self.manifest(link)) if p.commit_id >= commit_id]
+            link = min(links, key=lambda p: p.commit_id, default=None)
+        return link is not None and link.path == path
+
     def newest(self, head: Head, *, limit: int, above: int = 0) -> list[Manifest]:
         """The latest `limit` manifests with an id beyond `above`, newest first."""
         floor = max(above, head.commit_id - limit)
@@ -259,7 +276,7 @@ class Chain:
         """For each known type, the commit that last touched it as of a manifest; None when it
         was written by an implementation that did not carry them."""
         if manifest.type_head_buckets is not None:
-            return BucketedTypeHeads(manifest.type_head_buckets, self._load_buckets)
+            return BucketedTypeHeads(manifest.type_head_buckets, self.load_buckets)
         return manifest.type_heads
 
     def type_heads_at(self, head: Head) -> Mapping[TypeRef, TypeHead]:
@@ -287,7 +304,8 @@ class Chain:
                 )
         return heads
 
-    def _load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
+    def load_buckets(self, refs: Sequence[BucketRef]) -> list[BucketObject]:
+        """Buckets of type heads, whose hashes are checked."""
         return self.parallel.map(self._bucket_object, refs)
 
     def _bucket_object(self, ref: BucketRef) -> BucketObject:

@@ -285,6 +285,7 @@ class Documents:
     """Catalog documents of a storage."""
 
     def __init__(self, store: ObjectStore) -> None:
+        self._store = store
         self._objects: JsonObjects[Document | None] = JsonObjects(
             store, parse=_parse_document, encode=_encode_document, operation="catalog"
         )
@@ -301,6 +302,24 @@ class Documents:
     ) -> None:
         """Apply `change` to the current version; `expect_absent` saves a read."""
         self._objects.update(key, change, expect_absent=expect_absent)
+
+    def replace_broken(
+        self, key: str, document: Document, is_good: Callable[[Document | None], bool]
+    ) -> None:
+        """Write a document in place of what stands there, unless that is good. Whoever writes it
+        at the same time may win: then it is theirs."""
+        self._objects.forget(key)
+        store, etag = self._store, None
+        try:
+            stored = store.get(key)
+            etag = stored.etag
+            if is_good(_parse_document(key, stored.data)):
+                return
+        except (ObjectNotFound, SchemaMetadataError):
+            pass
+        write_id = layout.new_write_id()
+        data = _encode_document(document, write_id)
+        write_conditionally(store, key, data, write_id=write_id, etag=etag)
 
 
 def _parse_document(key: str, data: bytes | None) -> Document | None:

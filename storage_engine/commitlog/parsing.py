@@ -13,7 +13,7 @@ Optional fields that are null count as absent, as older writers left them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, overload
@@ -181,16 +181,27 @@ def optional_texts(raw: Mapping[str, Any], field: str) -> dict[str, str]:
     return values
 
 
-def optional_bounds(raw: Mapping[str, Any], field: str, length: int) -> dict[str, list[Any]]:
-    """An object whose values are lists of so many scalars: a file's statistics, its key range."""
+def optional_stats(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Of a file: for each column least and greatest value and the number of nulls."""
+    return _bounds(raw, "stats", 3, _SCALARS, "values")
+
+
+def optional_key_range(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Of a file: for each column of its identity the least and the greatest key, if known."""
+    return _bounds(raw, "key_range", 2, (str, type(None)), "keys")
+
+
+def _bounds(
+    raw: Mapping[str, Any], field: str, length: int, kinds: Collection[type], what: str
+) -> dict[str, list[Any]]:
     bounds = optional_object(raw, field) or {}
     for name, values in bounds.items():
         if (
             type(values) is not list
             or len(values) != length
-            or any(type(value) not in _SCALARS for value in values)
+            or any(type(value) not in kinds for value in values)
         ):
-            raise FieldError(f"{field}.{name}", f"a list of {length} values", values)
+            raise FieldError(f"{field}.{name}", f"a list of {length} {what}", values)
     return bounds
 
 

@@ -22,11 +22,12 @@ import orjson
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.parsing import (
     FieldError,
-    optional_bounds,
     optional_int,
+    optional_key_range,
     optional_list,
     optional_object,
     optional_objects,
+    optional_stats,
     optional_text,
     parsing,
     require_choice,
@@ -48,7 +49,16 @@ _UNKNOWN_ROWS = -1
 
 
 def to_json(payload: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(payload)
+    try:
+        return orjson.dumps(payload)
+    except TypeError as error:
+        # Read from an object of somebody else's: orjson reads deeper than it writes.
+        if "recursion" not in str(error).lower():
+            raise
+        raise IntegrityError(
+            "what the storage has to carry on is nested too deeply to be written again; "
+            "`onto verify` says which object it stands in"
+        ) from error
 
 
 def from_json(data: bytes, *, key: str) -> dict[str, Any]:
@@ -288,8 +298,8 @@ class CommitFile:
             role=optional_text(raw, "role"),
             inserted=optional_int(raw, "inserted"),
             updated=optional_int(raw, "updated"),
-            stats=optional_bounds(raw, "stats", 3),
-            key_range=optional_bounds(raw, "key_range", 2),
+            stats=optional_stats(raw),
+            key_range=optional_key_range(raw),
             previous=Previous.parse(previous) if previous else None,
         )
 

@@ -26,6 +26,7 @@ from storage_engine.commitlog.records import (
     to_json,
     type_heads_json,
 )
+from storage_engine.errors import IntegrityError
 
 INLINE_TYPES = 100
 _FEWEST_BUCKETS = 64
@@ -53,14 +54,14 @@ class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
         objects = dict(zip(refs, self._load(refs), strict=True))
         for number, ref in enumerate(self.table.buckets):
             if ref is not None:
-                yield from objects[ref][number]
+                yield from _bucket_in(objects[ref], number, ref)
 
     def __len__(self) -> int:
         return self.table.types
 
     def bucket(self, number: int) -> Bucket:
         ref = self.table.buckets[number]
-        return self._load([ref])[0][number] if ref is not None else {}
+        return _bucket_in(self._load([ref])[0], number, ref) if ref is not None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,14 @@ def parse_buckets(data: bytes, *, key: str) -> BucketObject:
     raw = from_json(data, key=key)
     with parsing(key, "bucket of type heads"):
         return {int(number): parse_type_heads(require_object(raw, number)) for number in raw}
+
+
+def _bucket_in(buckets: BucketObject, number: int, ref: BucketRef) -> Bucket:
+    if number not in buckets:
+        raise IntegrityError(
+            f"{ref.path} has no bucket {number}, which the manifest says is in it", key=ref.path
+        )
+    return buckets[number]
 
 
 def _all_buckets(

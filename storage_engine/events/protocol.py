@@ -353,7 +353,10 @@ class EventStore(Protocol):
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None
     ) -> list[DeadLetter]:
-        """The latest dead letters, newest first."""
+        """The latest dead letters, newest first; not many more are read than asked for."""
+
+    def count_dead_letters(self, namespace: str) -> dict[str, int]:
+        """How many there are of each handler, by their names; none is read."""
 
     def inspect_event(self, event_id: str, namespace: str | None = None) -> list[EventInfo]:
         """The event of that id, in one namespace or wherever it is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -75,20 +75,33 @@ class Schedule:
 
     def due_times(self, after: datetime, upto: datetime) -> list[datetime]:
         """The due times beyond `after` up to `upto`, in UTC."""
-        from croniter import croniter
-
-        times = croniter(self.cron, after.astimezone(self._zone))
         moments: list[datetime] = []
-        while (due := times.get_next(datetime).astimezone(UTC)) <= upto:
-            if due > after and due not in moments:
-                moments.append(due)
+        for due in self._times(after):
+            if due > upto:
+                break
+            moments.append(due)
         return moments
 
     def next_due(self, after: datetime) -> datetime:
+        return next(self._times(after))
+
+    def _times(self, after: datetime) -> Iterator[datetime]:
+        """As cron has it where the clock is changed. What is due at a time of day is due once:
+        when that comes for the first time, or where the gap ends in which it would have been.
+        What goes by every hour or minute is due whenever the clock shows it."""
         from croniter import croniter
 
-        due: datetime = croniter(self.cron, after.astimezone(self._zone)).get_next(datetime)
-        return due.astimezone(UTC)
+        once = _is_by_time_of_day(self.cron)
+        times = croniter(self.cron, after.astimezone(self._zone))
+        last = after
+        while True:
+            due = times.get_next(datetime).astimezone(UTC)
+            local = due.astimezone(self._zone)
+            if due > last and (
+                not local.fold if once else croniter.match(self.cron, local.replace(tzinfo=None))
+            ):
+                last = due
+                yield due
 
     def firing(self, due: datetime, namespace: str) -> Envelope:
         """The event of a due time: the same one on every worker."""
@@ -111,6 +124,14 @@ class Schedule:
         if not isinstance(made, Event):
             raise ConfigurationError(f"schedule {self.name}: {made!r} is no Event")
         return made
+
+
+def _is_by_time_of_day(cron: str) -> bool:
+    """Whether it names hours and minutes, rather than every so many of them."""
+    minute, *rest = cron.split()
+    if not rest:
+        return minute.lower() != "@hourly"
+    return not (minute.startswith("*") or rest[0].startswith("*"))
 
 
 def _check_cron(cron: Any) -> None:

@@ -19,10 +19,11 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import JsonObjects, JsonVersion
 from storage_engine.commitlog.parsing import (
     FieldError,
-    optional_bounds,
     optional_int,
+    optional_key_range,
     optional_object,
     optional_objects,
+    optional_stats,
     optional_text,
     parsing,
     require_choice,
@@ -247,14 +248,14 @@ def _parse_file(
         if "commit_id_source" in raw
         else "column",
         role=require_choice(raw, "role", ("current", "superseded")) if given else None,
-        stats=optional_bounds(raw, "stats", 3),
+        stats=optional_stats(raw),
         key_range=_key_range(raw),
         previous=previous,
     )
 
 
 def _key_range(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    bounds = optional_bounds(raw, "key_range", 2)
+    bounds = optional_key_range(raw)
     for name, keys in bounds.items():
         if any(key is not None and type(key) is not str for key in keys):
             raise FieldError(f"key_range.{name}", "a list of 2 keys", keys)

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import state
-from storage_engine.commitlog.records import Entry
+from storage_engine.commitlog.records import Entry, Head, TypeRef
+from storage_engine.index.resolve import belongs
 from storage_engine.repository.protocol import CommitCounters, Repository
+from storage_engine.repository.protocol import labels as type_labels
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.engine import ObjectRepository
@@ -108,22 +110,41 @@ def collect(repository: Repository, counters: CommitCounters | None = None) -> M
     )
 
 
-def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
-    head = repository.chain.read_head().head
-    if head.commit_id == 0:
-        return ()
+def index_lags(repository: Repository) -> dict[str, int]:
+    """By type, of how many commits its index does not know; from head and the indices alone."""
+    objects = repository.objects
+    if objects is None:
+        return {}
+    head = objects.chain.read_head().head
+    lags = _lags(objects, head)
+    return dict(zip(type_labels(list(lags)), lags.values(), strict=True))
+
+
+def _lags(repository: ObjectRepository, head: Head) -> dict[TypeRef, int]:
     heads = repository.chain.type_heads_at(head)
-    entries = state.current_checkpoint(repository.chain, head).entries
     refs = sorted(heads)
     indices = repository.store.parallel.map(
         lambda ref: repository.indices.read(ref, log_id=head.log_id).value, refs
     )
-    types = []
+    newest = head.commit_id if repository.engine_version == "v1" else 0
+    lags = {}
     for ref, index in zip(refs, indices, strict=True):
-        needed = head.commit_id if repository.engine_version == "v1" else heads[ref].commit_id
-        lag = max(0, needed - index.max_indexed_commit)
-        types.append(_type(*ref, entries.get(ref, ()), lag, head.commit_id))
-    return tuple(types)
+        needed = newest or heads[ref].commit_id
+        foreign = index.entries and not belongs(repository.chain, index, head)
+        # Of another history nobody believes anything.
+        lags[ref] = needed if foreign else max(0, needed - index.max_indexed_commit)
+    return lags
+
+
+def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
+    head = repository.chain.read_head().head
+    if head.commit_id == 0:
+        return ()
+    entries = state.current_checkpoint(repository.chain, head).entries
+    return tuple(
+        _type(*ref, entries.get(ref, ()), lag, head.commit_id)
+        for ref, lag in _lags(repository, head).items()
+    )
 
 
 def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -> TypeMetrics:

@@ -12,6 +12,7 @@ from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry, Head
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.object.stored_schema import recorded_spec
 
 if TYPE_CHECKING:
     import duckdb
@@ -31,7 +32,7 @@ def stored_types(repository: ObjectRepository, head: Head) -> list[TypeSpec]:
     for ref, top in sorted(repository.chain.type_heads_at(head).items()):
         record = state.schema_record(repository.chain, head, ref, top)
         if record is not None:
-            specs.append(TypeSpec.from_schema_dict(record["schema"]))
+            specs.append(recorded_spec(ref, top, record))
     return specs
 
 

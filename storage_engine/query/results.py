@@ -173,7 +173,8 @@ class Path(Generic[T]):
 
     @property
     def target(self) -> Any:
-        """The entity in which the path ends."""
+        """The entity in which the path ends; IntegrityError where it is not stored, as a relation
+        may come before its entity."""
         return getattr(self.relations[-1], self.ends[-1])
 
     @property

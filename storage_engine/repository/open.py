@@ -233,8 +233,10 @@ class _Options:
             problem = (
                 "needs a token" if self.token is None else "was given a token that no longer fits"
             )
+            head = existing["head_commit_id"]
+            where = "head cannot be read" if head is None else f"head at commit {head}"
             raise MigrationTokenError(
-                f"erasing {uri} (head at commit {existing['head_commit_id']}) {problem}: run "
+                f"erasing {uri} ({where}) {problem}: run "
                 "`onto init --force --dry-run` and pass the token that it prints with --token"
             )
         return needed
@@ -272,8 +274,12 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
     leftovers = admin.look(store)
     erases, token = None, None
     if (stored := leftovers.head) is not None:
-        head = Head.parse(stored.data, key=layout.HEAD)
-        state = {"head_commit_id": head.commit_id, "head_etag": stored.etag}
+        state: dict[str, Any] = {"head_commit_id": None, "head_etag": stored.etag}
+        try:
+            state["head_commit_id"] = Head.parse(stored.data, key=layout.HEAD).commit_id
+        except IntegrityError:  # to erase it needs none that can be read
+            if not options.force:
+                raise
         token = options.confirm(store.uri, state)
         sizes = [info.size for info in store.list("")]
         erases = {**state, "objects": len(sizes), "bytes": sum(sizes)}

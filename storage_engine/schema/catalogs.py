@@ -64,6 +64,20 @@ def catalog_writes(
     return writes + [_version_write(documents, r, commit_id, now) for r in registered]
 
 
+def write_types_anew(documents: Documents, types: Iterable[TypeRef], now: datetime) -> None:
+    """Put types.json in place of one that is missing or says nothing; one that is good by now
+    stays."""
+
+    def is_good(document: Document | None) -> bool:
+        return document is not None and (
+            _names(document.get("entities")) and _names(document.get("relations"))
+        )
+
+    documents.replace_broken(
+        layout.TYPES, _with_names(None, types, now) or empty_types(now), is_good
+    )
+
+
 def _version_write(
     documents: Documents, record: Record, commit_id: int, now: datetime
 ) -> Callable[[], None]:

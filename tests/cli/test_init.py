@@ -8,7 +8,7 @@ import pytest
 
 from storage_engine.repository.open import LATEST_ENGINE
 from tests.cli.conftest import Place
-from tests.cli.support import Customer, commit, files, onto
+from tests.cli.support import Customer, commit, create, files, onto
 
 
 def test_init_creates_a_storage_that_info_can_show(place: Place) -> None:
@@ -128,3 +128,22 @@ def test_the_hint_repeats_the_storage_as_it_was_given(flag: str, tmp_path: Path)
 
     storage = f"--db '{path}'" if flag == "--db" else f"--storage-uri 'sqlite:///{path}'"
     assert f"onto info {storage}" in made.out
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"commit_id": -1}', b"\xff\x00"])
+def test_a_storage_whose_head_is_malformed_can_be_erased(tmp_path: Path, content: bytes) -> None:
+    uri = f"file://{tmp_path}/store"
+    create(uri, "v2")
+    commit(uri, Customer(id="a", name="A"))
+    (tmp_path / "store" / "meta" / "head.json").write_bytes(content)
+    place = ("--storage-uri", uri)
+    assert onto("init", *place).code == 3
+    assert "head cannot be read" in onto("init", "--force", *place).error()
+    planned = onto("init", "--force", "--dry-run", *place, "--json").json
+    assert planned["erases"]["head_commit_id"] is None
+    assert "whose head cannot be read" in onto("init", "--force", "--dry-run", *place).out
+    done = onto("init", "--force", "--token", planned["token"], *place)
+    assert done.code == 0, done
+    assert onto("info", *place, "--json").json["head_commit_id"] == 0
+    assert not list((tmp_path / "store" / "commits").rglob("*.parquet"))
+    assert commit(uri, Customer(id="b", name="B")) is not None

@@ -46,8 +46,8 @@ TAKEN: dict[str, tuple[Callable[[dict[str, Any], str], Any], set[str]]] = {
         lambda raw, field: parsing.require_choice(raw, field, ("a", "b")),
         {"text"},
     ),
-    "optional_bounds": (
-        lambda raw, field: parsing.optional_bounds(raw, field, 2),
+    "optional_stats": (
+        lambda raw, field: parsing.optional_stats({"stats": raw[field]} if raw else {}),
         {"object", "null", "absent"},
     ),
 }
@@ -88,11 +88,18 @@ def test_the_error_says_what_it_should_have_been(take: Any, raw: Any, message: s
     assert str(caught.value) == message
 
 
-def test_bounds_are_lists_of_so_many_scalars() -> None:
-    assert parsing.optional_bounds({"b": {"x": [1, None]}}, "b", 2) == {"x": [1, None]}
-    for wrong in ([1], [1, 2, 3], [1, [2]], "ab", 5, None):
-        with pytest.raises(parsing.FieldError, match=r"b\.x should be a list of 2 values"):
-            parsing.optional_bounds({"b": {"x": wrong}}, "b", 2)
+def test_statistics_are_lists_of_three_scalars() -> None:
+    assert parsing.optional_stats({"stats": {"x": [1, None, 0]}}) == {"x": [1, None, 0]}
+    for wrong in ([1], [1, 2, 3, 4], [1, [2], 0], "abc", 5, None):
+        with pytest.raises(parsing.FieldError, match=r"stats\.x should be a list of 3 values"):
+            parsing.optional_stats({"stats": {"x": wrong}})
+
+
+def test_key_ranges_are_pairs_of_keys() -> None:
+    assert parsing.optional_key_range({"key_range": {"x": ["a", None]}}) == {"x": ["a", None]}
+    for wrong in (["a"], ["a", 2], [True, "b"], "ab", None):
+        with pytest.raises(parsing.FieldError, match=r"key_range\.x should be a list of 2 keys"):
+            parsing.optional_key_range({"key_range": {"x": wrong}})
 
 
 def test_a_time_that_is_none_in_utc_is_refused() -> None:

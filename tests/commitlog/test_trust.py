@@ -365,6 +365,25 @@ def test_a_changed_bucket_is_refused_and_found(many_types: World) -> None:
     assert "unreadable_type_heads" in reasons
 
 
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_a_bucket_that_only_older_manifests_name_is_verified(
+    many_types: World, damage: str
+) -> None:
+    """Reads of the past go by it."""
+    manifests = [m for m in many_types.chain() if m.type_head_buckets is not None]
+    tables = [m.type_head_buckets.buckets for m in manifests if m.type_head_buckets is not None]
+    newest = {ref.path for ref in tables[-1] if ref is not None}
+    older = sorted({ref.path for table in tables for ref in table if ref is not None} - newest)
+    assert older
+    if damage == "gone":
+        many_types.backend.remove([older[0]])
+    else:
+        many_types.backend.write(older[0], many_types.backend.objects()[older[0]] + b" ")
+    findings = verify_storage(many_types.open("verifier").repo).findings
+    assert {finding.reason for finding in findings} == {"unreadable_type_heads"}
+    assert all(older[0] in finding.message for finding in findings)
+
+
 # -- pages ----------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -202,3 +204,76 @@ def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None
     drain(ontology, instance)
     assert invoices(ontology) == ["o1"]
     assert redrive()["found"] == 0
+
+
+def test_a_look_costs_the_same_however_much_is_pending(
+    ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the sensor of events, and of that of conditions."""
+    instance = dg.DagsterInstance.ephemeral()
+    place(ontology, *(f"o{number}" for number in range(400)))
+    asked: list[int] = []
+    opened = OntologyResource.repository
+
+    @contextmanager
+    def counting(self: OntologyResource) -> Iterator[Any]:
+        with opened(self) as repository:
+            yield repository
+            asked.append(sum(n for kind, n in repository.requests().items() if kind in _READS))
+
+    monkeypatch.setattr(OntologyResource, "repository", counting)
+    seen = tick(ontology, instance)
+    definitions = build_platform(handlers=[MODELS])
+    evaluated(definitions, "ontology_conditions", resources(ontology), instance)
+
+    [request] = seen.run_requests
+    assert request.tags["ontologia/events_due"] == "400"
+    assert "400 events left to handle" in request.tags["ontologia/events"]
+    assert sum(asked) <= 60
+
+
+_READS = ("GET", "LIST", "HEAD")
+
+
+def test_dead_letters_are_counted_by_name_and_the_newest_are_read(
+    ontology: OntologyResource,
+) -> None:
+    instance = dg.DagsterInstance.ephemeral()
+    orders = [f"o{number}" for number in range(6)]
+    shop.failures.update(dict.fromkeys(orders, 99))
+    place(ontology, *orders)
+    deadline = time.monotonic() + 60
+    while sum(shop.attempts.values()) < 18 and time.monotonic() < deadline:
+        drain(ontology, instance)
+    with ontology.bus() as bus:
+        every = bus.list_dead_letters("default", 100)
+        assert bus.count_dead_letters("default") == {"tests.dagster.shop.bill": 6}
+        assert bus.count_dead_letters("other") == {}
+        assert bus.list_dead_letters("default", 2) == every[:2]
+
+
+@pytest.mark.parametrize("sensor", ["log_tail", "events", "conditions"])
+def test_a_storage_that_is_not_there_fails_the_tick_with_what_to_do(
+    tmp_path: Path, sensor: str
+) -> None:
+    """The daemon keeps the cursor that there was."""
+    gone = OntologyResource(storage_uri=str(tmp_path / "nothing"))
+    definitions = build_platform(handlers=[MODELS])
+    with pytest.raises(dg.Failure) as caught:
+        evaluated(
+            definitions, f"ontology_{sensor}", resources(gone), dg.DagsterInstance.ephemeral()
+        )
+    assert "onto init" in str(caught.value.description)
+
+
+def test_sensors_do_not_wait_for_the_write_lock(ontology: OntologyResource) -> None:
+    """Somebody holds it for longer than a tick may take."""
+    place(ontology, "o1")
+    with ontology.repository() as repository:
+        assert repository.objects is not None
+        repository.objects.lock.acquire()
+        instance = dg.DagsterInstance.ephemeral()
+        assert tick(ontology, instance).run_requests
+        definitions = build_platform(handlers=[MODELS])
+        for sensor in ("ontology_log_tail", "ontology_conditions"):
+            evaluated(definitions, sensor, resources(ontology), instance)

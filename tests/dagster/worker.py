@@ -21,9 +21,8 @@ from ontologia_dagster.declaration import (
     SourceSpec,
 )
 from ontologia_dagster.ingestion import asset as ingestion
-from ontologia_dagster.ingestion.spark_run import run_ingest
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.resources.spark import SparkResource, run_ingest
 from tests.dagster.world import MODELS
 
 IN_PROCESS = "in_process"

@@ -53,6 +53,34 @@ def test_every_hour_of_a_day_on_which_the_clock_is_changed(
     assert due == sorted(due)
 
 
+@pytest.mark.parametrize(
+    ("cron", "autumn", "spring"),
+    [
+        ("30 2 * * *", ["02:30"], ["03:00"]),
+        ("0 2 * * sun", ["02:00"], ["03:00"]),
+        ("15 2-3 * * *", ["02:15", "03:15"], ["03:00", "03:15"]),
+        ("0,30 2 25,29 * *", ["02:00", "02:30"], ["03:00"]),
+        ("@daily", [], []),
+        ("30 */2 * * *", ["02:30", "02:30"], ["04:30"]),
+        ("*/30 2 * * *", ["02:00", "02:30", "02:00", "02:30"], []),
+        ("@hourly", ["02:00", "02:00", "03:00"], ["03:00", "04:00", "05:00"]),
+    ],
+)
+def test_times_of_day_on_which_the_clock_is_changed(
+    cron: str, autumn: list[str], spring: list[str]
+) -> None:
+    """As cron does: a time of day fires once, the first time it comes or where the gap ends; what
+    goes by the hour or minute fires whenever the clock shows it."""
+    schedule = Schedule(event=Tick, cron=cron, timezone="Europe/Vienna")
+    for day, expected in ((utc(2026, 10, 24, 23, 59), autumn), (utc(2026, 3, 29, 0, 59), spring)):
+        due = schedule.due_times(day, day + timedelta(hours=2, minutes=30))
+        assert [f"{at.astimezone(schedule._zone):%H:%M}" for at in due] == expected
+        moments, at = [], day
+        while (at := schedule.next_due(at)) <= day + timedelta(hours=2, minutes=30):
+            moments.append(at)
+        assert moments == due
+
+
 def test_a_due_time_makes_the_same_event_everywhere() -> None:
     due = utc(2026, 1, 1, 10)
     envelopes = [

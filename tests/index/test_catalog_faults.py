@@ -76,24 +76,46 @@ def test_rfc0004_15_types_json_unreadable(kind: FaultKind) -> None:
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
 def test_rfc0004_15_types_json_broken_v2(world: World, content: bytes | None) -> None:
-    """v2 needs it for nothing, so the first commit of a session looks at it, and each one after
-    that until it is good: a warm commit makes no request for it."""
+    """v2 needs it for nothing, so the first commit of a session looks at it: that one leaves the
+    indices as they are, and writes it anew from the log. A warm commit makes no request for it."""
     world.open("before").put(customer("a", age=1))
-    good = break_types(world, content)
+    good = json.loads(break_types(world, content))
     before = {k: v for k, v in world.backend.objects().items() if "indices" in k}
     writer = world.open("writer")
-    for age in (2, 3):
-        assert writer.put(customer("a", age=age)).commit_id == age
-        assert layout.TYPES in str(writer.warning())
-        assert f"indices left unchanged by commit {age}" in str(writer.warning())
-        after = {k: v for k, v in world.backend.objects().items() if "indices" in k}
-        assert after == before
-        assert world.open("reader").ages() == {"a": age}
+    assert writer.put(customer("a", age=2)).commit_id == 2
+    assert layout.TYPES in str(writer.warning())
+    assert "indices left unchanged by commit 2" in str(writer.warning())
+    after = {k: v for k, v in world.backend.objects().items() if "indices" in k}
+    assert after == before
+    assert world.open("reader").ages() == {"a": 2}
+    healed = world.document(layout.TYPES)
+    assert (healed["entities"], healed["relations"]) == (good["entities"], good["relations"])
 
-    world.backend.write(layout.TYPES, good)
-    writer.put(customer("a", age=4))
-    assert (watermark(world), covered(world)) == (4, [1, 2, 3, 4])
+    writer.put(customer("a", age=3))
+    assert (watermark(world), covered(world)) == (3, [1, 2, 3])
     assert world.open().repo.index_warnings() == []
+    assert world.open("another").put(customer("a", age=4)).commit_id == 4
+
+
+def test_a_types_json_that_another_writer_has_put_right_stays(world: World) -> None:
+    world.open("before").put(customer("a", age=1))
+    good = break_types(world, b"{")
+    writer = world.open("writer")
+
+    def put_right(kind: str, key: str) -> None:
+        if key == layout.TYPES and kind == "PUT_IF":
+            world.backend.write(layout.TYPES, good)
+
+    writer.store.on_request(put_right)
+    writer.put(customer("a", age=2))
+    assert world.backend.objects()[layout.TYPES] == good
+
+
+def test_a_commit_that_registers_a_type_mends_types_json_too(world: World) -> None:
+    world.open("before").put(customer("a", age=1))
+    break_types(world, b'{"entities": 1}')
+    put_product(world.open("writer"), "p", 1.0)
+    assert world.document(layout.TYPES)["entities"] == ["Customer", "Product"]
 
 
 def test_a_lost_types_json_is_complete_again_after_the_next_registration(
@@ -107,15 +129,16 @@ def test_a_lost_types_json_is_complete_again_after_the_next_registration(
     assert world.document(layout.TYPES)["entities"] == ["Customer", "Product"]
 
 
-def test_a_malformed_types_json_is_left_for_its_owner_to_look_at(either_world: World) -> None:
-    world = either_world
-    writer = world.open("writer")
-    broken = b'{"entities": "Customer"}'
-    break_types(world, broken)
-    writer.put(customer("a", age=1))
-    assert world.backend.objects()[layout.TYPES] == broken
-    assert layout.TYPES in str(writer.warning())
-    assert world.open().ages() == {"a": 1}
+def test_a_malformed_types_json_is_left_for_its_owner_to_look_at() -> None:
+    """In v1, where it is what lists the types."""
+    with made_world("v1") as world:
+        writer = world.open("writer")
+        broken = b'{"entities": "Customer"}'
+        break_types(world, broken)
+        writer.put(customer("a", age=1))
+        assert world.backend.objects()[layout.TYPES] == broken
+        assert layout.TYPES in str(writer.warning())
+        assert world.open().ages() == {"a": 1}
 
 
 def test_a_type_left_out_of_types_json_by_a_crash_is_indexed_by_the_next_commit() -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from storage_engine import Session
+from storage_engine.commitlog import layout
 from storage_engine.errors import ClosedError, ExpectedVersionMismatchError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.metrics import Metrics, collect
 from storage_engine.repository import CommitResult, TypeChange
 from storage_engine.repository.protocol import CommitCounters
 from tests.commitlog.support import World
-from tests.engines import Customer, Product, Storage, customer
+from tests.engines import CUSTOMER, Customer, Product, Storage, customer
 from tests.index.support import lag_behind, put_product
 
 SAMPLE = re.compile(r'ontologia_[a-z_]+(\{([a-z]+="(?:[^"\\]|\\.)*",?)+\}) -?[0-9.e+-]+')
@@ -148,3 +149,21 @@ def test_cache_figures_are_passed_on(world: World) -> None:
     found = samples(collect(repo))
     assert found["ontologia_cache_hits_total"] == 3
     assert found["ontologia_cache_misses_total"] == 1
+
+
+def test_an_index_of_another_history_is_all_behind(world: World) -> None:
+    """Its watermark says that it has everything, of a log that is not this one."""
+    writer = world.open("writer")
+    writer.put(customer("a", age=1))
+    kept = dict(world.backend.objects())
+    writer.put(customer("a", age=2))
+    theirs = world.backend.objects()[layout.index(*CUSTOMER.ref)]
+    for key in world.backend.objects():
+        if key not in kept:
+            world.backend.remove([key])
+    for key, data in kept.items():
+        world.backend.write(key, data)
+    world.open("another").put(customer("a", age=3))
+    world.backend.write(layout.index(*CUSTOMER.ref), theirs)
+    (figures,) = collect(world.open("reader").repo, CommitCounters()).types
+    assert figures.index_lag == 2

@@ -5,8 +5,9 @@ so an ack is one request. Before a claim is taken over, the log is searched for 
 with a commit. What is known to be held by another is left alone until its lease has run out.
 
 Where several workers are at it, each takes its part (`Peers`), and what others have finished it
-learns from the positions that they keep. A worker that has nothing of its own left takes what
-others leave lying for PATIENCE, and one that has takes it too after LONG_PATIENCE.
+learns from the positions that they keep. A worker that has nothing of its own left helps others
+with what they have had for PATIENCE, from the end; and takes everything of one that finishes
+nothing for so long. One that is busy does that too after LONG_PATIENCE.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class ObjectConsumer:
         """Have enough to choose from: how many events were read for it (they may all be of types
         that nobody here handles), and whether to look for more while those are claimed."""
         now = self._store.now()
-        self._divide()
+        self._divide(limit)
         with self._mutex:
             while self._waiting and self._waiting[0][0] <= now:
                 candidate = heapq.heappop(self._waiting)[2]
@@ -210,14 +211,14 @@ class ObjectConsumer:
         finally:
             self._turn.release()
 
-    def _divide(self) -> None:
+    def _divide(self, limit: int) -> None:
         """As far as the storage lets us: claims need none of it."""
         try:
-            self._see_to_others()
+            self._see_to_others(limit)
         except StorageBackendError as error:
             log.info("the work is divided as before: %s", error)
 
-    def _see_to_others(self) -> None:
+    def _see_to_others(self, limit: int) -> None:
         """See to it that what others leave lying is taken, and not what they are about to."""
         if self._peers.has_stranger and self._peers.refresh(timedelta()):
             self._pending.share()
@@ -228,14 +229,15 @@ class ObjectConsumer:
         self._exchange(_IDLE_INTERVAL if idle else EXCHANGE_INTERVAL)
         patience = PATIENCE if idle else LONG_PATIENCE
         now = self._store.now()
-        if now - self._checked_at < _IDLE_INTERVAL or not self._pending.overdue(patience):
-            return
-        self._checked_at = now
-        self._exchange(_IDLE_INTERVAL)
-        if self._peers.refresh():
-            self._pending.share()
-        if overdue := self._pending.overdue(patience):
-            self._pending.pass_on(overdue)
+        if now - self._checked_at >= _IDLE_INTERVAL and self._pending.overdue(patience):
+            self._checked_at = now
+            self._exchange(_IDLE_INTERVAL)
+            if self._peers.refresh():
+                self._pending.share()
+            if overdue := self._pending.overdue(patience):
+                self._pending.pass_on(overdue)
+        if idle and not self._pending.unread:
+            self._pending.help_others(limit, PATIENCE)
 
     def _exchange(self, interval: timedelta) -> None:
         """Tell others what is finished, and learn what they have."""

@@ -135,6 +135,12 @@ class Peers:
         members = self._by_handler[handler_id]
         return max(members, key=lambda member: self._score(member, name))
 
+    def is_next(self, name: str, handler_id: str, owner: str) -> bool:
+        """Whether this worker would take the event if that one were not there."""
+        members = [member for member in self._by_handler[handler_id] if member != owner]
+        best = max(members, key=lambda member: self._score(member, name), default=None)
+        return best == self._session_id
+
     def owns(self, name: str, handler_id: str) -> bool:
         return self.alone or self.owner(name, handler_id) == self._session_id
 

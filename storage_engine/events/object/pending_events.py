@@ -22,14 +22,15 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, from_json
 from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.events.envelopes import is_for, parse_envelope
-from storage_engine.events.object.outbox_projection import (
+from storage_engine.events.object.peers import Peers
+from storage_engine.events.object.positions import (
+    Position,
+    Positions,
     project,
     read_projected,
     sent_events,
     write_projected,
 )
-from storage_engine.events.object.peers import Peers
-from storage_engine.events.object.positions import Position, Positions
 from storage_engine.events.protocol import Subscription
 from storage_engine.events.records import Envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
@@ -116,6 +117,7 @@ class PendingEvents:
     _left: dict[str, PendingEvent] = field(default_factory=dict)  # to other workers, by key
     _listing: _Listing = field(default_factory=_Listing)
     _walked: int | None = None
+    _walked_path: str = ""  # the manifest of that commit
     _outbox_at: datetime | None = None
     _head: Head | None = None
 
@@ -232,6 +234,7 @@ class PendingEvents:
         head = self._positions.open()
         if self._positions.commit_id(projected=0) == head.commit_id:
             self._walked, self._outbox_at = head.commit_id, self.store.now()
+            self._walked_path = head.manifest_path or ""
         else:
             self._head = head
 
@@ -291,6 +294,27 @@ class PendingEvents:
         if self.peers is not None:
             self.peers.stall({event.owner for event in events if event.owner is not None})
         self.share()
+
+    def help_others(self, count: int, patience: timedelta) -> None:
+        """Take some that others have had for so long, the last that they would come to."""
+        now, peers = self.store.now(), self.peers
+        waiting = [
+            event
+            for event in self._left.values()
+            if event.left_at is not None and now - event.left_at >= patience
+        ]
+        ours = [
+            event
+            for event in waiting
+            if peers is not None
+            and event.owner is not None
+            and peers.is_next(event.event_id, min(event.open), event.owner)
+        ]
+        longer = [e for e in waiting if e.left_at is not None and now - e.left_at >= 2 * patience]
+        for event in sorted(ours or longer)[-count:]:
+            event.passed_on = 2
+            del self._left[event.key]
+            self._queue(event)
 
     def exchange(self) -> None:
         """Keep what is finished here, and learn what other workers have finished."""
@@ -433,11 +457,11 @@ class PendingEvents:
             head, self._head = self._head, None  # just read
         else:
             head = self.chain.read_head().head
-        if self._walked is not None and head.commit_id < self._walked:
-            self._walked = 0  # the storage was erased and begun anew
-        if head.commit_id == self._walked:
+        if self._walked is not None and (head.manifest_path or "") == self._walked_path:
             return
-        projected = read_projected(self.store, self.namespace, head)
+        if self._walked_path and not self.chain.has(head, self._walked_path):
+            self._begin_anew()  # erased and begun anew, or put back to an older commit
+        projected = read_projected(self.store, self.chain, self.namespace, head)
         floor = self._walked
         if floor is None:
             floor = self._positions.commit_id(projected.value)
@@ -458,8 +482,18 @@ class PendingEvents:
                 else:
                     self._reopen(event, manifest.commit_id)
         project(self.store, self.namespace, missing)
-        write_projected(self.store, self.namespace, head, projected)
-        self._walked = head.commit_id
+        write_projected(self.store, self.chain, self.namespace, head, projected)
+        self._walked, self._walked_path = head.commit_id, head.manifest_path or ""
+
+    def _begin_anew(self) -> None:
+        """The log is another one than before: what was finished is found out again."""
+        log.warning(
+            "the log of %s is another one now: all events are looked through", self.store.uri
+        )
+        self._walked = 0
+        self._positions.forget()
+        self.events = {key: event for key, event in self.events.items() if event.open}
+        self._listing = _Listing()
 
     def _reopen(self, event: PendingEvent, commit_id: int) -> None:
         """Its key is below a watermark, but its commit came after."""
@@ -507,8 +541,10 @@ class PendingEvents:
         position = self._positions.by_handler[handler_id]
         watermark, commit_id, blocked = position.watermark, self._walked, False
         finished: list[str] = []
+        path = self._walked_path
         if not horizon:  # not everything was looked through: only say what is finished
             commit_id, finished = position.commit_id, list(position.finished)
+            path = position.manifest_path
         for key in ordered:
             event = self.events[key]
             blocked = blocked or handler_id in event.open
@@ -524,7 +560,11 @@ class PendingEvents:
         if not blocked:
             watermark = max(watermark, horizon)
         moved = replace(
-            position, watermark=watermark, commit_id=commit_id, finished=frozenset(finished)
+            position,
+            watermark=watermark,
+            commit_id=commit_id,
+            finished=frozenset(finished),
+            manifest_path=path,
         )
         return moved if moved != position else None
 

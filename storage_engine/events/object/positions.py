@@ -1,19 +1,25 @@
-"""How far each handler has come, kept for the next worker: `events/{namespace}/_positions/`.
+"""How far handlers and the outbox have come, kept for the next worker.
 
-A position is advisory: what it says is finished is finished, and without it more is read. Workers
-of one handler write theirs by CAS, and what two of them found out is merged.
+A position (`events/{namespace}/_positions/`) says what a handler has finished, `_projected.json` up
+to which commit all events are under `events/`. Both are advisory: without them more is read, and
+events are created, never replaced. Workers write them by CAS, and what two of them found out about
+a handler is merged.
+
+Each names the manifest of the newest commit that was looked at. A head may be put back to an older
+commit and go on from there: then that manifest is not in the log, and what is said belongs to
+another history. It counts as absent and is replaced.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import JsonVersion, rewrite
 from storage_engine.commitlog.parsing import (
@@ -21,15 +27,20 @@ from storage_engine.commitlog.parsing import (
     optional_int,
     optional_text,
     parsing,
+    require_int,
     require_list,
 )
-from storage_engine.commitlog.records import Head, from_json, to_json
+from storage_engine.commitlog.records import Head, Manifest, from_json, parse_timestamp, to_json
 from storage_engine.errors import IntegrityError, StorageBackendError
+from storage_engine.events.envelopes import parse_envelope
 from storage_engine.events.protocol import Subscription
+from storage_engine.events.records import Envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject
-from storage_engine.repository.object.outbox import CLOCK_ERROR
+from storage_engine.repository.object.outbox import CLOCK_ERROR, create, event_key
 
 log = logging.getLogger(__name__)
+
+_FEW = 20  # events that are created without asking first
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,7 @@ class Position:
     watermark: str = ""  # keys up to here are finished, events of later commits excepted
     commit_id: int | None = None  # events of commits up to here are finished or beyond
     finished: frozenset[str] = frozenset()  # ids beyond the watermark
+    manifest_path: str = ""  # of the newest commit that was looked at: this is of its history
     etag: str | None = None
 
     def merged(self, theirs: Position) -> Position:
@@ -63,7 +75,12 @@ def parse_position(
         finished = require_list(raw, "finished")
         if not all(type(name) is str for name in finished):
             raise FieldError("finished", "a list of texts", finished)
-        position = Position(watermark, optional_int(raw, "commit_id"), frozenset(finished))
+        position = Position(
+            watermark,
+            optional_int(raw, "commit_id"),
+            frozenset(finished),
+            optional_text(raw, "manifest_path", ""),
+        )
         return position, require_list(raw, "types"), optional_text(raw, "log_id", "")
 
 
@@ -76,6 +93,7 @@ class Positions:
     namespace: str
     subscriptions: Sequence[Subscription]
     by_handler: dict[str, Position] = field(default_factory=dict)
+    _ours: set[str] = field(default_factory=set)  # manifests that are proven to be in the log
 
     @property
     def is_open(self) -> bool:
@@ -104,22 +122,39 @@ class Positions:
                 parsed = self._parse(subscription, head.log_id, key, item.data)
                 position = replace(parsed, etag=item.etag)
             self.by_handler[subscription.handler_id] = position
-        if self._any_beyond(head):
+        if any(not self._is_ours(position, head) for position in self.by_handler.values()):
             head = self.chain.read_head().head  # it has moved since, or was put back
             for handler_id, position in self.by_handler.items():
-                if _is_beyond(position, head):
-                    log.warning(
-                        "%s looks from the beginning again: its position is of commit %d, and "
-                        "head is %d",
-                        handler_id,
-                        position.commit_id,
-                        head.commit_id,
-                    )
-                    self.by_handler[handler_id] = Position(etag=position.etag)
+                self.by_handler[handler_id] = self._believed(handler_id, position, head)
         return head
 
-    def _any_beyond(self, head: Head) -> bool:
-        return any(_is_beyond(position, head) for position in self.by_handler.values())
+    def forget(self) -> None:
+        """The log is not the one that these were about."""
+        self.by_handler = {name: Position(etag=p.etag) for name, p in self.by_handler.items()}
+        self._ours.clear()
+
+    def _is_ours(self, position: Position, head: Head) -> bool:
+        """Whether a position is about the log that ends with `head`."""
+        if position.commit_id is not None and position.commit_id > head.commit_id:
+            return False
+        path = position.manifest_path
+        if path and path not in self._ours and path != head.manifest_path:
+            if not self.chain.has(head, path):
+                return False
+            self._ours.add(path)
+        return True
+
+    def _believed(self, handler_id: str, position: Position, head: Head) -> Position:
+        if self._is_ours(position, head):
+            return position
+        log.warning(
+            "%s looks from the beginning again: its position is of commit %d of another history, "
+            "and head is %d",
+            handler_id,
+            position.commit_id or 0,
+            head.commit_id,
+        )
+        return Position(etag=position.etag)
 
     def _parse(
         self, subscription: Subscription, log_id: str, key: str, data: bytes | None
@@ -137,6 +172,16 @@ class Positions:
             return Position()
         ours = types == sorted(subscription.event_types) and of_log == log_id
         return position if ours else Position()
+
+    def _parse_theirs(
+        self, subscription: Subscription, log_id: str, key: str, data: bytes | None
+    ) -> Position:
+        """What another worker has kept, which may have seen a newer head."""
+        position = self._parse(subscription, log_id, key, data)
+        version = self.chain.known_head()
+        if version is None or self._is_ours(position, version.head):
+            return position
+        return self._believed(subscription.handler_id, position, self.chain.read_head().head)
 
     def save(self, moved: Mapping[str, Position]) -> None:
         """Keep new positions, by handler. One that cannot be kept now is kept another time."""
@@ -171,7 +216,7 @@ class Positions:
         except ObjectNotFound:
             return
         if stored is not None:
-            theirs = self._parse(subscription, self._log_id, key, stored.data)
+            theirs = self._parse_theirs(subscription, self._log_id, key, stored.data)
             merged = replace(position.merged(theirs), etag=stored.etag)
             self.by_handler[subscription.handler_id] = merged
 
@@ -205,6 +250,7 @@ class Positions:
                     "watermark": moved.watermark,
                     "commit_id": moved.commit_id,
                     "finished": sorted(moved.finished),
+                    "manifest_path": moved.manifest_path,
                     "saved_at": layout.event_time(self.store.now()),
                     "log_id": log_id,
                     "write_id": write_id,
@@ -216,7 +262,7 @@ class Positions:
             layout.position(self.namespace, handler_id),
             JsonVersion(position, position.etag),
             merge,
-            parse=partial(self._parse, subscription, log_id),
+            parse=partial(self._parse_theirs, subscription, log_id),
             encode=encode,
             losses=3,
         )
@@ -224,5 +270,111 @@ class Positions:
             self.by_handler[handler_id] = replace(saved.value, etag=saved.etag)
 
 
-def _is_beyond(position: Position, head: Head) -> bool:
-    return position.commit_id is not None and position.commit_id > head.commit_id
+# -- the outbox -----------------------------------------------------------------------------------
+
+
+def read_projected(
+    store: ObjectStore, chain: Chain, namespace: str, head: Head
+) -> JsonVersion[int]:
+    """Up to which commit a namespace's events were all projected."""
+    key = layout.projected(namespace)
+    try:
+        stored = store.get(key)
+    except ObjectNotFound:
+        return JsonVersion(0)
+    return JsonVersion(_parse_projected(chain, head, key, stored.data), stored.etag)
+
+
+def write_projected(
+    store: ObjectStore, chain: Chain, namespace: str, head: Head, before: JsonVersion[int]
+) -> None:
+    """Say so, unless another did: it only saves work, so losing is fine."""
+    rewrite(
+        store,
+        layout.projected(namespace),
+        before,
+        lambda commit_id: head.commit_id if head.commit_id > commit_id else None,
+        parse=partial(_parse_projected, chain, head),
+        encode=lambda commit_id, write_id: to_json(
+            {
+                "commit_id": commit_id,
+                "manifest_path": head.manifest_path or "",
+                "log_id": head.log_id,
+                "write_id": write_id,
+            }
+        ),
+        losses=1,
+    )
+
+
+def parse_projected(raw: Mapping[str, Any], key: str) -> tuple[int, str, str]:
+    """The commit, its manifest and the log that it says."""
+    with parsing(key, "mark of projected commits"):
+        return (
+            require_int(raw, "commit_id"),
+            optional_text(raw, "manifest_path", ""),
+            optional_text(raw, "log_id", ""),
+        )
+
+
+def _parse_projected(chain: Chain, head: Head, key: str, data: bytes | None) -> int:
+    if data is None:
+        return 0
+    try:
+        commit_id, path, log_id = parse_projected(from_json(data, key=key), key)
+    except IntegrityError as error:
+        log.warning("events of all commits are looked through once more: %s", error)
+        return 0
+    # Of an erased storage, or of one whose head was put back: not ours.
+    if log_id != head.log_id or commit_id > head.commit_id:
+        return 0
+    return commit_id if not path or chain.has(head, path) else 0
+
+
+def sent_events(
+    manifest: Manifest, path: str, namespace: str
+) -> Iterator[tuple[str, Envelope] | IntegrityError]:
+    """The commit's events of a namespace with the keys of their objects, or what is wrong."""
+    committed_at = parse_timestamp(manifest.created_at)
+    for number, raw in enumerate(manifest.events):
+        if raw.get("namespace") != namespace:
+            continue
+        try:
+            envelope = parse_envelope(raw, namespace, key=f"{path} (event {number})")
+            yield event_key(envelope, committed_at), envelope
+        except IntegrityError as error:
+            yield error
+
+
+def project(store: ObjectStore, namespace: str, missing: Sequence[tuple[str, Envelope]]) -> None:
+    """Create the objects of events that commits carry, where they are not there. Of many, a
+    listing tells which are."""
+    if len(missing) > _FEW:
+        keys = sorted(key for key, _ in missing)
+        there = _listed(store, layout.events(namespace), keys[0], keys[-1])
+        missing = [event for event in missing if event[0] not in there]
+    store.parallel.gather([partial(create, store, key, envelope) for key, envelope in missing])
+
+
+def _listed(store: ObjectStore, prefix: str, first: str, last: str) -> set[str]:
+    """The keys from one to another, both included."""
+    keys: set[str] = set()
+    for info in store.list(prefix, start_after=first[:-1]):
+        if info.key > last:
+            break
+        keys.add(info.key)
+    return keys
+
+
+def project_outbox(store: ObjectStore, chain: Chain, namespace: str) -> None:
+    """Bring out everything that commits have sent to a namespace so far."""
+    head = chain.read_head().head
+    projected = read_projected(store, chain, namespace, head)
+    missing = [
+        event
+        for link, manifest in state.carriers(chain, head, "events", above=projected.value)
+        for event in sent_events(manifest, link.path, namespace)
+        if not isinstance(event, IntegrityError)
+    ]
+    project(store, namespace, missing)
+    write_projected(store, chain, namespace, head, projected)

@@ -17,9 +17,8 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import from_json
 from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
-from storage_engine.events.object.outbox_projection import parse_projected
 from storage_engine.events.object.pending_events import check_event_key
-from storage_engine.events.object.positions import parse_position
+from storage_engine.events.object.positions import parse_position, parse_projected
 from storage_engine.events.protocol import DeadLetter, MalformedObject, WorkerSession
 from storage_engine.events.records import ClaimRecord, Envelope
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore, StoredObject

@@ -7,6 +7,7 @@ of the bus and its administration, which may list and read a lot.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,8 +25,8 @@ from storage_engine.events import envelopes
 from storage_engine.events.object import reader
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
-from storage_engine.events.object.outbox_projection import project_outbox
 from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
+from storage_engine.events.object.positions import project_outbox
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
@@ -249,11 +250,26 @@ class ObjectEventStore:
     def list_dead_letters(
         self, namespace: str, limit: int, *, handler_id: str | None = None
     ) -> list[DeadLetter]:
-        keys = [info.key for info in self._store.list(layout.dead_letters(namespace))]
-        if handler_id is not None:
-            keys = [key for key in keys if layout.is_dead_letter_of(key, handler_id)]
-        letters = reader.well_formed(self._store, keys, partial(reader.parse_letter, namespace))
+        listed = [
+            info
+            for info in self._store.list(layout.dead_letters(namespace))
+            if handler_id is None or layout.is_dead_letter_of(info.key, handler_id)
+        ]
+        listed.sort(key=lambda info: info.modified, reverse=True)
+        letters: list[DeadLetter] = []
+        while listed and len(letters) < limit:
+            # With all that were written at the same moment as the last one.
+            count = limit - len(letters)
+            while count < len(listed) and listed[count].modified == listed[count - 1].modified:
+                count += 1
+            keys, listed = [info.key for info in listed[:count]], listed[count:]
+            parse = partial(reader.parse_letter, namespace)
+            letters += reader.well_formed(self._store, keys, parse)
         return sorted(letters, key=lambda letter: letter.failed_at, reverse=True)[:limit]
+
+    def count_dead_letters(self, namespace: str) -> dict[str, int]:
+        listed = self._store.list(layout.dead_letters(namespace))
+        return dict(Counter(layout.last_segment(info.key) for info in listed))
 
     def inspect_event(self, event_id: str, namespace: str | None = None) -> list[EventInfo]:
         infos: list[EventInfo] = []

@@ -258,6 +258,17 @@ class SqliteEventStore:
                     break
         return letters
 
+    def count_dead_letters(self, namespace: str) -> dict[str, int]:
+        with self.reading("count dead letters") as connection:
+            if connection is None:
+                return {}
+            rows = connection.execute(
+                "SELECT handler_id, count(*) FROM event_dead_letters WHERE namespace = ? "
+                "GROUP BY handler_id",
+                (namespace,),
+            )
+            return {str(handler_id): int(count) for handler_id, count in rows}
+
     def list_malformed(self, namespace: str, limit: int) -> list[MalformedObject]:
         with self.reading("list malformed") as connection:
             if connection is None:

@@ -108,10 +108,27 @@ class LogCheck:
         log = Log(head)
         self._walk(log)
         self._check_links(log)
+        self._check_type_heads(log)
         self._check_schemas(log)
         self._check_checkpoints(log)
         self._check_tags(log)
         return log
+
+    def _check_type_heads(self, log: Log) -> None:
+        """Buckets of type heads that any manifest names, each once: reads of the past go by them.
+        Those of head were looked at before."""
+        seen: set[str] = set()
+        for path, manifest in reversed(log.commits):
+            table = manifest.type_head_buckets
+            named = {ref.path: ref for ref in table.buckets if ref} if table is not None else {}
+            fresh = [ref for key, ref in named.items() if key not in seen]
+            seen |= named.keys()
+            if manifest.commit_id == log.head.commit_id:
+                continue
+            try:
+                self._chain_anew.load_buckets(fresh)
+            except (IntegrityError, ObjectNotFound) as error:
+                self._chain("unreadable_type_heads", str(error), path, manifest.commit_id)
 
     def _check_schemas(self, log: Log) -> None:
         for path, manifest in log.commits:

@@ -62,7 +62,7 @@ from storage_engine.repository.protocol import (
     labels,
     no_staging,
 )
-from storage_engine.schema.catalogs import catalog_writes, known_types
+from storage_engine.schema.catalogs import catalog_writes, known_types, write_types_anew
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +155,7 @@ class ObjectRepository(ABC):
         )
         self.upkeep: StorageUpkeep | None = None
         self._last_index_warning: str | None = None
+        self._types_are_broken = False
         self._commit_mutex = threading.Lock()
         self._log_id = log_id
 
@@ -365,7 +366,7 @@ class ObjectRepository(ABC):
     def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
         registered = published.manifest.schema.get("registered", ())
         outbox = projections(self.store.bulk, published.manifest)
-        catalogs = catalog_writes(
+        catalogs: Sequence[Callable[[], object]] = catalog_writes(
             self._documents,
             registered,
             types=self.chain.type_heads(published.manifest) or {},
@@ -379,7 +380,10 @@ class ObjectRepository(ABC):
                 "its index is left to the next commit"
             )
             return [*outbox, *catalogs]
+        self._types_are_broken = False
         refs = self._types_to_index(published)
+        if self._types_are_broken:
+            catalogs = [*catalogs, *self._repairs(published)]
         if published.carried is not None and published.carried not in refs:
             refs.append(published.carried)
         indices = index_writes(self.chain, self._indices, published, refs)
@@ -396,8 +400,13 @@ class ObjectRepository(ABC):
         try:
             return known_types(self._documents)
         except (SchemaMetadataError, StorageBackendError) as error:
+            self._types_are_broken = isinstance(error, SchemaMetadataError)
             self._warn(f"{error}; indices left unchanged by commit {published.manifest.commit_id}")
             return None
+
+    def _repairs(self, published: PublishedCommit) -> list[Callable[[], object]]:
+        """What a commit does for catalogs that it has found broken."""
+        return []
 
     def _warn_of_lag(self, message: str) -> None:
         """An index that waits for our own write after a commit is not worth a word."""
@@ -515,3 +524,9 @@ class S3RepositoryV2(ObjectRepository):
             return []
         self._catalog_read = True
         return published.manifest.touched()
+
+    def _repairs(self, published: PublishedCommit) -> list[Callable[[], object]]:
+        """types.json, from the manifest, which has all types; this commit's indices stay as the
+        contract says, and the next commit fills them up."""
+        types = self.chain.type_heads(published.manifest) or {}
+        return [lambda: write_types_anew(self._documents, types, self.store.now())]

@@ -67,7 +67,7 @@ def _stored(
 ) -> TypeSpec:
     record = state.schema_record(chain, head, ref, top)
     if record is not None:
-        return TypeSpec.from_schema_dict(record["schema"])
+        return recorded_spec(ref, top, record)
     for schema in _catalogued(documents, ref, top.schema_version_id):
         try:
             spec = TypeSpec.from_schema_dict(schema)
@@ -76,6 +76,21 @@ def _stored(
         if spec.ref == ref:
             return spec
     return _from_file(ref, *_newest_file(chain, ref, top))
+
+
+def recorded_spec(ref: TypeRef, top: TypeHead, record: Mapping[str, Any]) -> TypeSpec:
+    """The type as the log has recorded it, which is truth: IntegrityError where it says nothing
+    that we know. Manifests of before their hashes were kept may have been changed unseen."""
+    try:
+        return TypeSpec.from_schema_dict(record["schema"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        kind, name = ref
+        raise IntegrityError(
+            f"the log's schema of the {kind} {name}, version {top.schema_version_id}, registered "
+            f"by commit {top.activation_commit_id}, cannot be read ({error!r}): `onto verify` "
+            "names the object, restore it from a copy of the storage",
+            key=top.manifest_path,
+        ) from error
 
 
 def _catalogued(documents: Documents, ref: TypeRef, version: int) -> Iterator[Any]:
@@ -148,7 +163,10 @@ def aligned(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> T
     if top is None or not top.layout_sha256 or top.layout_sha256 == layout_sha256(spec):
         return spec
     record = state.schema_record(chain, head, spec.ref, top)
-    return spec.aligned(record["schema"]) if record is not None else spec
+    if record is None:
+        return spec
+    recorded_spec(spec.ref, top, record)
+    return spec.aligned(record["schema"])
 
 
 def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> bool:
@@ -158,6 +176,8 @@ def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None)
     if top.schema_sha256 == spec.schema_sha256:
         return False
     record = state.schema_record(chain, head, spec.ref, top)
+    if record:
+        recorded_spec(spec.ref, top, record)
     if record and spec.aligned(record["schema"]).schema_sha256 == top.schema_sha256:
         return False
     raise _schema_outdated(spec, top.schema_version_id, record["schema"] if record else {})

@@ -281,6 +281,16 @@ def mapped(opened: Opened, spec: IngestSpec, type_spec: TypeSpec) -> MappedRows:
     return MappedRows(_distinct(frame) if spec.distinct else frame, settled.found, outside)
 
 
+def _count_of(frame: DataFrame, condition: str) -> int:
+    """Rows for which a condition holds; those that the source spoils are told of otherwise."""
+
+    def counted() -> int:
+        holds = F.expr(condition)
+        return frame.filter(holds & ~_spoiled() if REASONS in frame.columns else holds).count()
+
+    return _stated("outside", condition, counted)
+
+
 def _distinct(frame: DataFrame) -> DataFrame:
     """Equal rows are one, wherever they came from; lines that cannot be read are each their own,
     as far as they differ."""
@@ -292,16 +302,6 @@ def _distinct(frame: DataFrame) -> DataFrame:
     raw = F.when(_spoiled(), F.xxhash64(f"{ORIGIN}.line", f"{ORIGIN}.record"))
     marked = frame.withColumn("__raw", raw)
     return marked.dropDuplicates([*names, "__raw"]).drop("__raw")
-
-
-def _count_of(frame: DataFrame, condition: str) -> int:
-    """Rows for which a condition holds; those that the source spoils are told of otherwise."""
-
-    def counted() -> int:
-        holds = F.expr(condition)
-        return frame.filter(holds & ~_spoiled() if REASONS in frame.columns else holds).count()
-
-    return _stated("outside", condition, counted)
 
 
 def _where(frame: DataFrame, condition: str) -> DataFrame:

@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_engine import Entity, Field, Relation, Session
+from storage_engine import Entity, Field, Relation, Session, initialize_storage
 from storage_engine.commitlog import layout
+from storage_engine.errors import IntegrityError
+from storage_engine.maintenance.restore import restore
 from storage_engine.model import spec_of
 from tests.cli.support import onto
 
@@ -196,3 +198,29 @@ def test_types_of_another_session_are_seen_at_once(tmp_path: Path) -> None:
         writer.ensure(Customer(id="a"))
         writer.commit()
         assert reader.sql("select id from Customer").collect() == [{"id": "a"}]
+
+
+@pytest.mark.parametrize("schema", [{}, {"kind": "entity"}, [], None, {"fields": [{}]}])
+def test_a_recorded_schema_that_says_nothing_is_named(tmp_path: Path, schema: Any) -> None:
+    """Where no hash is kept beside a manifest's name, as before format 2, nobody has noticed."""
+    root = tmp_path / "store"
+    initialize_storage(f"file://{root}")
+    with Session(f"file://{root}") as session:
+        session.ensure(Customer(id="a"))
+        session.commit()
+    head = json.loads((root / layout.HEAD).read_text())
+    path = root / head["manifest_path"]
+    manifest = json.loads(path.read_text())
+    manifest["schema"]["registered"][0]["schema"] = schema
+    manifest["type_heads"]["entities"]["Customer"]["schema_sha256"] = "0" * 64
+    path.write_text(json.dumps(manifest))
+    del head["commit_sha256"]
+    (root / layout.HEAD).write_text(json.dumps(head))
+    with Session(f"file://{root}") as session:
+        for use in (
+            lambda: session.sql("select * from Customer").collect(),
+            lambda: session.query().entities(Customer).collect(),
+            lambda: restore(session.repository, 1),
+        ):
+            with pytest.raises(IntegrityError, match=r"Customer|manifest"):
+                use()
