@@ -241,11 +241,11 @@ class CsvFile:
     def _check(self, bad: Sequence[BadRecord]) -> None:
         if not bad:
             return
-        said = [_said(record) for record in bad[:_LINES_SHOWN]]
+        sentences = [_said(record) for record in bad[:_LINES_SHOWN]]
         if len(bad) > _LINES_SHOWN:
-            said.append(f"{len(bad) - _LINES_SHOWN} more such lines")
+            sentences.append(f"{len(bad) - _LINES_SHOWN} more such lines")
         raise ValidationError(
-            f"{self._spec.name}: cannot be read: {'; '.join(said)}", type=self._spec.name
+            f"{self._spec.name}: cannot be read: {'; '.join(sentences)}", type=self._spec.name
         )
 
     def _convert(self, name: str, column: pa.Array) -> Conversion:
