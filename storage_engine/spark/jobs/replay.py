@@ -21,10 +21,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.model.csv_text import MALFORMED, CsvRows
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStoreError
-from storage_engine.runtime.csv_text import MALFORMED, CsvRows
 from storage_engine.spark.ingest_spec import IngestSpec
 from storage_engine.spark.jobs.mapping import MappedRows, mapped
 from storage_engine.spark.jobs.program import storage_config

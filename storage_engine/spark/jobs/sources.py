@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from storage_engine.errors import ConfigurationError, ValidationError
-from storage_engine.runtime.csv_text import MALFORMED, CsvDialect, CsvRows, check_names
+from storage_engine.model.csv_text import MALFORMED, CsvDialect, CsvRows, check_names
 from storage_engine.spark.driver import is_connect
 from storage_engine.spark.ingest_spec import Source
 from storage_engine.spark.jobs.program import raised_there, revealed, spark_said

@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from storage_engine.errors import ValidationError
-from storage_engine.runtime.csv_text import MALFORMED, BadRecord, CsvDialect, CsvRows
+from storage_engine.model.csv_text import MALFORMED, BadRecord, CsvDialect, CsvRows
 from storage_engine.spark.schema import arrow_schema
 
 FILE = "__file"  # where a row came from
