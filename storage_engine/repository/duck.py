@@ -3,6 +3,7 @@ cursor per use."""
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
@@ -249,7 +250,7 @@ class Duck:
                 self._current_secret = None
                 self._room_for = 0
             while self._spills:
-                shutil.rmtree(self._spills.pop(), ignore_errors=True)
+                _spills_left.remove(self._spills.pop())
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         import duckdb  # here: importing storage_engine stays light
@@ -276,7 +277,7 @@ class Duck:
     def _new_spill(self) -> Path:
         """A folder for what does not fit into memory, of one instance alone."""
         try:
-            self._spills.append(Path(tempfile.mkdtemp(prefix="ontologia-duckdb-")))
+            self._spills.append(_spills_left.make())
         except OSError as error:
             raise StorageBackendError(
                 f"no temporary folder can be made for queries: {advice(error)}; TMPDIR says where "
@@ -483,6 +484,34 @@ class _OwnConnection:
 
 
 _own_connection = _OwnConnection()
+
+
+class _SpillsLeft:
+    """Folders of instances that nobody has closed: they go when the process ends."""
+
+    def __init__(self) -> None:
+        self._folders: set[Path] = set()
+        renew_after_fork(self)
+        atexit.register(self._remove_all)
+
+    def after_fork(self) -> None:
+        self._folders.clear()  # the parent's
+
+    def make(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="ontologia-duckdb-"))
+        self._folders.add(folder)
+        return folder
+
+    def remove(self, folder: Path) -> None:
+        self._folders.discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _remove_all(self) -> None:
+        for folder in list(self._folders):
+            self.remove(folder)
+
+
+_spills_left = _SpillsLeft()
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
