@@ -52,7 +52,7 @@ def run() -> Report:
     finally:
         spark.stop()
     for name, runs in seconds.items():
-        rounded = [round(run, 3) for run in runs]
+        rounded = [round(each, 3) for each in runs]
         report.steps.append(Measured(name, statistics.median(runs), rounded, peak_mib()))
     ours, theirs = (
         report.seconds(f"changed with order_by, {name}") for name in ("as it comes", "by default")

@@ -55,7 +55,7 @@ _UNANSWERED_KEPT = 16
 _RELEASE_ATTEMPTS = 4  # about half a second; others would wait for the whole lease
 _RELEASE_GRACE_S = 1.0  # then the keeper gives back what it was only told not to renew
 _LONGEST_LEASE_MS = 1000 * 60 * 60 * 24 * 366
-_LOOK_AGAIN_S = 1.0  # a holder that renews moves its expiry: read it again this often
+_LOOK_AGAIN = timedelta(seconds=1)  # a holder that renews moves its expiry: read it that often
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +263,19 @@ class Lease:
         self._give_back()
 
 
+class _Stopwatch:
+    """How long something takes by a clock that may be set back meanwhile: as if it stood then."""
+
+    def __init__(self, now: datetime) -> None:
+        self._last = now
+        self._elapsed = timedelta()  # exact, as seconds would not be
+
+    def read(self, now: datetime) -> float:
+        self._elapsed += max(timedelta(), now - self._last)
+        self._last = now
+        return self._elapsed.total_seconds()
+
+
 class WriteLock:
     """Acquires leases on the one write lock of a storage, or on another object that one process
     at a time may hold (`key`)."""
@@ -307,28 +320,28 @@ class WriteLock:
         """Wait for the lock up to the timeout, taking it over from a holder that is past its
         lease, or that has ended on this machine. Raises LockContentionError. `tried` when the
         caller has just found it taken; `tenure` gives the lease back where Ctrl-C may come."""
-        started = self.store.now()
+        looked_at = self.store.now()
+        waited = _Stopwatch(looked_at)
         state: LockState | None = None
-        looked_at = started - timedelta(days=1)
+        look = True
         while True:
             asked = self.store.now()
             if not tried and (lease := self.try_acquire(tenure)) is not None:
-                self._note_wait((asked - started).total_seconds())
+                self._note_wait(waited.read(asked))
                 return lease
             tried = False
             now = self.store.now()
             expired = state is not None and now >= state.expires_at
-            if expired or now - looked_at >= timedelta(seconds=_LOOK_AGAIN_S):
-                state, looked_at = self.read(), now
+            if look or expired or not looked_at <= now < looked_at + _LOOK_AGAIN:
+                state, looked_at, look = self.read(), now, False
                 if (lease := self._adopt(state)) is not None:
                     return lease
                 if state is not None and (now >= state.expires_at or is_gone(state.holder)):
                     lease = self._take_over(state, tenure)
                     if lease is not None:
                         return lease
-                    state = None  # somebody else did: look who, at the next turn
-                    looked_at = started - timedelta(days=1)
-            waited_s = (self.store.now() - started).total_seconds()
+                    state, look = None, True  # somebody else did: look who, at the next turn
+            waited_s = waited.read(self.store.now())
             if waited_s * 1000 >= self.timeout_ms:
                 raise self._contention(waited_s, state)
             pause_s = self._poll_interval(waited_s, (now - asked).total_seconds())

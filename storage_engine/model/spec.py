@@ -100,13 +100,13 @@ class FieldSpec:
     @classmethod
     def from_schema_dict(cls, stored: Mapping[str, Any]) -> FieldSpec:
         return cls(
-            name=stored["name"],
-            type_spec=stored["type_spec"],
-            storage=stored["storage"],
-            nullable=stored["nullable"],
-            index=stored["index"],
-            field_id=stored["id"],
-            required=stored["required"],
+            name=_of_type(str, stored, "name"),
+            type_spec=_of_type(dict, stored, "type_spec"),
+            storage=_of_type(str, stored, "storage"),
+            nullable=_of_type(bool, stored, "nullable"),
+            index=_of_type(bool, stored, "index"),
+            field_id=_of_type(int, stored, "id"),
+            required=_of_type(bool, stored, "required"),
             default=stored.get("default", MISSING),
         )
 
@@ -207,15 +207,23 @@ class TypeSpec:
 
     @classmethod
     def from_schema_dict(cls, stored: Mapping[str, Any]) -> TypeSpec:
+        optional = (str, type(None))
         return cls(
-            kind=stored["kind"],
-            name=stored["name"],
+            kind=_of_type(str, stored, "kind"),
+            name=_of_type(str, stored, "name"),
             fields=tuple(FieldSpec.from_schema_dict(f) for f in stored["fields"]),
-            primary_key=stored["primary_key"],
-            instance_key=stored["instance_key"],
-            left=stored["left"],
-            right=stored["right"],
+            primary_key=_of_type(optional, stored, "primary_key"),
+            instance_key=_of_type(optional, stored, "instance_key"),
+            left=_of_type(optional, stored, "left"),
+            right=_of_type(optional, stored, "right"),
         )
+
+
+def _of_type(kinds: type | tuple[type, ...], stored: Mapping[str, Any], name: str) -> Any:
+    value = stored[name]
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} is a {type(value).__name__}")
+    return value
 
 
 def schema_differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:

@@ -323,6 +323,13 @@ class Session:
         """
         self._core.close()
 
+    def __reduce__(self) -> Any:
+        """For whoever hands a session to a process that is spawned, or to Spark."""
+        raise TypeError(
+            "a session cannot be pickled, as it holds connections and a lease of this process: "
+            "hand over the storage URI, and open a session there"
+        )
+
     def __enter__(self) -> Self:
         with self._core.use("with"):
             return self

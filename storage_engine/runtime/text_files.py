@@ -26,10 +26,10 @@ from storage_engine.errors import ValidationError
 from storage_engine.model.canonical import encode
 from storage_engine.model.casts import Problem
 from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.csv_text import BadRecord, CsvDialect, CsvRows, shown
 from storage_engine.model.field_types import Storage
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import INT64_MAX, INT64_MIN, unknown_name
-from storage_engine.runtime.csv_text import BadRecord, CsvDialect, CsvRows, shown
 
 Conversion = tuple[pa.Array, list[Problem]]
 
@@ -241,11 +241,11 @@ class CsvFile:
     def _check(self, bad: Sequence[BadRecord]) -> None:
         if not bad:
             return
-        said = [_said(record) for record in bad[:_LINES_SHOWN]]
+        sentences = [_said(record) for record in bad[:_LINES_SHOWN]]
         if len(bad) > _LINES_SHOWN:
-            said.append(f"{len(bad) - _LINES_SHOWN} more such lines")
+            sentences.append(f"{len(bad) - _LINES_SHOWN} more such lines")
         raise ValidationError(
-            f"{self._spec.name}: cannot be read: {'; '.join(said)}", type=self._spec.name
+            f"{self._spec.name}: cannot be read: {'; '.join(sentences)}", type=self._spec.name
         )
 
     def _convert(self, name: str, column: pa.Array) -> Conversion:

@@ -145,16 +145,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The rows to stage, with a column that tells inserts; `cached` until `free`."""
+    """The rows to stage, with a column that tells inserts; `cached` is for whoever stages them to
+    unpersist."""
 
     frame: DataFrame | None  # None: nothing differs
     counts: Counts
     identities: int = 0  # that differ: the frame has a row of each, at least, and every bad row
     cached: DataFrame | None = None
-
-    def free(self) -> None:
-        if self.cached is not None:
-            self.cached.unpersist()
 
 
 @dataclass(frozen=True)

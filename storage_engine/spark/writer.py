@@ -173,21 +173,19 @@ class _Write:
         with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
             df = self._expected(self._steady(attempt), spec)
             reconciled, source = self._reconcile(df, attempt)
+        if reconciled.cached is not None:
+            self._cached.append(reconciled.cached)
         reports: list[TaskReport] = []
-        try:
-            if reconciled.frame is not None:
-                rehearsal = self._options.dry_run
-                task = StageTask(
-                    target,
-                    conformed=source.conformed,
-                    rehearsal=rehearsal,
-                    loose_bytes=min(LOOSE_BYTES, target.part_bytes),
-                )
-                with jobs.running("stage", f"{spec.name}: stage parts"):
-                    rows = reconciled.frame.mapInArrow(task, REPORT_DDL).toArrow()
-                reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
-        finally:
-            reconciled.free()
+        if reconciled.frame is not None:
+            task = StageTask(
+                target,
+                conformed=source.conformed,
+                rehearsal=self._options.dry_run,
+                loose_bytes=min(LOOSE_BYTES, target.part_bytes),
+            )
+            with jobs.running("stage", f"{spec.name}: stage parts"):
+                rows = reconciled.frame.mapInArrow(task, REPORT_DDL).toArrow()
+            reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
         if self._options.dry_run:
             check_read_again(spec, reconciled, reports)
             top = self._repository.type_head(spec)

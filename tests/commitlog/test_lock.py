@@ -446,6 +446,23 @@ def test_a_release_that_is_asked_for_again_leaves_the_next_owner_alone(
     assert (stored(backend) or {})["owner_id"] == "next"
 
 
+@pytest.mark.parametrize("seconds", [-3600, -1, 3600])
+def test_a_clock_that_jumps_while_somebody_waits(backend: MemoryBackend, seconds: int) -> None:
+    """Set back, it makes nobody wait for longer; nor is the holder's end overlooked. Set forward,
+    the lease has run out as far as anybody can tell."""
+    held = lock_of(backend, "holder").acquire()
+    waiting = lock_of(backend, "waiting", timeout_ms=2500)
+    fail(waiting, FaultKind.SKEW, "PUT_IF", nth=2, seconds=seconds)
+    began = backend.clock.now()
+    if seconds > 0:
+        assert waiting.acquire().token != held.token
+        return
+    with pytest.raises(LockContentionError) as caught:
+        waiting.acquire()
+    assert 2500 <= caught.value.waited_ms < 3500
+    assert (backend.clock.now() - began).total_seconds() < 10
+
+
 # -- unanswered acquire -----------------------------------------------------------------------
 
 

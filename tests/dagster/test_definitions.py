@@ -83,8 +83,7 @@ def test_loading_definitions_needs_no_storage(
     def opened(*_: Any, **__: Any) -> None:
         raise AssertionError("a store was opened")
 
-    for module in ("repository.open", "repository.initialize"):
-        monkeypatch.setattr(f"storage_engine.{module}.open_store", opened)
+    monkeypatch.setattr("storage_engine.repository.open.open_store", opened)
     monkeypatch.setattr("socket.socket.connect", opened)
 
     loaded = defs()

@@ -36,7 +36,9 @@ def test_through_an_asset(name: str, spark: Any, tmp_path: Path) -> None:
     case = BY_NAME[name]
     laid_out(case, tmp_path)
     uri = new_storage(tmp_path)
-    drift: dict[str, Any] = {"drift": {"retyped": "quarantine"}} if case.schema else {}
+    more: dict[str, Any] = {**case.members}
+    if case.schema is not None:
+        more["drift"] = {"retyped": "quarantine"}
     declared = OntologyAsset(
         type="Dirty",
         models="tests.jobs.dirty",
@@ -47,8 +49,7 @@ def test_through_an_asset(name: str, spark: Any, tmp_path: Path) -> None:
             options=case.options,
         ),
         on_bad_rows="quarantine",
-        **drift,
-        **case.members,
+        **more,
     )
     result = dg.materialize(
         [ingestion_asset(declared)],

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from storage_engine import Session
+from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository import ReadWindow, Repository, initialize_storage
 from tests.engines import CUSTOMER, PRODUCT, Storage, new_storage
 from tests.integration import writers
 from tests.integration.many_types import TYPES
 from tests.integration.writers import Done
+from tests.shop import Customer
 
 WRITERS = 8
 COMMITS = 25
@@ -151,3 +154,27 @@ def registrations(storage: Storage, commit_id: int) -> list[str]:
         for key in found
         for record in storage.document(key).get("schema", {}).get("registered", ())
     ]
+
+
+def test_nothing_that_was_read_is_overwritten_unseen(
+    eight: ProcessPoolExecutor, shared: Storage
+) -> None:
+    """Eight count one number up under snapshot isolation, while they merge its versions beside."""
+    count = 3
+    with Session(shared.uri, config=shared.config()) as session:
+        session.ensure(Customer(id="all", name="counter", age=0))
+        session.commit()
+    done = run(eight, shared, count, writers.count_up)
+    report(f"counting on {shared.uri.split(':')[0]}", done)
+    ids = sorted(one.commit_id for by_writer in done for one in by_writer)
+    assert ids == list(range(2, WRITERS * count + 2))
+    with Session(shared.uri, config=shared.config()) as session:
+        [counter] = session.query().entities(Customer).collect()
+        assert counter.age == WRITERS * count
+        versions = session.query().entities(Customer).history_since(0).to_arrow()
+    assert versions["age"].to_pylist() == list(range(WRITERS * count + 1))
+    repository = shared.open()
+    try:
+        assert verify_storage(repository, deep=True).ok
+    finally:
+        repository.close()

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from threading import Barrier
 from typing import Any
 
+from storage_engine import ConcurrentWriteError, Session
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.repository import TypeInput
 from tests.engines import CUSTOMER, PRODUCT, Storage, commit, customer, product, rows_of, table_of
 from tests.integration import many_types
+from tests.shop import Customer
 
 START_TIMEOUT_S = 120.0
 
@@ -69,6 +71,27 @@ def register_types(storage: Storage, writer: str, count: int, **settings: Any) -
     """One commit per type, the same types in the same order in every writer."""
     specs = [spec_of(cls) for cls in many_types.TYPES[:count]]
     return _commit_all(storage, writer, [_one_row(spec, writer) for spec in specs], settings)
+
+
+def count_up(storage: Storage, writer: str, count: int, **settings: Any) -> list[Done]:
+    """`count` times, one more than the number that was read: again where somebody else was first.
+    By sessions, which keep the storage compact meanwhile."""
+    done: list[Done] = []
+    with Session(storage.uri, config=storage.config(runtime_id=writer, **settings)) as session:
+        _begin_together()
+        started = time.monotonic()
+        while len(done) < count:
+            [counter] = session.query().entities(Customer).where(Customer.id == "all").collect()
+            session.ensure(counter.replace(age=(counter.age or 0) + 1))
+            try:
+                commit_id = session.commit(isolation="snapshot")
+            except ConcurrentWriteError:
+                session.discard()
+                continue
+            assert commit_id is not None
+            done.append(Done(writer, commit_id, 1, 0.0, time.monotonic() - started))
+            started = time.monotonic()
+    return done
 
 
 def _one_row(spec: TypeSpec, writer: str) -> TypeInput:

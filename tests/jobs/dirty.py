@@ -12,7 +12,7 @@ import bz2
 import gzip
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
@@ -959,6 +959,32 @@ _parquet(
     session="unknown column",
 )
 
+_parquet(
+    "Parquet, unsigned ints",
+    _table(id=["a"], n=pa.array([2**62], pa.uint64())),
+    rows={"a": {"n": 2**62}},
+)
+_parquet(
+    "Parquet, unsigned ints beyond 64 bits",
+    _table(id=["a", "b"], n=pa.array([2**63, 1], pa.uint64())),
+    rows={"b": {"n": 1}},
+    bad={"column 'n' is beyond 64 bits": 1},
+    session="column 'n' is beyond 64 bits",
+)
+_parquet(
+    "Parquet, whole doubles for ints",
+    _table(id=["a", "b"], n=[2.0**60, 2.0]),
+    rows={"a": {"n": 2**60}, "b": {"n": 2}},
+)
+_parquet(
+    "Parquet, a fraction for an int",
+    _table(id=["a", "b"], n=[1.5, 2.0]),
+    rows={"b": {"n": 2}},
+    bad={"column 'n' is not a whole number": 1},
+    kept=['{"id": "a", "n": 1.5}'],
+    session="column 'n' is not a whole number",
+)
+_parquet("Parquet, a column of nulls", _table(id=["a"], s=pa.nulls(1)), rows=_texts(a=None))
+
 BY_NAME: dict[str, Case] = {case.name: case for case in CASES}
 assert len(BY_NAME) == len(CASES), "names are unique"
-Doors = Callable[[Case], None]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -165,3 +168,83 @@ def test_a_cache_that_cannot_be_is_done_without(tmp_path: Path) -> None:
             session.ensure(Note(id="n"))
             session.commit()
             assert session.query().entities(Note).count() == 1
+
+
+# --- file systems that are read-only or full ------------------------------------------------------
+
+_MOUNTED = """
+import os, subprocess, sys, tempfile
+import pyarrow as pa
+from storage_engine import Session, initialize_storage
+from storage_engine.errors import StorageBackendError
+from tests.repository.test_paths import Note
+
+small = sys.argv[1]
+mount = lambda *options: subprocess.run(["mount", *options, small], check=True)
+mount("-t", "tmpfs", "-o", "size=2m", "tmpfs")
+
+# Scratch files of a bulk load do not fit.
+rows = pa.table({"id": [os.urandom(40).hex() for _ in range(50_000)]})
+tempfile.tempdir = small
+for engine in ("v1", "v2"):
+    uri = f"file://{sys.argv[2]}/{engine}"
+    initialize_storage(uri, engine)
+    with Session(uri) as session:
+        session.ingest(Note, rows)
+        try:
+            session.commit()
+            raise SystemExit("it did fit")
+        except StorageBackendError as error:
+            assert error.retryable, error
+            assert "disk is full" in str(error) and "TMPDIR" in str(error), error
+        tempfile.tempdir = None
+        assert session.commit() == 1
+    tempfile.tempdir = small
+
+# A storage that cannot be written is read.
+uris = [f"sqlite:///{small}/v1.db", f"sqlite:///{small}/v2.db", f"file://{small}/store"]
+for uri, engine in zip(uris, ("v1", "v2", "v2")):
+    initialize_storage(uri, engine)
+    with Session(uri) as session:
+        session.ensure(Note(id="a"))
+tempfile.tempdir = None
+mount("-o", "remount,ro")
+kept = [Session(uri) for uri in uris]
+for uri in uris:
+    with Session(uri) as session:
+        assert session.query().entities(Note).count() == 1
+        assert len(session.sql("select * from Note").collect()) == 1
+        assert session.list_commits()
+        session.ensure(Note(id="b"))
+        try:
+            session.commit()
+            raise SystemExit("it was written")
+        except StorageBackendError as error:
+            assert "read-only" in str(error) or "write protected" in str(error), error
+        session.discard()
+for session in kept:
+    assert session.query().entities(Note).count() == 1
+mount("-o", "remount,rw")
+for session in kept:
+    session.ensure(Note(id="c"))
+    assert session.commit() == 2
+    assert session.query().entities(Note).count() == 2
+    session.close()
+"""
+
+
+def test_file_systems_that_are_full_or_read_only(tmp_path: Path) -> None:
+    """In a namespace of its own, where that may be made."""
+    small = tmp_path / "small"
+    small.mkdir()
+    run = ["unshare", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*run, "true"], check=False).returncode:
+        pytest.skip("no namespaces for mounting")
+    done = subprocess.run(
+        [*run, sys.executable, "-c", _MOUNTED, str(small), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr

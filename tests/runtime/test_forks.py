@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -462,3 +463,8 @@ def test_on_s3(seaweedfs_s3: S3Server) -> None:
         session.ensure(Customer(id="c", name="c"))
         assert session.commit() == 3
         assert session.query().entities(Customer).count() == 3
+
+
+def test_a_session_is_not_handed_to_a_spawned_process() -> None:
+    with Session(":memory:") as session, pytest.raises(TypeError, match="open a session there"):
+        pickle.dumps(session)

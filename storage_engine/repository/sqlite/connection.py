@@ -14,6 +14,9 @@ a connection that a child opens while the parent's are there believes itself pro
 to a log that the parent deletes under it. So a fork waits for operations that are under way, and
 closes what is idle; where a connection is still in use then, the child refuses the file, and where
 another thread uses it (SQLite's own locks may be taken), it refuses SQLite altogether.
+
+A file with a write-ahead log wants two files beside it, even to be read. On a read-only file system
+it is opened as one that never changes, unless a crash has left a log: that has them already.
 """
 
 from __future__ import annotations
@@ -204,6 +207,8 @@ def connect(path: str, timeout_ms: int, *, create: bool) -> sqlite3.Connection:
         target = "file::memory:"
     else:
         mode = "rwc" if create else "rw"
+        if is_unchangeable(path):
+            mode = "ro&immutable=1"
         target = f"file:{quote(os.fsencode(os.path.abspath(path)))}?mode={mode}"
     connection = sqlite3.connect(
         target,
@@ -221,6 +226,16 @@ def connect(path: str, timeout_ms: int, *, create: bool) -> sqlite3.Connection:
         connection.execute(f"PRAGMA {pragma}")
     install(connection)
     return connection
+
+
+def is_unchangeable(path: str) -> bool:
+    """Whether the file is on a read-only file system, all of it."""
+    try:
+        if not os.statvfs(path).f_flag & os.ST_RDONLY:
+            return False
+        return not os.path.exists(f"{path}-wal") or os.path.getsize(f"{path}-wal") == 0
+    except OSError:
+        return False
 
 
 def begin_write(connection: sqlite3.Connection, timeout_ms: int) -> float:
@@ -262,6 +277,11 @@ class _FileIdentity(NamedTuple):
     process: int
     device: int
     inode: int
+    unchangeable: bool
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.device, self.inode
 
 
 class _Lent(NamedTuple):
@@ -283,7 +303,7 @@ class _Uses:
             if thread != threading.get_ident() or file is None:
                 self._refuses_all = True
             else:
-                self._refused.add(file[1:])
+                self._refused.add(file.place)
         self._current.clear()
 
     def begin(self, use: object, file: _FileIdentity | None) -> None:
@@ -293,7 +313,7 @@ class _Uses:
         self._current.pop(use, None)
 
     def check(self, path: str, file: _FileIdentity | None) -> None:
-        if self._refuses_all or (file is not None and file[1:] in self._refused):
+        if self._refuses_all or (file is not None and file.place in self._refused):
             raise ForkedSessionError(shortened(path), in_use=True)
 
 
@@ -420,7 +440,7 @@ class Connections:
             status = os.stat(self.path)
         except OSError:
             return None
-        return _FileIdentity(os.getpid(), status.st_dev, status.st_ino)
+        return _FileIdentity(os.getpid(), status.st_dev, status.st_ino, is_unchangeable(self.path))
 
     def _check_open(self, operation: str) -> None:
         if self._closed:

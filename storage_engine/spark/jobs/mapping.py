@@ -358,10 +358,12 @@ def _check_case(source_names: set[str], unmapped: set[str]) -> None:
     names = {name.lower(): name for name in source_names - {*HELPERS}}
     near = [(name, names[name.lower()]) for name in sorted(unmapped) if name.lower() in names]
     if near:
-        said = "; ".join(f"the source has {other!r} where the type has {n!r}" for n, other in near)
+        differs = "; ".join(
+            f"the source has {other!r} where the type has {n!r}" for n, other in near
+        )
         name, other = near[0]
         raise ValidationError(
-            f"columns: {said}. Say which is meant: {name}={other} takes it, {name}=null does not"
+            f"columns: {differs}. Say which is meant: {name}={other} takes it, {name}=null does not"
         )
 
 

@@ -21,10 +21,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.model.csv_text import MALFORMED, CsvRows
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStoreError
-from storage_engine.runtime.csv_text import MALFORMED, CsvRows
 from storage_engine.spark.ingest_spec import IngestSpec
 from storage_engine.spark.jobs.mapping import MappedRows, mapped
 from storage_engine.spark.jobs.program import storage_config
@@ -65,7 +65,7 @@ def replayed(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec, place: 
     frame = parts[0].frame
     for part in parts[1:]:
         frame = frame.unionByName(part.frame, allowMissingColumns=True)
-    drift = tuple(said for part in parts for said in part.drift)
+    drift = tuple(sentence for part in parts for sentence in part.drift)
     return MappedRows(frame, drift), _unit_of_work(spec, rows)
 
 
@@ -128,7 +128,7 @@ def _unit_of_work(spec: IngestSpec, rows: Sequence[SetAside]) -> tuple[str, int 
 
 
 @dataclass(frozen=True)
-class _Record:
+class _Row:
     """`values` is None where the line cannot be read."""
 
     values: dict[str, Any] | None
@@ -155,30 +155,30 @@ def _opened(spark: SparkSession, spec: IngestSpec, rows: Sequence[SetAside]) -> 
     return Opened(json_columns(lines, fields, [], {}), textual=textual)
 
 
-def _csv_record(row: SetAside, options: Mapping[str, str]) -> _Record:
+def _csv_record(row: SetAside, options: Mapping[str, str]) -> _Row:
     record = json.loads(row.row)
     names = list(record)
     if row.line is None or any(value is not None for value in record.values()):
-        return _Record(record, names, None, row.file)
+        return _Row(record, names, None, row.file)
     rows = CsvRows(csv_dialect(options), row.file or "", names, header=False)
     tables = [*rows.feed(row.line.encode()), *rows.close()]
     read = [made for table in tables for made in table.to_pylist()]
     if rows.bad or len(read) != 1:
         fault = rows.bad[0].fault if rows.bad else MALFORMED
-        return _Record(None, names, row.line, row.file, fault)
-    return _Record(read[0], names, None, row.file)
+        return _Row(None, names, row.line, row.file, fault)
+    return _Row(read[0], names, None, row.file)
 
 
-def _json_record(row: SetAside, _: Mapping[str, str]) -> _Record:
+def _json_record(row: SetAside, _: Mapping[str, str]) -> _Row:
     record = json.loads(row.row)
     if row.line is None or any(value is not None for value in record.values()):
-        return _Record(record, list(record), None, row.file)
+        return _Row(record, list(record), None, row.file)
     fault = json_fault(row.line.encode())
     values = json.loads(row.line) if fault is None else None
-    return _Record(values, list(values or record), row.line, row.file, fault)
+    return _Row(values, list(values or record), row.line, row.file, fault)
 
 
-def _texts(spark: SparkSession, records: Sequence[_Record], names: Sequence[str]) -> DataFrame:
+def _texts(spark: SparkSession, records: Sequence[_Row], names: Sequence[str]) -> DataFrame:
     columns = {name: [_text((r.values or {}).get(name)) for r in records] for name in names}
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
     schema = StructType([*(StructField(name, StringType()) for name in names), *FACT_FIELDS])
@@ -190,7 +190,7 @@ def _text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _lines(spark: SparkSession, records: Sequence[_Record]) -> DataFrame:
+def _lines(spark: SparkSession, records: Sequence[_Row]) -> DataFrame:
     texts = [None if r.values is None else json.dumps(r.values) for r in records]
     table = pa.table({VALUE: pa.array(texts, pa.string()), **_facts(records)})
     return spark.createDataFrame(
@@ -198,7 +198,7 @@ def _lines(spark: SparkSession, records: Sequence[_Record]) -> DataFrame:
     )
 
 
-def _facts(records: Sequence[_Record]) -> dict[str, pa.Array]:
+def _facts(records: Sequence[_Row]) -> dict[str, pa.Array]:
     lines = [r.line.encode() if r.line is not None and r.fault else None for r in records]
     return {
         FILE: pa.array([r.file for r in records], pa.string()),
@@ -208,7 +208,7 @@ def _facts(records: Sequence[_Record]) -> dict[str, pa.Array]:
 
 
 def _declared_fields(
-    records: Sequence[_Record], declared: StructType, *, as_text: bool
+    records: Sequence[_Row], declared: StructType, *, as_text: bool
 ) -> list[StructField]:
     """The declared columns that rows have, and others, so that drift is seen again."""
     types = {field.name: field.dataType for field in declared.fields}
@@ -237,7 +237,7 @@ def _source_fields(spark: SparkSession, spec: IngestSpec) -> list[StructField]:
 
 def _written(spark: SparkSession, type_spec: TypeSpec, rows: Sequence[SetAside]) -> MappedRows:
     records = [
-        _Record(record, list(record), None, row.file)
+        _Row(record, list(record), None, row.file)
         for row in rows
         for record in [json.loads(row.row)]
     ]

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
 )
 
 from storage_engine.errors import ConfigurationError, ValidationError
-from storage_engine.runtime.csv_text import MALFORMED, CsvDialect, CsvRows, check_names
+from storage_engine.model.csv_text import MALFORMED, CsvDialect, CsvRows, check_names
 from storage_engine.spark.driver import is_connect
 from storage_engine.spark.ingest_spec import Source
 from storage_engine.spark.jobs.program import raised_there, revealed, spark_said
@@ -132,8 +132,8 @@ def open_source(spark: SparkSession, source: Source) -> Opened:
     except (PySparkException, Py4JJavaError) as error:
         if (ours := raised_there(error)) is not None:
             raise ours from None
-        said = spark_said(error)
-        raise ConfigurationError(f"source {_listed(source.paths)}: {said}") from error
+        place = _listed(source.paths)
+        raise ConfigurationError(f"source {place}: {spark_said(error)}") from error
 
 
 def declared_schema(source: Source) -> StructType | None:
@@ -257,7 +257,7 @@ def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, 
     task = CsvTask(dialect, names, schema, first)
     if not dialect.spans_lines:
         return lines.mapInArrow(task, schema)
-    whole, in_parts, in_pieces = _by_size(spark, lines, dialect, known="multiline" in named)
+    whole, in_parts, in_pieces = _by_size(spark, lines, dialect, spans="multiline" in named)
     frames = [_without_size(whole).mapInArrow(task, schema)]
     if in_parts is not None:
         by_line = CsvTask(one_line(dialect), names, schema, first)
@@ -300,15 +300,15 @@ def _without_size(lines: DataFrame) -> DataFrame:
 
 def _header(lines: DataFrame, dialect: CsvDialect, paths: Sequence[str]) -> tuple[list[str], str]:
     """The columns, and the file that they are of."""
-    found = lines.filter(F.col(START) == 0).select(VALUE, FILE).limit(_HEADER_LINES).collect()
-    if not found:
+    top = lines.filter(F.col(START) == 0).select(VALUE, FILE).limit(_HEADER_LINES).collect()
+    if not top:
         raise ConfigurationError(
             f"source {_listed(paths)}: there is no header to name columns; the files are empty"
         )
-    first = path_shown(found[0][FILE])
+    first = path_shown(top[0][FILE])
     rows = CsvRows(dialect, first)
-    for row in found:
-        if row[FILE] == found[0][FILE] and rows.names is None:
+    for row in top:
+        if row[FILE] == top[0][FILE] and rows.names is None:
             for _ in rows.feed(bytes(row[VALUE])):
                 pass
     if rows.names is None:
@@ -318,10 +318,10 @@ def _header(lines: DataFrame, dialect: CsvDialect, paths: Sequence[str]) -> tupl
 
 
 def _by_size(
-    spark: SparkSession, lines: DataFrame, dialect: CsvDialect, *, known: bool
+    spark: SparkSession, lines: DataFrame, dialect: CsvDialect, *, spans: bool
 ) -> tuple[DataFrame, DataFrame | None, DataFrame | None]:
     """Lines of files that Spark reads as a whole; of those that it reads in parts and may, because
-    no line leaves a quote open; and of those that it must not. `known`: the order says that values
+    no line leaves a quote open; and of those that it must not. `spans`: the order says that values
     go over lines."""
     least = _least_part(spark)
     if not is_connect(spark):
@@ -330,11 +330,11 @@ def _by_size(
             return lines, None, None
     is_whole = (F.col(_SIZE) <= least) | F.col(FILE).rlike(_UNSPLIT)
     whole, large = lines.filter(is_whole), lines.filter(~is_whole)
-    if known:
+    if spans:
         return whole, None, large
     spanning = [] if not dialect.quote else _spanning(large, dialect)
-    spans = F.col(FILE).isin(spanning) if spanning else F.lit(False)
-    return whole, large.filter(~spans), large.filter(spans) if spanning else None
+    is_spanning = F.col(FILE).isin(spanning) if spanning else F.lit(False)
+    return whole, large.filter(~is_spanning), large.filter(is_spanning) if spanning else None
 
 
 def _spanning(lines: DataFrame, dialect: CsvDialect) -> list[str]:
@@ -574,13 +574,13 @@ def _widened(spark: SparkSession, paths: list[str], options: Mapping[str, str]) 
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), made)
 
 
-def _wider(one: DataType, other: DataType) -> DataType | None:
+def _wider(first: DataType, other: DataType) -> DataType | None:
     """The type that holds values of both."""
-    if isinstance(one, NullType) or one.simpleString() == other.simpleString():
+    if isinstance(first, NullType) or first.simpleString() == other.simpleString():
         return other
     for family in _WIDENED:
-        if isinstance(one, family) and isinstance(other, family):
-            return max(one, other, key=lambda kind: family.index(type(kind)))
+        if isinstance(first, family) and isinstance(other, family):
+            return max(first, other, key=lambda kind: family.index(type(kind)))
     return None
 
 

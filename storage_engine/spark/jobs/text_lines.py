@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from storage_engine.errors import ValidationError
-from storage_engine.runtime.csv_text import MALFORMED, BadRecord, CsvDialect, CsvRows
+from storage_engine.model.csv_text import MALFORMED, BadRecord, CsvDialect, CsvRows
 from storage_engine.spark.schema import arrow_schema
 
 FILE = "__file"  # where a row came from
@@ -280,7 +280,7 @@ class JsonTask:
                 lines = [line for raw in part.lines.to_pylist() if (line := _stripped(raw))]
                 faults = [json_fault(line) for line in lines]
                 count = len(lines)
-                known: dict[str, Any] = {
+                made: dict[str, Any] = {
                     VALUE: pa.array(
                         [
                             None if fault else line
@@ -293,8 +293,8 @@ class JsonTask:
                     FAULT: pa.array(faults, pa.string()),
                 }
                 arrays = [
-                    known[column.name]
-                    if column.name in known
+                    made[column.name]
+                    if column.name in made
                     else pa.repeat(pa.scalar(part.labels[column.name], column.type), count)
                     for column in schema
                 ]
@@ -343,17 +343,17 @@ class ShapeTask:
         return "bigint" if -(2**63) <= value < 2**63 else "string"
 
 
-def _merged(one: Shape, other: Shape) -> Shape:
+def _merged(first: Shape, other: Shape) -> Shape:
     """What holds values of both; text, where nothing else does."""
-    if other in (one, "void"):
-        return one
-    if one == "void":
+    if other in (first, "void"):
+        return first
+    if first == "void":
         return other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return {**one, **{n: _merged(one.get(n, "void"), of) for n, of in other.items()}}
-    if isinstance(one, list) and isinstance(other, list):
-        return ["array", _merged(one[1], other[1])]
-    return "double" if {str(one), str(other)} == {"bigint", "double"} else "string"
+    if isinstance(first, dict) and isinstance(other, dict):
+        return {**first, **{n: _merged(first.get(n, "void"), of) for n, of in other.items()}}
+    if isinstance(first, list) and isinstance(other, list):
+        return ["array", _merged(first[1], other[1])]
+    return "double" if {str(first), str(other)} == {"bigint", "double"} else "string"
 
 
 def shape_fields(texts: Iterable[str]) -> list[StructField]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +24,12 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.object.write.parquet import EncodedPart, encode_file, stored_table
+from storage_engine.repository.object.write.parquet import (
+    EncodedPart,
+    encode_file,
+    scratch_folder,
+    stored_table,
+)
 from storage_engine.repository.object.write.reconcile import INSERT_FLAG, changed_since, delta_sql
 from storage_engine.repository.protocol import Identity, Snapshot
 
@@ -92,7 +96,7 @@ class BulkInput:
         self._schema_version_id = schema_version_id
         self._part_bytes = part_bytes
         self._stage = stage
-        self._folder = Path(tempfile.mkdtemp(prefix="ontologia-bulk-"))
+        self._folder = scratch_folder("ontologia-bulk-")
         self._spool: BulkParts = BulkParts(())
         self._unique: bool | None = None
         self._repeated = 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -15,9 +17,11 @@ import pyarrow.parquet as pq
 
 from storage_engine.commitlog.records import CommitFile, timestamp
 from storage_engine.config import MIB, OntologiaConfig, size_in_bytes
+from storage_engine.errors import StorageBackendError
 from storage_engine.model.arrow import fields_json, parquet_schema
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import SYSTEM_COLUMNS, TypeSpec
+from storage_engine.objectstore.local import advice, is_retryable
 
 _ROW_GROUP_ROWS = 256 * 1024
 _ROW_GROUP_BYTES = 64 * MIB  # as Arrow data: what a writer holds before it encodes
@@ -109,17 +113,45 @@ def encode_bytes(spec: TypeSpec, table: pa.Table) -> EncodedPart:
 
 def encode_file(spec: TypeSpec, table: pa.Table, path: Path) -> EncodedPart:
     """Encode to a local file, hashed while it is written."""
-    with path.open("wb") as raw:
-        sink = _HashingSink(raw)
+    with _scratch_errors(path) as failures, path.open("wb") as raw:
+        sink = _HashingSink(raw, failures)
         metadata = _write(sink, table)
     return _part(spec, path, sink.size, sink.hexdigest(), metadata)
+
+
+def scratch_folder(prefix: str) -> Path:
+    """A new folder for files that are uploaded from there; StorageBackendError if there is none."""
+    with _scratch_errors(f"a folder {prefix}*"):
+        return Path(tempfile.mkdtemp(prefix=prefix))
+
+
+@contextmanager
+def _scratch_errors(
+    path: Path | str, failures: list[OSError] | None = None
+) -> Iterator[list[OSError]]:
+    """What the disk refuses, as an error of ours. Whatever a writer of Parquet says of it is its
+    own confusion, so that the sink notes in `failures` what it was told."""
+    failures = failures if failures is not None else []
+    try:
+        yield failures
+    except Exception as error:
+        failure = failures[0] if failures else error
+        if not isinstance(failure, OSError):
+            raise
+        raise StorageBackendError(
+            f"write {path}: {advice(failure)}; TMPDIR names another directory for scratch files",
+            operation="write",
+            key=str(path),
+            retryable=is_retryable(failure),
+        ) from failure
 
 
 class _HashingSink(io.RawIOBase):
     """Passes bytes on and hashes them, so that no file is read back for its hash."""
 
-    def __init__(self, raw: io.BufferedWriter) -> None:
+    def __init__(self, raw: io.BufferedWriter, failures: list[OSError]) -> None:
         self._raw = raw
+        self._failures = failures
         self._hash = hashlib.sha256()
         self.size = 0
 
@@ -128,7 +160,11 @@ class _HashingSink(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self._hash.update(data)
-        self._raw.write(data)
+        try:
+            self._raw.write(data)
+        except OSError as error:
+            self._failures.append(error)
+            raise
         self.size += len(data)
         return len(data)
 
@@ -196,8 +232,10 @@ class SnapshotPart:
         self._settings = settings
         self._expected_rows = expected_rows
         self._large = expected_bytes >= _LARGE_FILE
-        self._raw = path.open("wb")
-        self._sink = _HashingSink(self._raw)
+        self._failures: list[OSError] = []
+        with _scratch_errors(path, self._failures):
+            self._raw = path.open("wb")
+        self._sink = _HashingSink(self._raw, self._failures)
         self._writer: pq.ParquetWriter | None = None
         self._collected: list[pq.FileMetaData] = []
         self._held: list[pa.Table] = []
@@ -224,8 +262,9 @@ class SnapshotPart:
         if self._held_rows or self._writer is None:
             self._flush()
         assert self._writer is not None
-        self._writer.close()
-        self._raw.close()
+        with _scratch_errors(self.path, self._failures):
+            self._writer.close()
+            self._raw.close()
         fields = [name for name in self._schema.names if name not in SYSTEM_COLUMNS]
         return _described(
             self.path,
@@ -237,14 +276,16 @@ class SnapshotPart:
         )
 
     def abort(self) -> None:
-        self._raw.close()
+        with suppress(OSError):  # what is still to be written does not fit either
+            self._raw.close()
 
     def _flush(self) -> None:
         table = pa.concat_tables(self._held) if self._held else self._schema.empty_table()
         self._held, self._held_rows, self._held_bytes = [], 0, 0
-        if self._writer is None:
-            self._writer = self._open(table)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        with _scratch_errors(self.path, self._failures):
+            if self._writer is None:
+                self._writer = self._open(table)
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def _open(self, first: pa.Table) -> pq.ParquetWriter:
         settings = self._settings
