@@ -243,8 +243,8 @@ def test_a_slow_worker_is_helped_by_those_that_are_done(crew: Crew, fast: int) -
     crew.turns.run({slow.name: crew.drain(slow, seconds=2.0), **jobs})
 
     assert crew.ran == Counter(f"o-{n}" for n in range(120))
-    assert crew.now - started < 30  # alone with its part it would take a minute or two
-    assert crew.requests.total() < 1.5 * 3 * 120
+    assert crew.now - started < 45  # alone with its part it would take a minute or two
+    assert crew.requests.total() < 2 * 3 * 120
 
 
 def test_one_that_ended_on_this_machine_is_not_waited_for(crew: Crew) -> None:

@@ -220,7 +220,7 @@ class ObjectConsumer:
 
     def _see_to_others(self, limit: int) -> None:
         """See to it that what others leave lying is taken, and not what they are about to."""
-        if self._peers.has_stranger and self._peers.refresh(timedelta()):
+        if self._peers.welcome() | (self._peers.has_stranger and self._peers.refresh(timedelta())):
             self._pending.share()
         if self._peers.alone:
             return
@@ -448,6 +448,7 @@ class ObjectConsumer:
 
     def _known(self, candidate: Candidate, stands: StoredClaim) -> None:
         record = stands.record
+        self._peers.meet(record.session_id, record.ack_at or record.claimed_at)
         if record.ack_at is not None or record.redriven_as is not None:
             self._finish(candidate)
             return
@@ -455,7 +456,6 @@ class ObjectConsumer:
         # Whoever marked it dead may have died before its letter: look again when it had time.
         dead = record.dead_lettered_at
         until = dead + _PAUSE if dead is not None else record.not_before
-        self._peers.meet(record.session_id)
         if self._peers.is_alive(record.session_id):
             until += PATIENCE  # it sees to that itself
         self._wait(candidate, until)

@@ -24,6 +24,8 @@ from storage_engine.process import is_gone
 if TYPE_CHECKING:
     from storage_engine.events.object.pending_events import PendingEvent
 
+_RECENT = timedelta(seconds=5)
+_KEPT = 5  # claim limits: so much a worker has claimed, or has finished and not yet told of
 _STALLED = timedelta(seconds=30)  # for so long one that leaves events lying has no part
 
 
@@ -50,6 +52,7 @@ class Peers:
         self._refreshed_at: datetime | None = None
         self._met: set[str] = set()
         self._stranger = False
+        self._revived = False
         self._by_handler: dict[str, list[str]] = {}
         self._hashes: dict[str, hashlib.blake2b] = {}
         self._rank()
@@ -63,11 +66,20 @@ class Peers:
         """Whether a claim of a worker was met that is not known here."""
         return self._stranger and self._refreshed_at is not None
 
-    def meet(self, session_id: str) -> None:
-        """A claim of this worker stands."""
+    def meet(self, session_id: str, active_at: datetime) -> None:
+        """A claim of this worker stands, which it made or ended then."""
+        if session_id in self._stalled and self._store.now() - active_at < _RECENT:
+            del self._stalled[session_id]  # it goes on: only word of it has not come
+            self._progress[session_id] = self._store.now()
+            self._revived = True
         if session_id not in self._met:
             self._met.add(session_id)
             self._stranger |= session_id != self._session_id and session_id not in self._sessions
+
+    def welcome(self) -> bool:
+        """Give their part back to those that were met at work. Whether there were any."""
+        revived, self._revived = self._revived, False
+        return revived and self._rank()
 
     def is_alive(self, session_id: str) -> bool:
         """Whether another worker can be expected to see to its own claims."""
@@ -245,7 +257,7 @@ class EventsOfOthers:
         waiting = [
             event
             for events in by_owner.values()
-            for event in events[2 * count :]
+            for event in events[_KEPT * count :]
             if ages[event.key] >= patience
         ]
         ours = [
