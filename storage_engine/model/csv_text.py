@@ -30,7 +30,7 @@ AFTER_QUOTE = "text follows a closing quote"
 LONGEST_RECORD = 64 * 1024 * 1024  # beyond it, a quote is taken for one that is never closed
 _BOM = codecs.BOM_UTF8
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_SHOWN = 64 * 1024  # so much is kept of a record that is none
+KEPT_OF_RECORD = 64 * 1024  # bytes, of one that is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class CsvDialect:
 
         def keep(row: pc.InvalidRow) -> str:
             detail = f"expected {row.expected_columns} columns, got {row.actual_columns}"
-            ragged.append(BadRecord(row.text.encode()[:_SHOWN], MALFORMED, detail=detail))
+            ragged.append(BadRecord(row.text.encode()[:KEPT_OF_RECORD], MALFORMED, detail=detail))
             return "skip"
 
         schema = dict.fromkeys(names, pa.string())
@@ -204,7 +204,13 @@ class CsvRows:
 
     def _take(self, data: bytes, *, last: bool) -> Iterator[pa.Table]:
         if self._decode is not None:
-            text = self._decode.decode(data, last)
+            try:
+                text = self._decode.decode(data, last)
+            except UnicodeError as error:  # units of several bytes, of which one is not whole
+                raise ValidationError(
+                    f"{self._where}the text is not {_encoding(self.dialect)} from about line "
+                    f"{self._line} on ({error}); {ADVICE}"
+                ) from None
             data = text.encode("utf-8", "surrogateescape")
         buffer = self._rest + data if self._rest else data
         if self._lost or not buffer or (len(buffer) < self._wait and not last):
@@ -228,6 +234,11 @@ class CsvRows:
             position, is_bad = self._odd(buffer, end, last=last)
             if not is_bad:
                 break
+            if self.header and self.dialect.header and not b"".join(sound).strip(b"\r\n"):
+                raise ValidationError(
+                    f"{self._where}the header cannot be read ({self.bad[-1].fault}: "
+                    f"{shown(self.bad[-1].raw)})"
+                )
             # Rows come in the order of the file only among themselves.
             self._line += buffer.count(b"\n", end, position)
         self._rest = buffer[position:]
@@ -334,7 +345,7 @@ class CsvRows:
 
     def _set_aside(self, raw: bytes, fault: str, line: int | None = None) -> None:
         number = self._line if line is None else line
-        self.bad.append(BadRecord(raw[:_SHOWN].rstrip(b"\r\n"), fault, number))
+        self.bad.append(BadRecord(raw[:KEPT_OF_RECORD].rstrip(b"\r\n"), fault, number))
 
 
 ADVICE = "name the encoding that it has, such as latin-1"

@@ -129,9 +129,13 @@ def _objects(
 
 def _values(column: pa.Array) -> list[Any]:
     try:
-        values: list[Any] = column.to_pylist()
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
         return values
-    except (OverflowError, ValueError):  # a time beyond Python's, or text that is not UTF-8
+    except (
+        KeyError,
+        OverflowError,
+        ValueError,
+    ):  # a time beyond Python's, or text that is not UTF-8
         return [_value(scalar) for scalar in column]
 
 

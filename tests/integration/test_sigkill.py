@@ -170,7 +170,7 @@ def test_rfc0004_03_killed_at_every_request_of_a_commit(
 
 SERVER_STEPS = [
     KillPoint("after", operation="put_if_absent", key="meta/locks/"),
-    KillPoint("after", operation="put", key="manifest.json"),
+    KillPoint("after", operation="put_if_absent", key="manifest.json"),
     KillPoint("before", operation="put_if_match", key="meta/head.json"),
     KillPoint("after", operation="put_if_match", key="meta/head.json"),
     KillPoint("after", operation="put_if_match", key="meta/indices/entities/Customer"),

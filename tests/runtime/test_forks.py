@@ -143,15 +143,15 @@ def test_the_parent_in_the_middle_of_a_commit(
     gives its lock away, and waits for the lock as any other process does."""
     uri = f"file://{tmp_path}/store"
     initialize_storage(uri)
-    put, reached, go_on = DirectoryStore.put, threading.Event(), threading.Event()
+    create, reached, go_on = DirectoryStore.put_if_absent, threading.Event(), threading.Event()
 
-    def held(store: DirectoryStore, key: str, data: bytes) -> None:
+    def held(store: DirectoryStore, key: str, data: bytes, *, write_id: str) -> str:
         if layout.is_manifest(key):
             reached.set()
             assert go_on.wait(60)
-        put(store, key, data)
+        return create(store, key, data, write_id=write_id)
 
-    monkeypatch.setattr(DirectoryStore, "put", held)
+    monkeypatch.setattr(DirectoryStore, "put_if_absent", held)
     session = Session(uri, config=CONFIG)
     session.ensure(Customer(id="a", name="a"))
     worker = threading.Thread(target=session.commit)

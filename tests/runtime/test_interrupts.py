@@ -262,15 +262,15 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        put = DirectoryStore.put
+        create = DirectoryStore.put_if_absent
 
-        def held(store: DirectoryStore, key: str, data: bytes) -> None:
+        def held(store: DirectoryStore, key: str, data: bytes, *, write_id: str) -> str:
             if layout.is_manifest(key):
                 self.reached.set()
                 assert self.open.wait(60)
-            put(store, key, data)
+            return create(store, key, data, write_id=write_id)
 
-        monkeypatch.setattr(DirectoryStore, "put", held)
+        monkeypatch.setattr(DirectoryStore, "put_if_absent", held)
 
 
 def test_a_cancelled_task_and_close(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from storage_engine.errors import ConfigurationError, ValidationError
-from storage_engine.model.csv_text import MALFORMED, CsvRows
+from storage_engine.model.csv_text import KEPT_OF_RECORD, MALFORMED, CsvRows
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStoreError
@@ -36,6 +37,7 @@ from storage_engine.spark.jobs.sources import (
     open_source,
     source_columns,
     text_types,
+    with_nulls,
 )
 from storage_engine.spark.jobs.text_lines import FACT_FIELDS, FAULT, FILE, LINE, VALUE, json_fault
 from storage_engine.spark.quarantine import SOURCE, TYPE, SetAside
@@ -45,12 +47,15 @@ from storage_engine.spark.staged_parts import REASONS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_ESCAPED_BYTE = re.compile(r"\\x[89a-f][0-9a-f]")
+
 Replayed = tuple[MappedRows, tuple[str, int | str] | None]
 
 
 def replayed(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec, place: str) -> Replayed:
     """The rows of a side table for the writer, and the unit of work that they are."""
-    rows = list(read_side_table(place, type_spec.name))
+    # What a replay has set aside again, in the same place, is the same row.
+    rows = list({row.to_text(): row for row in read_side_table(place, type_spec.name)}.values())
     if not rows:
         raise ConfigurationError(
             f"{place}: there are no rows of {type_spec.name} that were set aside"
@@ -145,7 +150,7 @@ def _opened(spark: SparkSession, spec: IngestSpec, rows: Sequence[SetAside]) -> 
     declared = declared_schema(source)
     if source.format == "csv":
         names = list(dict.fromkeys(name for record in records for name in record.names))
-        return Opened(_texts(spark, records, names), textual=True)
+        return Opened(with_nulls(_texts(spark, records, names), source), textual=True)
     if declared is not None:
         fields = _declared_fields(records, declared, as_text=source.format == "json")
     else:
@@ -156,26 +161,48 @@ def _opened(spark: SparkSession, spec: IngestSpec, rows: Sequence[SetAside]) -> 
 
 
 def _csv_record(row: SetAside, options: Mapping[str, str]) -> _Row:
-    record = json.loads(row.row)
+    record, labels = _labelled(row)
     names = list(record)
     if row.line is None or any(value is not None for value in record.values()):
-        return _Row(record, names, None, row.file)
-    rows = CsvRows(csv_dialect(options), row.file or "", names, header=False)
+        return _Row(record | labels, [*names, *labels], None, row.file)
+    if (fault := _not_as_it_was(row.line)) is not None:
+        return _Row(None, [*names, *labels], row.line, row.file, fault)
+    dialect = replace(csv_dialect(options), encoding="utf-8")  # as the side table has it
+    rows = CsvRows(dialect, row.file or "", names, header=False)
     tables = [*rows.feed(row.line.encode()), *rows.close()]
     read = [made for table in tables for made in table.to_pylist()]
     if rows.bad or len(read) != 1:
         fault = rows.bad[0].fault if rows.bad else MALFORMED
-        return _Row(None, names, row.line, row.file, fault)
-    return _Row(read[0], names, None, row.file)
+        return _Row(None, [*names, *labels], row.line, row.file, fault)
+    return _Row(read[0] | labels, [*names, *labels], None, row.file)
+
+
+def _not_as_it_was(line: str) -> str | None:
+    """Why a line that is still as it was set aside cannot be read from the side table."""
+    if len(line.encode()) >= KEPT_OF_RECORD - len("\r\n"):
+        return "line is not whole: the side table has its beginning alone; write its row instead"
+    if (byte := _ESCAPED_BYTE.search(line)) is not None:
+        return f"line has {byte[0]} for a byte that is no text; write the text that it stands for"
+    return None
 
 
 def _json_record(row: SetAside, _: Mapping[str, str]) -> _Row:
-    record = json.loads(row.row)
+    record, labels = _labelled(row)
     if row.line is None or any(value is not None for value in record.values()):
-        return _Row(record, list(record), None, row.file)
+        return _Row(record | labels, [*record, *labels], None, row.file)
     fault = json_fault(row.line.encode())
-    values = json.loads(row.line) if fault is None else None
-    return _Row(values, list(values or record), row.line, row.file, fault)
+    values = json.loads(row.line) | labels if fault is None else None
+    return _Row(values, list(values or record | labels), row.line, row.file, fault)
+
+
+def _labelled(row: SetAside) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file has of a row, and what the names of its folders say (`day=2024-01-01`)."""
+    record: dict[str, Any] = json.loads(row.row)
+    folders = (row.file or "").split("/")[:-1]
+    labels = {
+        name: record[name] for name in record if any(f.startswith(f"{name}=") for f in folders)
+    }
+    return {name: value for name, value in record.items() if name not in labels}, labels
 
 
 def _texts(spark: SparkSession, records: Sequence[_Row], names: Sequence[str]) -> DataFrame:

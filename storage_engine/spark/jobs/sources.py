@@ -55,6 +55,7 @@ from storage_engine.spark.jobs.text_lines import (
     CsvTask,
     HeaderTask,
     JsonTask,
+    OpenLinesTask,
     PieceTask,
     ShapeTask,
     WholeCsvTask,
@@ -189,6 +190,11 @@ def _csv(spark: SparkSession, source: Source, options: Mapping[str, str]) -> Dat
     if zipped:
         frames.append(read_zipped(spark, zipped, options))
     frame = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+    return with_nulls(frame, source)
+
+
+def with_nulls(frame: DataFrame, source: Source) -> DataFrame:
+    """Texts that the source writes for a null are nulls."""
     if source.null_value is None:
         return frame
     null = F.lit(source.null_value)
@@ -248,6 +254,8 @@ def _plain_csv(spark: SparkSession, paths: Sequence[str], options: Mapping[str, 
     if named - _OF_CSV - _OF_VALUES - _OF_FILES or len(separator.encode()) != 1:
         return _csv_by_spark(spark, paths, options)
     dialect = csv_dialect(options)
+    if dialect.escape not in ("", dialect.quote):
+        return _csv_by_spark(spark, paths, options)  # Arrow takes escapes out of plain values too
     if not dialect.keeps_ascii:
         return _whole_csv(spark, paths, options, of_files, zipped=False)
     lines, labels = _lines(spark, paths, of_files)
@@ -338,16 +346,10 @@ def _by_size(
 
 
 def _spanning(lines: DataFrame, dialect: CsvDialect) -> list[str]:
-    """The files in which a line leaves a quote open, as far as counting tells: one that does not
-    has as many opening as closing ones."""
-    text = F.col(VALUE).cast("string")
-    if dialect.escape == dialect.quote:
-        quotes = F.length(text) - F.length(F.replace(text, F.lit(dialect.quote), F.lit("")))
-        is_open = quotes % 2 == 1
-    else:
-        is_open = F.instr(text, dialect.quote) > 0
-    by_file = lines.groupBy(FILE).agg(F.max(is_open).alias("open"))
-    return [row[FILE] for row in by_file.filter("open").collect()]
+    """The files in which some line is no whole record by itself."""
+    task = OpenLinesTask(one_line(dialect))
+    files = lines.select(VALUE, FILE).mapInArrow(task, f"{FILE} string").distinct().collect()
+    return [row[FILE] for row in files]
 
 
 def _least_part(spark: SparkSession) -> int:

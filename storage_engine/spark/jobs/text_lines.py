@@ -403,6 +403,29 @@ def with_facts(fields: Sequence[StructField]) -> StructType:
     return StructType([*fields, *FACT_FIELDS])
 
 
+@dataclass(frozen=True)
+class OpenLinesTask:
+    """The files that have lines which are no whole records."""
+
+    dialect: CsvDialect
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        quote, record = self.dialect.quote.encode(), self.dialect.patterns.record
+        told: set[str] = set()
+        for batch in batches:
+            files = batch.column(FILE).to_pylist()
+            opened = set()
+            for line, file in zip(batch.column(VALUE).to_pylist(), files, strict=True):
+                if file in told or quote not in line:
+                    continue
+                match = record.match(line)
+                if match is None or match.end() != len(line):
+                    opened.add(file)
+            opened -= told
+            told |= opened
+            yield pa.RecordBatch.from_pydict({FILE: pa.array(sorted(opened), pa.string())})
+
+
 def one_line(dialect: CsvDialect) -> CsvDialect:
     """Records never go beyond their line."""
     return replace(dialect, spans_lines=False)
