@@ -228,6 +228,7 @@ def test_the_daemon_evaluates_schedules_and_sensors(
     (home / "dagster.yaml").write_text(yaml.safe_dump(INSTANCE))
     (tmp_path / "location.py").write_text(LOCATION.format(folder=str(tmp_path), cron=cron))
     monkeypatch.setenv("DAGSTER_HOME", str(home))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     names = [f"ingest_{kind}_orders_schedule" for kind in CUTS] + ["ingest_customer_schedule"]
     with dg.DagsterInstance.get() as instance:
         for name in names:
