@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -310,13 +311,11 @@ class Documents:
         at the same time may win: then it is theirs."""
         self._objects.forget(key)
         store, etag = self._store, None
-        try:
+        with suppress(ObjectNotFound, SchemaMetadataError):  # that is what is to be mended
             stored = store.get(key)
             etag = stored.etag
             if is_good(_parse_document(key, stored.data)):
                 return
-        except (ObjectNotFound, SchemaMetadataError):
-            pass
         write_id = layout.new_write_id()
         data = _encode_document(document, write_id)
         write_conditionally(store, key, data, write_id=write_id, etag=etag)

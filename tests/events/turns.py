@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -23,6 +24,7 @@ from storage_engine.repository.open import open_object_repository
 from storage_engine.runtime.core import SessionSettings
 from storage_engine.runtime.session import session_on
 from tests.commitlog.support import _DUCK, World
+from tests.simulation.schedule import in_threads
 
 REQUEST_S = 0.01
 
@@ -44,27 +46,18 @@ class Turns:
     def run(self, jobs: Mapping[str, Callable[[], object]]) -> None:
         """Run all to their end; then raise what one of them raised."""
         self._live = set(jobs)
-        failures: list[BaseException] = []
 
         def work(name: str, job: Callable[[], object]) -> None:
             try:
                 self.pause(name, 0)
                 with suppress(SimulatedCrash):
                     job()
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failures.append(error)
             finally:
                 with self._stopped:
                     self._live.discard(name)
                     self._choose()
 
-        threads = [threading.Thread(target=work, args=item) for item in jobs.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        in_threads([partial(work, *item) for item in jobs.items()])
 
     def pause(self, name: str, seconds: float) -> None:
         """Wait until so much time has passed."""

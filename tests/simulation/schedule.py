@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from storage_engine.maintenance.compaction.plan import TierPolicy
 from storage_engine.objectstore.memory import SimulatedCrash
@@ -67,26 +68,17 @@ class Scheduler:
     def run(self, jobs: Mapping[str, Callable[[], None]]) -> None:
         """Run all jobs to their end; then raise what one of them raised."""
         self._live = set(jobs)
-        failures: list[BaseException] = []
 
         def work(name: str, job: Callable[[], None]) -> None:
             try:
                 self.turn(name)
                 job()
-            except BaseException as error:  # noqa: BLE001 - raised below
-                failures.append(error)
             finally:
                 with self._condition:
                     self._live.discard(name)
                     self._choose()
 
-        threads = [threading.Thread(target=work, args=item) for item in jobs.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
+        in_threads([partial(work, *item) for item in jobs.items()])
 
     def _choose(self) -> None:
         if self._chosen is None and self._live and self._waiting == self._live:
@@ -190,3 +182,22 @@ def _job(
             writer.repo.flush()  # what it has merged
 
     return work
+
+
+def in_threads(jobs: Sequence[Callable[[], object]]) -> None:
+    """Run all to their end, each in a thread; then raise what one of them raised."""
+    failures: list[BaseException] = []
+
+    def work(job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
