@@ -292,6 +292,7 @@ class Field(Generic[T]):
     default:          an immutable value used when none is given; `x: Field[T] = value` is short
                       for it at run time, but type checkers accept the long form only
     default_factory:  called for each object that is given no value
+    renamed_from:     the name that the field had before: a migration takes its values from there
     """
 
     def __init__(
@@ -302,6 +303,7 @@ class Field(Generic[T]):
         primary_key: bool = False,
         instance_key: bool = False,
         index: bool = False,
+        renamed_from: str | None = None,
         **unknown: Never,
     ) -> None:
         self.default = default
@@ -309,6 +311,7 @@ class Field(Generic[T]):
         self.primary_key = primary_key
         self.instance_key = instance_key
         self.index = index
+        self.renamed_from = renamed_from
         self.unknown: dict[str, Any] = dict(unknown)
         self.name = ""
 
