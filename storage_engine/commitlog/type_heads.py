@@ -10,7 +10,7 @@ as the manifest that it was written with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from storage_engine.commitlog.parsing import parsing, require_object
@@ -50,18 +50,43 @@ class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
         return self.bucket(bucket_number(ref, len(self.table.buckets)))[ref]
 
     def __iter__(self) -> Iterator[TypeRef]:
-        refs = list(dict.fromkeys(ref for ref in self.table.buckets if ref is not None))
-        objects = dict(zip(refs, self._load(refs), strict=True))
-        for number, ref in enumerate(self.table.buckets):
-            if ref is not None:
-                yield from _bucket_in(objects[ref], number, ref)
+        return iter(self.whole())
 
     def __len__(self) -> int:
         return self.table.types
 
+    def whole(self) -> dict[TypeRef, TypeHead]:
+        """All of them; one load."""
+        refs = list(dict.fromkeys(ref for ref in self.table.buckets if ref is not None))
+        objects = dict(zip(refs, self._load(refs), strict=True))
+        heads: dict[TypeRef, TypeHead] = {}
+        for number, ref in enumerate(self.table.buckets):
+            if ref is not None:
+                heads.update(_bucket_in(objects[ref], number, ref))
+        return heads
+
     def bucket(self, number: int) -> Bucket:
         ref = self.table.buckets[number]
         return _bucket_in(self._load([ref])[0], number, ref) if ref is not None else {}
+
+
+class LiveTypes(Set[TypeRef]):
+    """The types that were not dropped. To ask for one costs no more than to ask for its head."""
+
+    def __init__(self, heads: Mapping[TypeRef, TypeHead]) -> None:
+        self._heads = heads
+
+    def __contains__(self, ref: object) -> bool:
+        head = self._heads.get(ref)  # type: ignore[call-overload]
+        return head is not None and not head.is_dropped
+
+    def __iter__(self) -> Iterator[TypeRef]:
+        heads = self._heads
+        whole = heads.whole() if isinstance(heads, BucketedTypeHeads) else heads
+        return (ref for ref, head in whole.items() if not head.is_dropped)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,17 +17,28 @@ from storage_engine.query.reference import Reference
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """Which versions are seen: latest, as of a reference, all, or all after a commit."""
+    """Which versions are seen: latest, as of a reference, all, or all after a commit.
+
+    `schema_version`: only rows that were written under that version of the type's schema, which is
+    then the type that is queried; nothing is compared with the current one.
+    """
 
     as_of: Reference | None = None
     history: bool = False
     since: int | None = None
+    schema_version: int | None = None
 
     @property
     def latest(self) -> bool:
         return self.as_of is None and not self.history
 
     def __str__(self) -> str:
+        shown = self._shown()
+        if self.schema_version is None:
+            return shown
+        return f"{shown} of schema version {self.schema_version}"
+
+    def _shown(self) -> str:
         if self.since is not None:
             return f"history_since({self.since})"
         if self.history:
@@ -143,6 +154,11 @@ class QuerySpec:
                 "as_of": json_form(as_of) if as_of is not None else None,
                 "history": self.when.history,
                 "since": self.when.since,
+                **(
+                    {"schema_version": self.when.schema_version}
+                    if self.when.schema_version is not None
+                    else {}
+                ),
             },
             "where": self.where.as_json() if self.where is not None else None,
             "order": [
