@@ -200,7 +200,8 @@ def test_an_index_that_was_changed_under_a_warm_writer_is_proven_as_any_other(
     assert not verify_indices(writer.repo).ok
     put(4)
     assert world.open("reader").history() == writer.history() == [*history, (4, "a", 4)]
-    assert verify_indices(writer.repo).ok and verify_indices(world.open("cold").repo).ok
+    assert verify_indices(writer.repo).ok
+    assert verify_indices(world.open("cold").repo).ok
 
 
 def test_a_paused_writer_cannot_put_an_old_index_over_a_newer_one(either_world: World) -> None:
