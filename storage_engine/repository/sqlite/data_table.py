@@ -328,6 +328,27 @@ def select(
     )
 
 
+def index_right_keys(table: DataTable) -> str:
+    """Relations lie in the order of their left keys; this finds them by the right ones. A table
+    of an older program gets it with its next rows, and an older program keeps it up to date."""
+    columns = [*([table.type_column] if table.type_column else []), "right_key"]
+    return (
+        f"CREATE INDEX IF NOT EXISTS main.{quoted(_right_key_index(table))} "
+        f"ON {quoted(table.name)} ({', '.join(map(quoted, columns))})"
+    )
+
+
+def has_right_keys(connection: sqlite3.Connection, table: DataTable) -> bool:
+    """Whether `index_right_keys` was done."""
+    sql = "SELECT 1 FROM main.sqlite_master WHERE type = 'index' AND name = ? AND tbl_name = ?"
+    row = connection.execute(sql, (_right_key_index(table), table.name)).fetchone()
+    return row is not None
+
+
+def _right_key_index(table: DataTable) -> str:
+    return f"{table.name}:right_key"
+
+
 def head_of(table: DataTable) -> str:
     return (
         f"SELECT COALESCE(MAX(h.commit_id), 0) FROM main.{quoted(table.name)} AS h "
