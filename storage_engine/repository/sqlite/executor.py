@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.expressions import Source, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
@@ -410,7 +410,7 @@ def _of_no_rows(spec: QuerySpec) -> list[tuple[int | None]]:
 
 def _to_table(kinds: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> pa.Table:
     arrays = [
-        from_values(values, kind, ARROW_TYPES[kind])  # type: ignore[index]
+        from_values(values, kind, arrow_type(kind))
         for values, (_, kind) in zip(columns, kinds, strict=True)
     ]
     return pa.Table.from_arrays(arrays, names=[name for name, _ in kinds])
