@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -234,6 +235,10 @@ def _converted(
             return F.when(source.rlike(_NUMBER), source.try_cast(declared))
         case BinaryType():
             return F.encode(source, "UTF-8")
+        case DecimalType():
+            # Spark would round; zeros at the end are no digits that are lost.
+            whole = rf"^[+-]?[0-9]*(\.[0-9]{{0,{declared.scale}}}0*)?$"
+            return F.when(source.rlike(whole), source.try_cast(declared))
         case ArrayType() | StructType() | MapType():
             return F.from_json(source, declared.simpleString())
         case _:
