@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CommitStateUnknownError,
         ConcurrentWriteError,
         ConfigurationError,
+        DropDependencyError,
         EventLoopLimitError,
         ExpectedVersionMismatchError,
         ForkedSessionError,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
         LockBreakError,
         LockContentionError,
         MetadataUnavailableError,
+        MigrationError,
         MigrationTokenError,
+        MissingUpgraderError,
         OntologiaError,
         SchemaMetadataError,
         SchemaOutdatedError,
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         StorageBackendError,
         TagExistsError,
         TypeDeclarationError,
+        TypeDroppedError,
         UninitializedStorageError,
         UnknownTagError,
         UnsupportedEngineError,
@@ -57,6 +61,9 @@ if TYPE_CHECKING:
     from storage_engine.runtime.ontology import Ontology
     from storage_engine.runtime.reads import SqlQuery, View
     from storage_engine.runtime.session import Session
+    from storage_engine.schema.diff import FieldChange, SchemaDiff
+    from storage_engine.schema.history import SchemaVersion, TypeHistory
+    from storage_engine.schema.upgraders import load_upgraders, upgrader
 
 __version__ = "0.1.0"
 
@@ -70,12 +77,14 @@ __all__ = [
     "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
+    "DropDependencyError",
     "Entity",
     "Event",
     "EventDeadLetter",
     "EventLoopLimitError",
     "ExpectedVersionMismatchError",
     "Field",
+    "FieldChange",
     "ForkedSessionError",
     "HandlerContext",
     "HandlerError",
@@ -85,7 +94,9 @@ __all__ = [
     "LockBreakError",
     "LockContentionError",
     "MetadataUnavailableError",
+    "MigrationError",
     "MigrationTokenError",
+    "MissingUpgraderError",
     "OntologiaConfig",
     "OntologiaError",
     "Ontology",
@@ -96,14 +107,18 @@ __all__ = [
     "Relation",
     "Result",
     "Schedule",
+    "SchemaDiff",
     "SchemaMetadataError",
     "SchemaOutdatedError",
+    "SchemaVersion",
     "Session",
     "SqlNotAllowedError",
     "SqlQuery",
     "StorageBackendError",
     "TagExistsError",
     "TypeDeclarationError",
+    "TypeDroppedError",
+    "TypeHistory",
     "UninitializedStorageError",
     "UnknownTagError",
     "UnsupportedEngineError",
@@ -113,9 +128,11 @@ __all__ = [
     "__version__",
     "initialize_storage",
     "left",
+    "load_upgraders",
     "on_event",
     "open_repository",
     "right",
+    "upgrader",
 ]
 
 _ERRORS = "storage_engine.errors"
@@ -126,6 +143,7 @@ _MODULES = {
     "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
     "Field": "storage_engine.model.field",
+    "FieldChange": "storage_engine.schema.diff",
     "HandlerContext": "storage_engine.runtime.handlers",
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
@@ -136,14 +154,19 @@ _MODULES = {
     "Relation": "storage_engine.model.declarations",
     "Schedule": "storage_engine.events.schedules",
     "Result": "storage_engine.query.results",
+    "SchemaDiff": "storage_engine.schema.diff",
+    "SchemaVersion": "storage_engine.schema.history",
     "Session": "storage_engine.runtime.session",
     "SqlQuery": "storage_engine.runtime.reads",
+    "TypeHistory": "storage_engine.schema.history",
     "View": "storage_engine.runtime.reads",
     "initialize_storage": "storage_engine.repository.open",
     "on_event": "storage_engine.runtime.handlers",
     "left": "storage_engine.query.builder",
+    "load_upgraders": "storage_engine.schema.upgraders",
     "open_repository": "storage_engine.repository.open",
     "right": "storage_engine.query.builder",
+    "upgrader": "storage_engine.schema.upgraders",
 }
 
 

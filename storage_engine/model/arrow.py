@@ -44,8 +44,10 @@ __all__ = [
     "objects_to_table",
     "parquet_schema",
     "row_schema",
+    "rows_to_table",
     "table_from_fields_json",
     "table_to_objects",
+    "table_to_rows",
 ]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,7 +60,11 @@ def objects_to_table(spec: TypeSpec, objects: Sequence[Any]) -> pa.Table:
     """Objects of the spec's class as rows, in their order."""
     for other in {type(o) for o in objects} - {spec.python_class}:
         raise ValidationError(f"expected {spec.name} objects, got {other.__name__}", type=spec.name)
-    rows = [vars(o) for o in objects]
+    return rows_to_table(spec, [vars(o) for o in objects])
+
+
+def rows_to_table(spec: TypeSpec, rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """Validated values by the names that a constructor takes, as rows, in their order."""
     schema = row_schema(spec)
     columns = [_identity_column(name, spec, rows) for name in spec.identity]
     columns += [_field_column(f, spec, rows) for f in spec.fields]
@@ -111,6 +117,15 @@ def table_to_objects(spec: TypeSpec, table: pa.Table) -> list[Any]:
     cls = spec.python_class
     if cls is None:
         raise TypeError(f"{spec.name} was read from a stored schema and has no class to build")
+    made = [hydrate(cls, values) for values in table_to_rows(spec, table)]
+    if "commit_id" in table.column_names:
+        for item, commit_id in zip(made, table.column("commit_id").to_pylist(), strict=True):
+            item._attach_meta(commit_id)
+    return made
+
+
+def table_to_rows(spec: TypeSpec, table: pa.Table) -> list[dict[str, Any]]:
+    """The inverse of `rows_to_table`: values as objects have them, without a class."""
     attributes: dict[str, list[Any]] = {}
     for column in spec.identity:
         source = _identity_source(column, spec)
@@ -127,14 +142,7 @@ def table_to_objects(spec: TypeSpec, table: pa.Table) -> list[Any]:
                 f"{spec.name}.{field.name}: unreadable stored value: {error}"
             ) from error
     names = tuple(attributes)
-    made = [
-        hydrate(cls, dict(zip(names, row, strict=True)))
-        for row in zip(*attributes.values(), strict=True)
-    ]
-    if "commit_id" in table.column_names:
-        for item, commit_id in zip(made, table.column("commit_id").to_pylist(), strict=True):
-            item._attach_meta(commit_id)
-    return made
+    return [dict(zip(names, row, strict=True)) for row in zip(*attributes.values(), strict=True)]
 
 
 def _python_values(field: FieldSpec, column: pa.ChunkedArray) -> list[Any]:

@@ -302,6 +302,7 @@ class Field(Generic[T]):
     default:          an immutable value used when none is given; `x: Field[T] = value` is short
                       for it at run time, but type checkers accept the long form only
     default_factory:  called for each object that is given no value
+    renamed_from:     the name that the field had before: a migration takes its values from there
     precision, scale: of the Decimals in it: how many digits they have, and how many of those after
                       the point
     """
@@ -314,6 +315,7 @@ class Field(Generic[T]):
         primary_key: bool = False,
         instance_key: bool = False,
         index: bool = False,
+        renamed_from: str | None = None,
         precision: int | None = None,
         scale: int | None = None,
         **unknown: Never,
@@ -323,6 +325,7 @@ class Field(Generic[T]):
         self.primary_key = primary_key
         self.instance_key = instance_key
         self.index = index
+        self.renamed_from = renamed_from
         self.precision = precision
         self.scale = scale
         self.unknown: dict[str, Any] = dict(unknown)

@@ -67,11 +67,13 @@ class Declaration:
         abstract: bool,
         reserved: Collection[str],
         frame: FrameType,
+        renamed_from: str | None = None,
     ) -> None:
         self.cls = cls
         self.kind = kind
         self.name = cls.__name__ if name is None else name
         self.abstract = abstract
+        self.renamed_from = renamed_from
         self._locals = dict(frame.f_locals) if frame.f_locals is not frame.f_globals else {}
         self._types: dict[str, Any] = {}
         self._own_specs: dict[str, dict[str, Any]] | None = None
@@ -91,6 +93,8 @@ class Declaration:
                 f"{self.name!r} cannot be a stored name: use up to 100 letters, digits and "
                 "underscores, and no digit first",
             )
+        if self.renamed_from == self.name:
+            self.fail("", "renamed_from is the name that it has now; name the one it had before")
 
     def _check_bases(self) -> None:
         for base in self.bases():
@@ -167,12 +171,17 @@ class Declaration:
 
     def _check_options(self, name: str, field: Field[Any]) -> None:
         if field.unknown:
-            options = "default, default_factory, primary_key, instance_key, index, precision, scale"
+            options = (
+                "default, default_factory, primary_key, instance_key, index, precision, scale, "
+                "renamed_from"
+            )
             self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {options}")
         if field.default is not MISSING and field.default_factory is not None:
             self.fail(name, "has both default and default_factory; keep one")
         if field.default_factory is not None and not callable(field.default_factory):
             self.fail(name, "default_factory must be callable; use default for a value")
+        if field.renamed_from == name:
+            self.fail(name, "renamed_from is the name that it has now; name the one it had before")
 
     def _check_field_names(self, reserved: Collection[str]) -> None:
         taken = {name.lower(): name for base in self.bases() for name in base.own}
@@ -298,6 +307,7 @@ class Declaration:
             required=default is MISSING and field.default_factory is None,
             default=default,
             default_factory=field.default_factory,
+            renamed_from=field.renamed_from,
             revive=self._reviver(name),
         )
 

@@ -20,7 +20,6 @@ from storage_engine.model.field_types import (
     Storage,
     build_type_spec,
     classify,
-    describe,
     is_uuid,
     scalar_spec,
     unknown_storage,
@@ -39,7 +38,6 @@ __all__ = [
     "TypeSpec",
     "build_type_spec",
     "classify",
-    "schema_differences",
 ]
 
 Kind = Literal["entity", "relation"]
@@ -87,6 +85,7 @@ class FieldSpec:
     required: bool
     default: Any = MISSING
     default_factory: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
     revive: Reviver | None = field(default=None, compare=False, repr=False)  # to enum members
 
     @cached_property
@@ -172,6 +171,7 @@ class TypeSpec:
     left: str | None = None
     right: str | None = None
     python_class: type | None = field(default=None, compare=False, repr=False)
+    renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -265,59 +265,3 @@ def _of_type(kinds: type | tuple[type, ...], stored: Mapping[str, Any], name: st
     if not isinstance(value, kinds):
         raise TypeError(f"{name} is a {type(value).__name__}")
     return value
-
-
-def schema_differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
-    """What changed from one `schema_dict` to another, in sentences; empty when nothing that
-    matters did (field order and ids do not)."""
-    sentences = [
-        f"{label} was {stored[key]}, is {declared[key]}"
-        for key, label in _TYPE_FACTS.items()
-        if stored[key] != declared[key]
-    ]
-    before = {f["name"]: f for f in stored["fields"]}
-    after = {f["name"]: f for f in declared["fields"]}
-    sentences += [f"field {name!r} removed" for name in before if name not in after]
-    for name, now in after.items():
-        if name not in before:
-            sentences.append(f"field {name!r} added ({describe(now['type_spec'])})")
-        else:
-            sentences += [
-                f"field {name!r} {change}" for change in _field_changes(before[name], now)
-            ]
-    return sentences
-
-
-_TYPE_FACTS = {
-    "kind": "kind",
-    "name": "name",
-    "primary_key": "primary key",
-    "instance_key": "instance key",
-    "left": "left endpoint",
-    "right": "right endpoint",
-}
-
-
-def _field_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = []
-    old, new = describe(before["type_spec"]), describe(now["type_spec"])
-    if old != new:
-        changes.append(f"was {old}, is {new}")
-    elif before["type_spec"] != now["type_spec"]:
-        changes.append(f"of type {new} changed inside")
-    if before["required"] != now["required"]:
-        changes.append(f"was {_required(before)}, is {_required(now)}")
-    if _default(before) != _default(now):  # as texts: 1, 1.0 and True are different defaults
-        changes.append(f"had {_default(before)}, has {_default(now)}")
-    if before["index"] != now["index"]:
-        changes.append("is now indexed" if now["index"] else "is no longer indexed")
-    return changes
-
-
-def _required(described: Mapping[str, Any]) -> str:
-    return "required" if described["required"] else "optional"
-
-
-def _default(described: Mapping[str, Any]) -> str:
-    default = described.get("default", MISSING)
-    return "no default" if default is MISSING else f"default {default!r}"

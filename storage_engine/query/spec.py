@@ -22,6 +22,7 @@ class When:
     as_of: Reference | None = None
     history: bool = False
     since: int | None = None
+    schema_version: int | None = None
 
     @property
     def latest(self) -> bool:

@@ -347,7 +347,7 @@ class JsonLinesFile:
         block, size, limit = _Block([], []), 0, min(_SAMPLE_ROWS, self._batch_rows)
         with self._path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
-                line = (raw.removeprefix(_BOM) if number == 1 else raw).strip()
+                line = raw.removeprefix(_BOM).strip()  # files that were put together have several
                 if not line:
                     continue
                 block.numbers.append(number)

@@ -26,7 +26,6 @@ from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
 from storage_engine.errors import (
     IntegrityError,
     SchemaMetadataError,
-    SchemaOutdatedError,
     UnsupportedTypeError,
 )
 from storage_engine.model.canonical import canonical_json
@@ -39,10 +38,10 @@ from storage_engine.model.spec import (
     TypeSpec,
     build_type_spec,
     classify,
-    schema_differences,
 )
 from storage_engine.objectstore.protocol import ObjectNotFound
 from storage_engine.repository.object.read.files import same_values
+from storage_engine.schema.diff import outdated
 
 _NULLABLE: dict[Storage, Any] = {
     "str": build_type_spec(str | None),
@@ -188,22 +187,7 @@ def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None)
     if top.schema_sha256 == spec.schema_sha256:
         return False
     record = state.schema_record(chain, head, spec.ref, top)
-    if record:
-        recorded_spec(spec.ref, top, record)
+    stored = recorded_spec(spec.ref, top, record) if record else None
     if record and spec.aligned(record["schema"]).schema_sha256 == top.schema_sha256:
         return False
-    raise _schema_outdated(spec, top.schema_version_id, record["schema"] if record else {})
-
-
-def _schema_outdated(
-    spec: TypeSpec, stored_version: int, stored: Mapping[str, Any]
-) -> SchemaOutdatedError:
-    differences = schema_differences(dict(stored), spec.schema_dict()) if stored else []
-    listed = "; ".join(differences) or "its stored schema differs"
-    return SchemaOutdatedError(
-        f"class {spec.name} differs from schema version {stored_version} in the storage: {listed}. "
-        "Declare the class as it was stored, or store the new one under another name",
-        type=spec.name,
-        stored_version=stored_version,
-        differences=differences,
-    )
+    raise outdated(spec, top.schema_version_id, stored)

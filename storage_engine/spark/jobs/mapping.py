@@ -42,12 +42,8 @@ from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec
 from storage_engine.spark.jobs.program import spark_said
-from storage_engine.spark.jobs.sources import (
-    Opened,
-    declared_schema,
-    open_source,
-    source_columns,
-)
+from storage_engine.spark.jobs.source_lines import source_columns
+from storage_engine.spark.jobs.sources import Opened, declared_schema, open_source
 from storage_engine.spark.jobs.text_lines import FACTS, FAULT
 from storage_engine.spark.schema import quoted
 from storage_engine.spark.staged_parts import HELPERS, ORIGIN, REASONS
