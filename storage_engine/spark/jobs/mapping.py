@@ -233,7 +233,7 @@ def _converted(
             return F.encode(source, "UTF-8")
         case DecimalType():
             # Spark would round; zeros at the end are no digits that are lost.
-            whole = rf"^[+-]?[0-9]*(\.[0-9]{{0,{declared.scale}}}0*)?$"
+            whole = rf"^\s*[+-]?[0-9]*(\.[0-9]{{0,{declared.scale}}}0*)?\s*$"
             return F.when(source.rlike(whole), source.try_cast(declared))
         case ArrayType() | StructType() | MapType():
             return F.from_json(source, declared.simpleString())
