@@ -86,6 +86,15 @@ class BoundTypes:
         self._specs[cls] = spec
         return spec
 
+    def declared(self, call: str) -> list[TypeSpec]:
+        """All types so far, for `call`, which is about them."""
+        if not self._specs:
+            raise ConfigurationError(
+                f"{call}() compares declared types with the storage, and none were given: pass "
+                "entity_types and relation_types"
+            )
+        return list(self._specs.values())
+
     def find(self, named: Any) -> TypeSpec:
         """The type that a class or a stored name stands for."""
         if not isinstance(named, str):
@@ -260,6 +269,13 @@ def unit_of_work(given: Any) -> Idempotency | None:
     raise ConfigurationError(
         f"idempotency: the version must be an int of 64 bits or a str, not {version!r}"
     )
+
+
+def check_dry_run(*, dry_run: bool, token: str | None, force: bool) -> None:
+    """What is to be applied is not previewed by mistake."""
+    if dry_run and (token is not None or force):
+        given = "token" if token is not None else "force"
+        raise ConfigurationError(f"migrate({given}=...) is for dry_run=False")
 
 
 def wants_snapshot(isolation: str | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.declarations import Entity, Event, Relation
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         CompactionReport,
     )
     from storage_engine.maintenance.metrics import Metrics
+    from storage_engine.schema.migration import Progress
+    from storage_engine.schema.preview import MigrationPreview, MigrationResult
+    from storage_engine.schema.upgraders import UpgraderSource
 
 
 class Session:
@@ -221,6 +224,75 @@ class Session:
         """What a commit wrote: kind, type_name, identity and operation (insert or update)."""
         with self._core.use("list_commit_changes"):
             return self._core.repository.list_commit_changes(commit_id)
+
+    # --- schema ---------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Compare the declared types with the storage. SchemaOutdatedError names everything that
+        differs, TypeDroppedError a type that was dropped; new types are fine."""
+        from storage_engine.runtime import migration
+
+        with self._core.use("validate"):
+            migration.validate(self._core.repository, self._core.types.declared("validate"))
+
+    @overload
+    def migrate(
+        self, *, dry_run: Literal[True] = True, upgraders: UpgraderSource | None = None
+    ) -> MigrationPreview: ...
+
+    @overload
+    def migrate(
+        self,
+        *,
+        dry_run: Literal[False],
+        token: str | None = None,
+        force: bool = False,
+        upgraders: UpgraderSource | None = None,
+        progress: Progress | None = None,
+    ) -> MigrationResult: ...
+
+    def migrate(
+        self,
+        *,
+        dry_run: bool = True,
+        token: str | None = None,
+        force: bool = False,
+        upgraders: UpgraderSource | None = None,
+        progress: Progress | None = None,
+    ) -> MigrationPreview | MigrationResult:
+        """Bring the storage to the declared types: show how, or with `dry_run=False` do it.
+
+        It is one commit: new schema versions become current, with the latest rows rewritten for
+        them; what was stored before stays as it was.
+
+        token:      of the preview that is to be applied: MigrationTokenError if the storage or the
+                    plan is another one by now. `force` goes without
+        upgraders:  for changes that are not additive: a mapping {("Customer", 1): function},
+                    functions marked with `@upgrader`, or a module of them; all that were declared
+                    unless told
+        progress:   is told the type's name and how many more of its rows are rewritten
+
+        MissingUpgraderError and MigrationError (which names the type, the identity and the old
+        row) leave the storage as it is.
+        """
+        from storage_engine.runtime import migration
+
+        arguments.check_dry_run(dry_run=dry_run, token=token, force=force)
+        with self._core.use("migrate"):
+            core, declared = self._core, self._core.types.declared("migrate")
+            if dry_run:
+                return migration.preview(core.repository, declared, upgraders)
+            return core.migrate(
+                lambda: migration.apply(
+                    core.repository,
+                    declared,
+                    upgraders,
+                    token=token,
+                    force=force,
+                    progress=progress,
+                    holder=core.settings.instance_metadata,
+                )
+            )
 
     # --- events ---------------------------------------------------------------------------------
 
