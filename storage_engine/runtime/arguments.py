@@ -86,6 +86,10 @@ class BoundTypes:
         self._specs[cls] = spec
         return spec
 
+    @property
+    def by_ref(self) -> dict[tuple[str, str], TypeSpec]:
+        return {spec.ref: spec for spec in self._specs.values()}
+
     def declared(self, call: str) -> list[TypeSpec]:
         """All types so far, for `call`, which is about them."""
         if not self._specs:
@@ -141,7 +145,7 @@ def declared_types(name: str, *, option: str = "--models") -> dict[tuple[str, st
     `option` is what the user knows the name by.
     """
     specs: dict[tuple[str, str], TypeSpec] = {}
-    for value in vars(_imported(name, option)).values():
+    for value in vars(imported_module(name, option)).values():
         if not (isinstance(value, type) and issubclass(value, Stored)):
             continue
         declaration = getattr(value, "__declaration__", None)
@@ -159,7 +163,8 @@ def declared_types(name: str, *, option: str = "--models") -> dict[tuple[str, st
     return specs
 
 
-def _imported(name: str, option: str) -> ModuleType:
+def imported_module(name: str, option: str) -> ModuleType:
+    """A module that the user names, those of the current folder included."""
     if name.endswith(".py") or "/" in name or not name.strip():
         raise ConfigurationError(
             f"{option} takes the name of a module, such as shop.models, not {name!r}"

@@ -27,6 +27,7 @@ from storage_engine.repository.protocol import Repository
 from storage_engine.repository.upgraded import UpgradedExecutor
 from storage_engine.runtime import history
 from storage_engine.runtime.arguments import BoundTypes
+from storage_engine.runtime.stage_rows import Change
 from storage_engine.schema.history import TypeHistory
 from storage_engine.schema.upgraders import (
     Upgrader,
@@ -269,12 +270,18 @@ class Reads:
         versions = self._versions(commit_id)
         return View(commit_id, self._executor(commit_id), self._types, versions)
 
-    def diff(self, before: Reference, after: Reference) -> list[history.Change]:
+    def diff(
+        self, before: Reference, after: Reference, upgraders: UpgraderSource | None
+    ) -> list[Change]:
         older, newer = (self._commit_at(reference, "diff") for reference in (before, after))
-        return history.diff(self._repository, older, newer)
+        ways = resolve_upgraders(upgraders)
+        return history.diff(self._repository, older, newer, self._types.by_ref, ways)
 
-    def changes(self, since: int | str, limit: int) -> history.Changes:
-        return history.changes(self._repository, since, limit)
+    def changes(
+        self, since: int | str, limit: int, upgraders: UpgraderSource | None
+    ) -> history.Changes:
+        ways = resolve_upgraders(upgraders)
+        return history.changes(self._repository, since, limit, self._types.by_ref, ways)
 
     def list_commits(self, limit: int, since_commit_id: int | None) -> list[dict[str, Any]]:
         records = self._repository.list_commits(limit, since_commit_id)

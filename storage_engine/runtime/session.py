@@ -193,20 +193,35 @@ class Session:
         with self._core.use("at"):
             return self._reads.at(reference)
 
-    def diff(self, before: Reference, after: Reference) -> list[dict[str, Any]]:
+    def diff(
+        self, before: Reference, after: Reference, *, upgraders: UpgraderSource | None = None
+    ) -> list[dict[str, Any]]:
         """What differs between two commits: kind, type_name, identity, commit_id (the last that
-        changed it), operation, and the fields that differ, `before` (None: insert) and `after`."""
-        with self._core.use("diff"):
-            return self._reads.diff(before, after)
+        changed it), operation, and the fields that differ, `before` (None: insert) and `after`.
 
-    def changes(self, since: int | str = 0, limit: int = 1000) -> Changes:
+        Rows of older schema versions are brought up to the present one, by `upgraders` as for
+        `migrate`; where that cannot be, an entry of the type says so (`not_upgraded`)."""
+        with self._core.use("diff"):
+            return self._reads.diff(before, after, upgraders)
+
+    def changes(
+        self,
+        since: int | str = 0,
+        limit: int = 1000,
+        *,
+        upgraders: UpgraderSource | None = None,
+    ) -> Changes:
         """The change feed: the oldest changes after a commit id or a cursor, at most `limit`.
 
         Each is a dict: commit_id, kind, type_name, identity, fields, operation (insert or
         update). The page's `cursor` is where to go on; it is a text that can be kept.
+
+        Rows of older schema versions are brought up to the present one, as in `diff`; one that
+        cannot be has its fields as they were stored, with `schema_version` and `not_upgraded`,
+        which says why. A type that was dropped ends with an entry whose operation is `drop`.
         """
         with self._core.use("changes"):
-            return self._reads.changes(since, limit)
+            return self._reads.changes(since, limit, upgraders)
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from storage_engine.errors import MissingUpgraderError
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
-from storage_engine.schema.diff import diff_types
+from storage_engine.schema.diff import SchemaDiff, diff_types
 from storage_engine.schema.history import SchemaVersion, TypeHistory, TypeRef
 from storage_engine.schema.rewrite import Rewrite, rewrite
 from storage_engine.schema.upgraders import Upgrader, UpgraderKey, steps_from
@@ -80,6 +80,14 @@ class Lineage:
     def after(self, stage: Stage) -> tuple[Stage, ...]:
         return self.stages[self.stages.index(stage) + 1 :]
 
+    def upto(self, stage: Stage) -> Lineage:
+        """As if a stage were the last."""
+        return replace(self, stages=self.stages[: self.stages.index(stage) + 1])
+
+    def before(self, stage: Stage) -> Stage | None:
+        """The one whose rows a stage took over."""
+        return self.stages[self.stages.index(stage) - 1] if stage.continued else None
+
     def rewrite(
         self,
         stage: Stage,
@@ -115,35 +123,63 @@ class _Chain:
 
 
 def lineage(ref: TypeRef, histories: Mapping[TypeRef, TypeHistory]) -> Lineage | None:
-    """Of a type; None when it was never stored."""
-    first = histories.get(ref)
-    if first is None or not first.versions:
+    """Of a type, all that had its name included; None when it was never stored."""
+    history = histories.get(ref)
+    if history is None or not history.versions:
         return None
     stages: list[Stage] = []
-    history, versions = first, list(first.versions)
-    while versions:
-        version = versions.pop()
-        begun = version.activation_commit_id
-        own = bool(versions) and versions[-1].superseded_at_commit_id == begun
-        if not own and (taken := _taken_over(history, begun, histories)) is not None:
-            stages.append(Stage(history.ref, version, continued=True))
-            history, versions = taken
+    at: tuple[TypeHistory, int] | None = (history, len(history.versions) - 1)
+    while at is not None:
+        owner, place = at
+        before = _predecessor(owner, place, histories)
+        stages.append(Stage(owner.ref, owner.versions[place], continued=before is not None))
+        at = before or ((owner, place - 1) if place else None)
+    return Lineage(history, tuple(reversed(stages)))
+
+
+def lives(histories: Mapping[TypeRef, TypeHistory]) -> list[Lineage]:
+    """Every stored version once, in lines of those that took over each other's rows: from the
+    creation of a type to its end, or to now, through renames."""
+    predecessors = {
+        (history.ref, place): _predecessor(history, place, histories)
+        for history in histories.values()
+        for place in range(len(history.versions))
+    }
+    continued = {(owner.ref, place) for owner, place in filter(None, predecessors.values())}
+    lines = []
+    for ref, place in predecessors:
+        if (ref, place) in continued:
             continue
-        stages.append(Stage(history.ref, version, continued=own))
-    return Lineage(first, tuple(reversed(stages)))
+        stages: list[Stage] = []
+        at: tuple[TypeHistory, int] | None = (histories[ref], place)
+        while at is not None:
+            owner, number = at
+            at = predecessors[owner.ref, number]
+            stages.append(Stage(owner.ref, owner.versions[number], continued=at is not None))
+        lines.append(Lineage(histories[ref], tuple(reversed(stages))))
+    return sorted(lines, key=lambda line: (line.last.ref, line.last.number))
 
 
-def _taken_over(
-    history: TypeHistory, begun: int, histories: Mapping[TypeRef, TypeHistory]
-) -> tuple[TypeHistory, list[SchemaVersion]] | None:
-    """The type that ended by a rename when this one began, with its versions until then."""
+def _predecessor(
+    history: TypeHistory, place: int, histories: Mapping[TypeRef, TypeHistory]
+) -> tuple[TypeHistory, int] | None:
+    """The version whose rows a version took over: the one before it, or the last of a type that
+    ended by a rename. None for a type that began without rows."""
+    begun = history.versions[place].activation_commit_id
+    if place and history.versions[place - 1].superseded_at_commit_id == begun:
+        return history, place - 1
     old = histories.get((history.kind, history.renamed_from or ""))
-    if old is None:
-        return None
-    versions = [v for v in old.versions if v.activation_commit_id < begun]
-    if versions and versions[-1].superseded_at_commit_id == begun:
-        return old, versions
+    for number, version in enumerate(old.versions if old is not None else ()):
+        if version.superseded_at_commit_id == begun:
+            assert old is not None
+            return old, number
     return None
+
+
+def diff_versions(before: SchemaVersion, after: SchemaVersion) -> SchemaDiff:
+    """What changed from one stored version to a later one. Renames show by the ids of fields."""
+    diff = diff_types(before.spec, _marked(before.spec, after.spec, after.spec))
+    return replace(diff, from_version=before.version, to_version=after.version)
 
 
 def _step(
