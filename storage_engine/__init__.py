@@ -44,11 +44,13 @@ if TYPE_CHECKING:
         UninitializedStorageError,
         UnknownTagError,
         UnsupportedEngineError,
+        UnsupportedTypeError,
         ValidationError,
     )
     from storage_engine.events.envelopes import EventDeadLetter
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import CompactionPolicy
+    from storage_engine.model.decimals import Precision
     from storage_engine.model.declarations import Entity, Event, Relation
     from storage_engine.model.field import Field
     from storage_engine.query.builder import Query, RawQuery, left, right
@@ -103,6 +105,7 @@ __all__ = [
     "Ontology",
     "Path",
     "Plan",
+    "Precision",
     "Query",
     "RawQuery",
     "Relation",
@@ -123,6 +126,7 @@ __all__ = [
     "UninitializedStorageError",
     "UnknownTagError",
     "UnsupportedEngineError",
+    "UnsupportedTypeError",
     "ValidationError",
     "View",
     "__version__",
@@ -151,6 +155,7 @@ _MODULES = {
     "Ontology": "storage_engine.runtime.ontology",
     "Path": "storage_engine.query.results",
     "Plan": "storage_engine.query.results",
+    "Precision": "storage_engine.model.decimals",
     "Query": "storage_engine.query.builder",
     "RawQuery": "storage_engine.query.builder",
     "Relation": "storage_engine.model.declarations",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from decimal import Decimal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +23,7 @@ class Old(Entity, name="Customer"):
     age: Field[int]
     nick: Field[str]
     tags: Field[list[int]] = Field(default_factory=list)
-    seen: Field[datetime | None] = None
+    seen: Field[datetime | None] = Field(default=None)
 
 
 NOON = datetime(2026, 11, 17, 12, tzinfo=UTC)
@@ -50,8 +51,9 @@ class Wider(Entity, name="Customer"):
     age: Field[float]
     name: Field[str | None] = Field(renamed_from="nick", default=None)
     tags: Field[list[float]] = Field(default_factory=list)
-    seen: Field[datetime | int | None] = None
-    tier: Field[str] = Field(default="Standard")
+    seen: Field[datetime | int | None] = Field(default=None)
+    tier: Field[Literal["Gold", "Standard"]] = Field(default="Standard")
+    worth: Field[Decimal] = Field(default=Decimal("1.50"), precision=6, scale=2)
     extra: Field[dict[str, int]] = Field(default_factory=dict)
 
 
@@ -64,6 +66,7 @@ def test_additive_changes_need_no_upgrader() -> None:
             "tags": [float(n)],
             "seen": NOON,
             "tier": "Standard",
+            "worth": Decimal("1.50"),
             "extra": {},
         }
         for n in range(2)
@@ -79,7 +82,7 @@ def test_each_row_gets_its_own_from_a_factory() -> None:
         age: Field[int]
         nick: Field[str]
         tags: Field[list[int]] = Field(default_factory=list)
-        seen: Field[datetime | None] = None
+        seen: Field[datetime | None] = Field(default=None)
         number: Field[int] = Field(default_factory=lambda: next(numbers))
 
     assert [row["number"] for row in made(spec_of(Counted), old_rows(1, 2, 3))] == [0, 1, 2]
@@ -197,7 +200,7 @@ class Knows(Relation[Person, Person]):
 class Knows2(Relation[Person, Person], name="Knows"):
     begun: Field[str] = Field(instance_key=True)
     strength: Field[float]
-    note: Field[str | None] = None
+    note: Field[str | None] = Field(default=None)
 
 
 def test_relations() -> None:
