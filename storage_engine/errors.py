@@ -262,6 +262,18 @@ class SchemaOutdatedError(OntologiaError):
         super().__init__(message)
 
 
+class UnsupportedTypeError(OntologiaError):
+    """A stored type has a field of a kind that this version does not know."""
+
+    def __init__(self, *, field: str, kind: str) -> None:
+        self.field = field
+        self.kind = kind
+        super().__init__(
+            f"the stored field {field!r} is of the kind {kind!r}, which this version does not "
+            "know: the storage was written by a newer ontologia, upgrade this one first"
+        )
+
+
 class SchemaMetadataError(OntologiaError):
     """A schema catalog object (such as meta/schema/types.json) is missing or malformed."""
 

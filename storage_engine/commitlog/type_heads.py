@@ -10,11 +10,12 @@ as the manifest that it was written with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass, replace
 
 from storage_engine.commitlog.parsing import parsing, require_object
 from storage_engine.commitlog.records import (
+    TYPES_IN_A_BUCKET,
     BucketRef,
     BucketTable,
     ManifestLink,
@@ -30,8 +31,7 @@ from storage_engine.errors import IntegrityError
 
 INLINE_TYPES = 100
 _FEWEST_BUCKETS = 64
-_FULL_BUCKET = 64  # types in a bucket on average, above which there are four times as many
-
+_FULL_BUCKET = TYPES_IN_A_BUCKET  # on average, above which there are four times as many buckets
 _TOGETHER = 8  # buckets in one object
 
 Bucket = Mapping[TypeRef, TypeHead]
@@ -50,20 +50,36 @@ class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
         return self.bucket(bucket_number(ref, len(self.table.buckets)))[ref]
 
     def __iter__(self) -> Iterator[TypeRef]:
-        return iter(self.whole())
+        return iter(self._all())
+
+    def items(self) -> ItemsView[TypeRef, TypeHead]:
+        return self._all().items()
+
+    def values(self) -> ValuesView[TypeHead]:
+        return self._all().values()
+
+    def _all(self) -> dict[TypeRef, TypeHead]:
+        """IntegrityError where a type is in another bucket than the one it is looked for in."""
+        refs = list(dict.fromkeys(ref for ref in self.table.buckets if ref is not None))
+        objects = dict(zip(refs, self._load(refs), strict=True))
+        count = len(self.table.buckets)
+        heads: dict[TypeRef, TypeHead] = {}
+        for number, ref in enumerate(self.table.buckets):
+            if ref is None:
+                continue
+            bucket = _bucket_in(objects[ref], number, ref)
+            for kind, name in bucket:
+                if bucket_number((kind, name), count) != number:
+                    raise IntegrityError(
+                        f"{ref.path} has the {kind} {name} in bucket {number} of {count}, where "
+                        "nobody looks for it: it is damaged, or the list of buckets is",
+                        key=ref.path,
+                    )
+            heads.update(bucket)
+        return heads
 
     def __len__(self) -> int:
         return self.table.types
-
-    def whole(self) -> dict[TypeRef, TypeHead]:
-        """All of them; one load."""
-        refs = list(dict.fromkeys(ref for ref in self.table.buckets if ref is not None))
-        objects = dict(zip(refs, self._load(refs), strict=True))
-        heads: dict[TypeRef, TypeHead] = {}
-        for number, ref in enumerate(self.table.buckets):
-            if ref is not None:
-                heads.update(_bucket_in(objects[ref], number, ref))
-        return heads
 
     def bucket(self, number: int) -> Bucket:
         ref = self.table.buckets[number]
@@ -81,9 +97,7 @@ class LiveTypes(Set[TypeRef]):
         return head is not None and not head.is_dropped
 
     def __iter__(self) -> Iterator[TypeRef]:
-        heads = self._heads
-        whole = heads.whole() if isinstance(heads, BucketedTypeHeads) else heads
-        return (ref for ref, head in whole.items() if not head.is_dropped)
+        return (ref for ref, head in self._heads.items() if not head.is_dropped)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -12,14 +12,21 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal
+from uuid import UUID
 
+from storage_engine.errors import UnsupportedTypeError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.field_types import (
     Storage,
     build_type_spec,
     classify,
+    describe,
+    is_uuid,
+    scalar_spec,
+    unknown_storage,
     unordered,
 )
+from storage_engine.model.scalars import Reviver
 
 __all__ = [
     "FIRST_FIELD_ID",
@@ -80,6 +87,28 @@ class FieldSpec:
     default: Any = MISSING
     default_factory: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
+    revive: Reviver | None = field(default=None, compare=False, repr=False)  # to enum members
+
+    @cached_property
+    def logical(self) -> Literal["uuid", "literal"] | None:
+        """What the values of a text or int column are beyond that."""
+        scalar = scalar_spec(self.type_spec)
+        if scalar["kind"] == "literal":
+            return "literal"
+        return "uuid" if is_uuid(scalar) else None
+
+    @property
+    def column_type(self) -> str:
+        """For people: how it is stored, or what an enum, a Literal or a UUID is beyond that."""
+        return self.storage if self.logical is None else describe(scalar_spec(self.type_spec))
+
+    def restored(self, value: Any) -> Any:
+        """The value that a stored scalar, or decoded JSON, stands for in Python."""
+        if value is None:
+            return None
+        if self.logical == "uuid":
+            value = UUID(value)
+        return value if self.revive is None else self.revive(value)
 
     def __hash__(self) -> int:
         return hash((self.name, self.field_id, self.storage))  # type_spec is a dict
@@ -98,10 +127,17 @@ class FieldSpec:
 
     @classmethod
     def from_schema_dict(cls, stored: Mapping[str, Any]) -> FieldSpec:
+        """UnsupportedTypeError where a newer program has stored a type that this one lacks."""
+        type_spec = _of_type(dict, stored, "type_spec")
+        storage = _of_type(str, stored, "storage")
+        name = _of_type(str, stored, "name")
+        stranger = unknown_storage(type_spec, storage)
+        if stranger is not None:
+            raise UnsupportedTypeError(field=name, kind=stranger)
         return cls(
-            name=_of_type(str, stored, "name"),
-            type_spec=_of_type(dict, stored, "type_spec"),
-            storage=_of_type(str, stored, "storage"),
+            name=name,
+            type_spec=type_spec,
+            storage=storage,
             nullable=_of_type(bool, stored, "nullable"),
             index=_of_type(bool, stored, "index"),
             field_id=_of_type(int, stored, "id"),
@@ -152,6 +188,12 @@ class TypeSpec:
     @property
     def folder(self) -> str:
         return "entities" if self.kind == "entity" else "relations"
+
+    def without_class(self) -> TypeSpec:
+        """Without anything of the user's code, which another process may not be able to import;
+        rows are written and read the same, but no objects are made of them."""
+        fields = tuple(replace(f, revive=None) for f in self.fields)
+        return replace(self, fields=fields, python_class=None)
 
     @property
     def ref(self) -> tuple[str, str]:

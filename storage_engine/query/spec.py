@@ -19,8 +19,7 @@ from storage_engine.query.reference import Reference
 class When:
     """Which versions are seen: latest, as of a reference, all, or all after a commit.
 
-    `schema_version`: only rows that were written under that version of the type's schema, which is
-    then the type that is queried; nothing is compared with the current one.
+    `schema_version`: rows of that version of the type alone, whichever is current.
     """
 
     as_of: Reference | None = None

@@ -318,6 +318,14 @@ def widens(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     match before["kind"], now["kind"]:
         case "primitive", "primitive":
             return (before["name"], now["name"]) == ("int", "float")
+        case "primitive", "decimal":
+            return before["name"] == "int" and _whole_digits(now) >= _INT64_DIGITS
+        case "decimal", "decimal":
+            return now["scale"] >= before["scale"] and _whole_digits(now) >= _whole_digits(before)
+        case "literal", "literal":
+            return set(before["values"]) <= set(now["values"])
+        case "literal", "primitive":
+            return {type(value).__name__ for value in before["values"]} == {now["name"]}
         case "list", "list":
             return widens(before["item"], now["item"])
         case "dict", "dict":
@@ -325,6 +333,13 @@ def widens(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         case "typed_dict", "typed_dict":
             return _widens_keys(before["fields"], now["fields"])
     return False
+
+
+_INT64_DIGITS = 19
+
+
+def _whole_digits(decimal: Mapping[str, Any]) -> int:
+    return int(decimal["precision"]) - int(decimal["scale"])
 
 
 def _widens_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

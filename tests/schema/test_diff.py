@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NotRequired, TypedDict
+from decimal import Decimal
+from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
@@ -100,6 +101,42 @@ DIFFERENCES = [
         False,
     ),
     (variant(x=Field[int]), variant(x=Field[int | str]), ["field 'x' was int, is int | str"], True),
+    (
+        variant(x=Field[Literal["a"]]),
+        variant(x=Field[Literal["a", "b"]]),
+        ["field 'x' was Literal['a'], is Literal['a', 'b']"],
+        True,
+    ),
+    (
+        variant(x=Field[Literal["a", "b"]]),
+        variant(x=Field[Literal["a"]]),
+        ["field 'x' was Literal['a', 'b'], is Literal['a']"],
+        False,
+    ),
+    (
+        variant(x=Field[Literal["a"]]),
+        variant(x=Field[str]),
+        ["field 'x' was Literal['a'], is str"],
+        True,
+    ),
+    (
+        variant(x=(Field[Decimal], Field(precision=10, scale=2))),
+        variant(x=(Field[Decimal], Field(precision=12, scale=4))),
+        ["field 'x' was Decimal(10, 2), is Decimal(12, 4)"],
+        True,
+    ),
+    (
+        variant(x=(Field[Decimal], Field(precision=10, scale=2))),
+        variant(x=(Field[Decimal], Field(precision=10, scale=4))),
+        ["field 'x' was Decimal(10, 2), is Decimal(10, 4)"],
+        False,
+    ),
+    (
+        variant(x=Field[int]),
+        variant(x=(Field[Decimal], Field(precision=21, scale=2))),
+        ["field 'x' was int, is Decimal(21, 2)"],
+        True,
+    ),
     (variant(x=Field[datetime]), variant(x=Field[Any]), ["field 'x' was datetime, is Any"], False),
     (
         variant(x=Field[dict[str, int]]),

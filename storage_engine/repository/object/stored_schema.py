@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -24,15 +25,22 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
 from storage_engine.commitlog.type_heads import LiveTypes
-from storage_engine.errors import IntegrityError, SchemaMetadataError, TypeDroppedError
+from storage_engine.errors import (
+    IntegrityError,
+    SchemaMetadataError,
+    TypeDroppedError,
+    UnsupportedTypeError,
+)
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.decimals import Precision
 from storage_engine.model.spec import (
     SYSTEM_COLUMNS,
     FieldSpec,
     Storage,
     TypeSpec,
     build_type_spec,
+    classify,
 )
 from storage_engine.objectstore.protocol import ObjectNotFound
 from storage_engine.repository.object.read.files import same_values
@@ -47,6 +55,7 @@ _NULLABLE: dict[Storage, Any] = {
     "bool": build_type_spec(bool | None),
     "datetime": build_type_spec(datetime | None),
     "date": build_type_spec(date | None),
+    "time": build_type_spec(time | None),
     "bytes": build_type_spec(bytes | None),
     "json": build_type_spec(Any),
 }
@@ -76,7 +85,7 @@ def _stored(
     for schema in _catalogued(documents, ref, top.schema_version_id):
         try:
             spec = TypeSpec.from_schema_dict(schema)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, UnsupportedTypeError):
             continue  # of another implementation
         if spec.ref == ref:
             return spec
@@ -213,13 +222,16 @@ def _from_file(ref: TypeRef, path: str, data: bytes) -> TypeSpec:
 
 
 def _field(column: pa.Field, number: int) -> FieldSpec:
-    storage: Storage = next(
-        (s for s in _NULLABLE if same_values(ARROW_TYPES[s], column.type)), "json"
-    )
+    if pa.types.is_decimal128(column.type) and 0 <= column.type.scale <= column.type.precision:
+        digits = Precision(column.type.precision, column.type.scale)
+        type_spec = build_type_spec(Decimal | None, decimals=digits)
+    else:
+        kinds = (s for s in _NULLABLE if same_values(ARROW_TYPES[s], column.type))
+        type_spec = _NULLABLE[next(kinds, "json")]
     return FieldSpec(
         name=column.name,
-        type_spec=_NULLABLE[storage],
-        storage=storage,
+        type_spec=type_spec,
+        storage=classify(type_spec)[0],
         nullable=True,
         index=False,
         field_id=number,
