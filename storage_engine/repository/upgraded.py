@@ -149,7 +149,7 @@ class UpgradedExecutor:
         kinds = result_kinds(spec)
         return pa.Table.from_arrays(
             [
-                column.cast(ARROW_TYPES[kind])  # type: ignore[index]
+                column.cast(ARROW_TYPES[kind])
                 for column, (_, kind) in zip(table.columns, kinds, strict=True)
             ],
             names=[name for name, _ in kinds],
