@@ -38,8 +38,6 @@ HISTORY = ReadWindow(history=True)
 
 @pytest.fixture
 def repository(storage: Storage) -> Iterator[Repository]:
-    if storage.backend == "sqlite":
-        pytest.skip("SQLite gets its migrations with another change")
     opened = storage.open(runtime_id="tester")
     yield opened
     opened.close()
@@ -55,7 +53,7 @@ def entity(
         if options is not None:
             body[field] = options
     options = {"renamed_from": renamed_from} if renamed_from is not None else {}
-    made = type(Entity)(name, (Entity,), {**body, "__annotations__": annotations}, **options)
+    made = type(name, (Entity,), {**body, "__annotations__": annotations}, **options)
     return spec_of(made)
 
 
