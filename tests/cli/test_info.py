@@ -21,7 +21,7 @@ def test_info_shows_head_types_and_engine(place: Place, uri: str) -> None:
     info = shown.json
     assert info["uri"] == uri
     assert info["engine_version"] == place.engine
-    assert info["format"] == 2
+    assert info["format"] == (3 if uri.startswith("sqlite") else 2)
     assert info["head_commit_id"] == info["head"]["id"] == 2
     assert info["head"]["runtime_id"] == "writer"
     assert [tuple(known.values()) for known in info["types"]] == [
