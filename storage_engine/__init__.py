@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CommitStateUnknownError,
         ConcurrentWriteError,
         ConfigurationError,
+        DropDependencyError,
         EventLoopLimitError,
         ExpectedVersionMismatchError,
         ForkedSessionError,
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
         LockBreakError,
         LockContentionError,
         MetadataUnavailableError,
+        MigrationError,
         MigrationTokenError,
+        MissingUpgraderError,
         OntologiaError,
         SchemaMetadataError,
         SchemaOutdatedError,
@@ -37,17 +40,20 @@ if TYPE_CHECKING:
         StorageBackendError,
         TagExistsError,
         TypeDeclarationError,
+        TypeDroppedError,
         UninitializedStorageError,
         UnknownTagError,
         UnsupportedEngineError,
+        UnsupportedTypeError,
         ValidationError,
     )
     from storage_engine.events.envelopes import EventDeadLetter
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import CompactionPolicy
+    from storage_engine.model.decimals import Precision
     from storage_engine.model.declarations import Entity, Event, Relation
     from storage_engine.model.field import Field
-    from storage_engine.query.builder import Query, left, right
+    from storage_engine.query.builder import Query, RawQuery, left, right
     from storage_engine.query.results import Path, Plan, Result
     from storage_engine.repository.open import initialize_storage, open_repository
     from storage_engine.runtime.handlers import HandlerContext, on_event
@@ -55,6 +61,10 @@ if TYPE_CHECKING:
     from storage_engine.runtime.ontology import Ontology
     from storage_engine.runtime.reads import SqlQuery, View
     from storage_engine.runtime.session import Session
+    from storage_engine.schema.diff import FieldChange, SchemaDiff
+    from storage_engine.schema.history import SchemaVersion, TypeHistory
+    from storage_engine.schema.preview import MigrationPreview, MigrationResult
+    from storage_engine.schema.upgraders import load_upgraders, upgrader
 
 __version__ = "0.1.0"
 
@@ -68,12 +78,14 @@ __all__ = [
     "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
+    "DropDependencyError",
     "Entity",
     "Event",
     "EventDeadLetter",
     "EventLoopLimitError",
     "ExpectedVersionMismatchError",
     "Field",
+    "FieldChange",
     "ForkedSessionError",
     "HandlerContext",
     "HandlerError",
@@ -83,35 +95,48 @@ __all__ = [
     "LockBreakError",
     "LockContentionError",
     "MetadataUnavailableError",
+    "MigrationError",
+    "MigrationPreview",
+    "MigrationResult",
     "MigrationTokenError",
+    "MissingUpgraderError",
     "OntologiaConfig",
     "OntologiaError",
     "Ontology",
     "Path",
     "Plan",
+    "Precision",
     "Query",
+    "RawQuery",
     "Relation",
     "Result",
     "Schedule",
+    "SchemaDiff",
     "SchemaMetadataError",
     "SchemaOutdatedError",
+    "SchemaVersion",
     "Session",
     "SqlNotAllowedError",
     "SqlQuery",
     "StorageBackendError",
     "TagExistsError",
     "TypeDeclarationError",
+    "TypeDroppedError",
+    "TypeHistory",
     "UninitializedStorageError",
     "UnknownTagError",
     "UnsupportedEngineError",
+    "UnsupportedTypeError",
     "ValidationError",
     "View",
     "__version__",
     "initialize_storage",
     "left",
+    "load_upgraders",
     "on_event",
     "open_repository",
     "right",
+    "upgrader",
 ]
 
 _ERRORS = "storage_engine.errors"
@@ -122,23 +147,33 @@ _MODULES = {
     "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
     "Field": "storage_engine.model.field",
+    "FieldChange": "storage_engine.schema.diff",
     "HandlerContext": "storage_engine.runtime.handlers",
+    "MigrationPreview": "storage_engine.schema.preview",
+    "MigrationResult": "storage_engine.schema.preview",
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
     "Path": "storage_engine.query.results",
     "Plan": "storage_engine.query.results",
+    "Precision": "storage_engine.model.decimals",
     "Query": "storage_engine.query.builder",
+    "RawQuery": "storage_engine.query.builder",
     "Relation": "storage_engine.model.declarations",
     "Schedule": "storage_engine.events.schedules",
     "Result": "storage_engine.query.results",
+    "SchemaDiff": "storage_engine.schema.diff",
+    "SchemaVersion": "storage_engine.schema.history",
     "Session": "storage_engine.runtime.session",
     "SqlQuery": "storage_engine.runtime.reads",
+    "TypeHistory": "storage_engine.schema.history",
     "View": "storage_engine.runtime.reads",
     "initialize_storage": "storage_engine.repository.open",
     "on_event": "storage_engine.runtime.handlers",
     "left": "storage_engine.query.builder",
+    "load_upgraders": "storage_engine.schema.upgraders",
     "open_repository": "storage_engine.repository.open",
     "right": "storage_engine.query.builder",
+    "upgrader": "storage_engine.schema.upgraders",
 }
 
 

@@ -88,7 +88,7 @@ def prompt_interrupts(abandon: Callable[[], None]) -> Iterator[None]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-OK, GENERAL, USAGE, MISMATCH, FAILED, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, GENERAL, USAGE, MISMATCH, FAILED, STORAGE, DEPENDENTS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 7, 130
 
 EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.OntologiaError: GENERAL,
@@ -104,6 +104,10 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.UnknownTagError: FAILED,
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
+    errors.MissingUpgraderError: MISMATCH,
+    errors.MigrationError: FAILED,
+    errors.TypeDroppedError: MISMATCH,
+    errors.DropDependencyError: DEPENDENTS,
     errors.TypeDeclarationError: FAILED,
     errors.ValidationError: FAILED,
     errors.BatchSizeExceededError: FAILED,

@@ -22,30 +22,36 @@ import orjson
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.parsing import (
     FieldError,
+    is_name,
     optional_int,
     optional_key_range,
     optional_list,
     optional_object,
     optional_objects,
+    optional_path,
     optional_stats,
     optional_text,
     parsing,
     require_choice,
     require_int,
     require_list,
+    require_name,
     require_object,
     require_objects,
+    require_path,
     require_text,
     require_time,
 )
 from storage_engine.commitlog.ranges import CommitRange, KeyRange
 from storage_engine.errors import IntegrityError
+from storage_engine.objectstore.protocol import is_key
 
 TypeRef = tuple[str, str]  # (kind, type name)
 UnitVersion = int | str  # of a unit of work
 
 _KINDS = tuple(layout.FOLDERS)
 _UNKNOWN_ROWS = -1
+TYPES_IN_A_BUCKET = 64  # of type heads, on average and at most
 
 
 def to_json(payload: Mapping[str, Any]) -> bytes:
@@ -97,7 +103,7 @@ class CheckpointRef:
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
-            require_text(raw, "path"), require_text(raw, "sha256"), require_int(raw, "commit_id")
+            require_path(raw, "path"), require_text(raw, "sha256"), require_int(raw, "commit_id")
         )
 
 
@@ -113,7 +119,7 @@ class ManifestLink:
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
             require_int(raw, "commit_id", minimum=1),
-            require_text(raw, "path"),
+            require_path(raw, "path"),
             optional_text(raw, "sha256", ""),
         )
 
@@ -151,7 +157,7 @@ class Head:
         with parsing(key, "head object"):
             head = cls(
                 commit_id=require_int(raw, "commit_id"),
-                manifest_path=optional_text(raw, "manifest_path"),
+                manifest_path=optional_path(raw, "manifest_path"),
                 updated_at=require_time(raw, "updated_at"),
                 runtime_id=optional_text(raw, "runtime_id", ""),
                 log_id=optional_text(raw, "log_id", ""),
@@ -189,7 +195,7 @@ class TypeHead:
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
             commit_id=require_int(raw, "commit_id", minimum=1),
-            manifest_path=require_text(raw, "manifest_path"),
+            manifest_path=require_path(raw, "manifest_path"),
             schema_version_id=optional_int(raw, "schema_version_id", 1),
             schema_sha256=optional_text(raw, "schema_sha256", ""),
             activation_commit_id=optional_int(raw, "activation_commit_id", 1),
@@ -221,12 +227,13 @@ class BucketTable:
                 refs.append(None)
                 continue
             path, digest = item
-            if not (isinstance(path, str) and isinstance(digest, str)):
+            if not (isinstance(path, str) and is_key(path) and isinstance(digest, str)):
                 raise FieldError("buckets", "a list of paths with hashes", item)
             refs.append(BucketRef(path, digest))
         if not refs:
             raise FieldError("buckets", "a list that is not empty", refs)
-        return cls(require_int(raw, "types"), tuple(refs))
+        most = len(refs) * TYPES_IN_A_BUCKET
+        return cls(require_int(raw, "types", maximum=most), tuple(refs))
 
     def to_dict(self) -> dict[str, Any]:
         return {"types": self.types, "buckets": [b and [b.path, b.sha256] for b in self.buckets]}
@@ -244,7 +251,7 @@ class Previous:
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
             require_int(raw, "commit_id", minimum=1),
-            require_text(raw, "manifest_path"),
+            require_path(raw, "manifest_path"),
             optional_text(raw, "manifest_sha256", ""),
         )
 
@@ -287,8 +294,8 @@ class CommitFile:
         previous = optional_object(raw, "previous")
         return cls(
             kind=require_choice(raw, "kind", _KINDS),
-            type_name=require_text(raw, "type_name"),
-            path=require_text(raw, "path"),
+            type_name=require_name(raw, "type_name"),
+            path=require_path(raw, "path"),
             row_count=require_int(raw, "row_count", minimum=_UNKNOWN_ROWS),
             schema_version_id=require_int(raw, "schema_version_id"),
             content_sha256=optional_text(raw, "content_sha256", ""),
@@ -360,7 +367,7 @@ class Manifest:
             manifest = cls(
                 commit_id=require_int(raw, "commit_id", minimum=1),
                 parent_commit_id=optional_int(raw, "parent_commit_id"),
-                parent_manifest_path=optional_text(raw, "parent_manifest_path"),
+                parent_manifest_path=optional_path(raw, "parent_manifest_path"),
                 created_at=require_time(raw, "created_at"),
                 runtime_id=optional_text(raw, "runtime_id", ""),
                 metadata=_texts(optional_object(raw, "metadata") or {}),
@@ -502,7 +509,7 @@ class Checkpoint:
             entries: dict[TypeRef, tuple[Entry, ...]] = {}
             schemas: dict[TypeRef, dict[int, Mapping[str, Any]]] = {}
             for item in require_objects(raw, "types"):
-                ref = require_choice(item, "kind", _KINDS), require_text(item, "type_name")
+                ref = require_choice(item, "kind", _KINDS), require_name(item, "type_name")
                 entries[ref] = tuple(parse_entry(e) for e in require_objects(item, "entries"))
                 versions = require_object(item, "schemas")
                 schemas[ref] = {int(v): _registration(versions, v) for v in versions}
@@ -531,11 +538,16 @@ def parse_points(raw: Sequence[Any]) -> tuple[CommitPoint, ...]:
     points = []
     for item in raw:
         match item:
-            case [int(), str(), str()] | [int(), str(), str(), str()]:
+            case [int(), str(), str(path), *rest] if is_key(path) and _are_hashes(rest):
                 points.append(CommitPoint(*item))
             case _:
                 raise FieldError("commits", "a list of commits with time and manifest", item)
     return tuple(points)
+
+
+def _are_hashes(rest: Sequence[Any]) -> bool:
+    """One, or none where none was known."""
+    return len(rest) < 2 and all(isinstance(item, str) for item in rest)
 
 
 def type_heads_json(heads: Mapping[TypeRef, TypeHead]) -> dict[str, dict[str, TypeHead]]:
@@ -550,13 +562,15 @@ def parse_type_heads(raw: Mapping[str, Any]) -> dict[TypeRef, TypeHead]:
     for kind, folder in layout.FOLDERS.items():
         by_name = optional_object(raw, folder) or {}
         for name in by_name:
+            if not is_name(name):
+                raise FieldError(folder, "heads by the names of types", name)
             heads[kind, name] = TypeHead.parse(require_object(by_name, name))
     return heads
 
 
 def _page_ref(item: Any) -> PageRef:
     match item:
-        case [int(low), int(high), str(), str()] if 1 <= low <= high:
+        case [int(low), int(high), str(), str(digest)] if 1 <= low <= high and is_key(digest):
             return PageRef(*item)
     raise FieldError("pages", "a list of pages with commits, time and hash", item)
 
@@ -617,7 +631,7 @@ def _registration(versions: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _check_registration(record: Mapping[str, Any]) -> None:
     require_choice(record, "kind", _KINDS)
-    require_text(record, "type_name")
+    require_name(record, "type_name")
     require_int(record, "schema_version_id")
     require_object(record, "schema")
 

@@ -4,9 +4,8 @@ Values never become part of the SQL text: they are bound under names (`q0`, `q1`
 too. Identifiers are quoted. The names begin with a prefix, so that the text can be put into a
 larger statement with parameters of its own. Nothing is executed here.
 
-Two things the JSON functions of SQLite (3.38 and later) cannot do are done by functions that
-`install` adds to a connection: texts that contain NUL, which json_extract cuts off there, and
-base64.
+What SQLite (3.38 and later) cannot do is done by functions that `install` adds to a connection:
+texts that contain NUL, which json_extract cuts off there, base64, and decimals.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ import sqlite3
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from decimal import Decimal
+from typing import Any, Self
 
 import orjson
 
 from storage_engine.model.canonical import leaf
+from storage_engine.model.decimals import MAX_PRECISION, decimal_type
 
 
 def quoted(identifier: str) -> str:
@@ -139,8 +140,31 @@ class Dialect(ABC):
         """SUM, of the kind of its values."""
 
     @abstractmethod
-    def mean(self, sql: str) -> str:
+    def mean(self, sql: str, kind: str) -> str:
         """AVG, a float."""
+
+
+@dataclass(frozen=True)
+class DocumentPath:
+    """A path into a document, as both engines have it."""
+
+    dialect: Dialect
+    document: str
+    keys: tuple[str, ...]
+
+    @property
+    def _path(self) -> str:
+        return self.dialect.mark(json_path(self.keys))
+
+    @property
+    def _type(self) -> str:
+        return f"json_type({self.document}, {self._path})"
+
+    def at(self, keys: Sequence[str]) -> Self:
+        return replace(self, keys=(*self.keys, *keys))
+
+    def length(self) -> str:
+        return f"json_array_length({self.document}, {self._path})"
 
 
 _TYPES = {
@@ -150,6 +174,7 @@ _TYPES = {
     "bool": "BOOLEAN",
     "datetime": "TIMESTAMPTZ",
     "date": "DATE",
+    "time": "TIME",
     "bytes": "BLOB",
 }
 _JSON_TYPES_DUCKDB = {
@@ -161,6 +186,11 @@ _JSON_TYPES_DUCKDB = {
 }
 
 
+def _sql_type(kind: str) -> str:
+    decimals = decimal_type(kind)
+    return _TYPES[kind] if decimals is None else decimals.sql
+
+
 class DuckDb(Dialect):
     name = "duckdb"
     shows_json = False
@@ -169,10 +199,12 @@ class DuckDb(Dialect):
         return f"${self.binder.name(value)}"
 
     def literal(self, kind: str, value: Any, *, in_json: bool) -> str:
-        if kind in ("datetime", "date"):
+        if kind in ("datetime", "date", "time"):
             # As text: DuckDB's own conversion of Python datetimes depends on their tzinfo.
             text = f"{self.mark(leaf(value))}::VARCHAR"
             return text if in_json else f"CAST({text} AS {_TYPES[kind]})"
+        if decimal_type(kind) is not None:
+            return f"CAST({self.mark(leaf(value))}::VARCHAR AS {_sql_type(kind)})"
         return f"{self.mark(value)}::{_TYPES[kind]}"
 
     def document(self, sql: str) -> Json:
@@ -201,31 +233,22 @@ class DuckDb(Dialect):
     def shown(self, sql: str, kind: str, *, in_json: bool) -> str:
         if kind == "float":
             return f"({sql} + 0.0::DOUBLE)"  # -0.0 and 0.0 are one value
-        return f"CAST({sql} AS {_TYPES[kind]})" if in_json else sql
+        return f"CAST({sql} AS {_sql_type(kind)})" if in_json else sql
 
     def total(self, sql: str, kind: str) -> str:
-        return f"CAST(SUM({sql}) AS {_TYPES[kind]})"
+        decimals = decimal_type(kind)
+        if decimals is None:
+            return f"CAST(SUM({sql}) AS {_TYPES[kind]})"
+        # By its text: DuckDB lets a sum grow a digit too long, and looks at digits there only.
+        return f"CAST(CAST(SUM({sql}) AS VARCHAR) AS {decimals.total.sql})"
 
-    def mean(self, sql: str) -> str:
+    def mean(self, sql: str, kind: str) -> str:
         return f"CAST(AVG({sql}) AS DOUBLE)"
 
 
 @dataclass(frozen=True)
-class DuckJson(Json):
+class DuckJson(DocumentPath, Json):
     dialect: DuckDb
-    document: str
-    keys: tuple[str, ...]
-
-    @property
-    def _path(self) -> str:
-        return self.dialect.mark(json_path(self.keys))
-
-    @property
-    def _type(self) -> str:
-        return f"json_type({self.document}, {self._path})"
-
-    def at(self, keys: Sequence[str]) -> Json:
-        return DuckJson(self.dialect, self.document, (*self.keys, *keys))
 
     def absent(self) -> str:
         return f"(COALESCE({self._type}, 'NULL') = 'NULL')"
@@ -241,11 +264,10 @@ class DuckJson(Json):
                 return f"TRY_CAST({text} AS {_TYPES[kind]})"
             case "bytes":
                 return f"from_base64({text})"
+            case _ if decimal_type(kind) is not None:
+                return f"TRY_CAST({text} AS {_sql_type(kind)})"
             case _:
                 return text
-
-    def length(self) -> str:
-        return f"json_array_length({self.document}, {self._path})"
 
     def some(self, alias: str, condition: Callable[[Json], str]) -> str:
         path = self.dialect.mark(f"{json_path(self.keys)}[*]")
@@ -269,6 +291,9 @@ def install(connection: sqlite3.Connection) -> None:
     """Add the functions that compiled filters use. Calling it again does no harm."""
     connection.create_function("ontologia_text", 1, _text, deterministic=True)
     connection.create_function("ontologia_bytes", 1, _bytes, deterministic=True)
+    connection.create_function("ontologia_decimal", 2, _decimal_column, deterministic=True)
+    connection.create_aggregate("ontologia_decimal_sum", 2, _DecimalSum)  # type: ignore[arg-type]
+    connection.create_aggregate("ontologia_decimal_avg", 2, _DecimalMean)  # type: ignore[arg-type]
 
 
 def _text(json: str | None) -> str | None:
@@ -278,6 +303,48 @@ def _text(json: str | None) -> str | None:
 
 def _bytes(encoded: str | None) -> bytes | None:
     return None if encoded is None else b64decode(encoded)
+
+
+def _decimal_column(text: str | None, kind: str) -> int | str | None:
+    """The text of a decimal in JSON as a column of its kind has it."""
+    decimals = decimal_type(kind)
+    if text is None or decimals is None:
+        return None
+    return decimals.to_sqlite(decimals.read(text))
+
+
+class _DecimalSum:
+    """Adds up stored decimals of a kind, exactly."""
+
+    def __init__(self) -> None:
+        self._units = 0
+        self._count = 0
+        self._kind = ""
+
+    def step(self, stored: int | str | None, kind: str) -> None:
+        decimals = decimal_type(kind)
+        if stored is not None and decimals is not None:
+            self._units += decimals.unscaled(decimals.from_sqlite(stored))
+            self._count += 1
+            self._kind = kind
+
+    def finalize(self) -> Any:
+        decimals = decimal_type(self._kind)
+        if decimals is None:
+            return None
+        if abs(self._units) >= 10**MAX_PRECISION:
+            # Not OverflowError, which sqlite3 takes for a text that is too long.
+            raise ValueError("a sum of more digits than a decimal has")
+        total = decimals.total
+        return total.to_sqlite(total.of_unscaled(self._units))
+
+
+class _DecimalMean(_DecimalSum):
+    def finalize(self) -> Any:
+        decimals = decimal_type(self._kind)
+        if decimals is None:
+            return None
+        return self._units / (self._count * 10**decimals.scale)  # of integers: rounded once
 
 
 class Sqlite(Dialect):
@@ -291,8 +358,12 @@ class Sqlite(Dialect):
         if isinstance(value, datetime):
             text = leaf(value)  # columns end in Z where JSON has +00:00 (repository.sqlite.codec)
             return self.mark(text if in_json else text.removesuffix("+00:00") + "Z")
-        if kind == "date":
+        if kind in ("date", "time"):
             return self.mark(leaf(value))
+        if isinstance(value, Decimal):
+            decimals = decimal_type(kind)
+            assert decimals is not None
+            return self.mark(decimals.to_sqlite(value))
         return self.mark(int(value) if kind == "bool" else value)
 
     def document(self, sql: str) -> Json:
@@ -330,6 +401,8 @@ class Sqlite(Dialect):
         return f"({sql} + 0.0)" if kind == "float" else sql  # -0.0 and 0.0 are one value
 
     def total(self, sql: str, kind: str) -> str:
+        if decimal_type(kind) is not None:
+            return f"ontologia_decimal_sum({sql}, '{kind}')"
         if kind != "int":
             return f"SUM({sql})"
         # SQLite's own sum fails when it leaves 64 bits on the way, even if it would come back. So
@@ -342,7 +415,9 @@ class Sqlite(Dialect):
             f"WHEN {high} IS NOT NULL THEN abs(min({high}, -9223372036854775808)) END"
         )
 
-    def mean(self, sql: str) -> str:
+    def mean(self, sql: str, kind: str) -> str:
+        if decimal_type(kind) is not None:
+            return f"ontologia_decimal_avg({sql}, '{kind}')"
         return f"AVG({sql})"
 
 
@@ -386,6 +461,8 @@ class _SqliteValue(Json):
                 return f"CAST({self._value} AS REAL)"
             case "bytes":
                 return f"ontologia_bytes({self._value})"
+            case _ if decimal_type(kind) is not None:
+                return f"ontologia_decimal({self._value}, '{kind}')"
             case _:
                 return self._value
 
@@ -396,20 +473,10 @@ class _SqliteValue(Json):
 
 
 @dataclass(frozen=True)
-class SqliteJson(_SqliteValue):
+class SqliteJson(DocumentPath, _SqliteValue):
     """A path into a document."""
 
     dialect: Sqlite
-    document: str
-    keys: tuple[str, ...]
-
-    @property
-    def _path(self) -> str:
-        return self.dialect.mark(json_path(self.keys))
-
-    @property
-    def _type(self) -> str:
-        return f"json_type({self.document}, {self._path})"
 
     @property
     def _value(self) -> str:
@@ -425,12 +492,6 @@ class SqliteJson(_SqliteValue):
             f"CASE WHEN instr({self.document}, {_NUL}) "
             f"THEN ontologia_text({self._document}) ELSE {self._value} END"
         )
-
-    def at(self, keys: Sequence[str]) -> Json:
-        return SqliteJson(self.dialect, self.document, (*self.keys, *keys))
-
-    def length(self) -> str:
-        return f"json_array_length({self.document}, {self._path})"
 
 
 @dataclass(frozen=True)

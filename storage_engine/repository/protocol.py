@@ -29,9 +29,12 @@ from storage_engine.errors import (
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference
 from storage_engine.query.results import SqlExecutor
+from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
+    from storage_engine.repository.duck import Duck
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -405,6 +408,10 @@ class Repository(Protocol):
     def database(self) -> SqliteRepository | None:
         """The tables of a SQLite storage; None for an object store."""
 
+    @property
+    def duck(self) -> Duck:
+        """DuckDB, for what is computed on rows that are at hand."""
+
     def head_commit_id(self) -> int:
         """The latest commit, 0 when there is none. Always asks the storage."""
 
@@ -423,13 +430,12 @@ class Repository(Protocol):
         holder: Mapping[str, Any] | None = None,
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
-        announce: bool = True,
     ) -> StagedWrite:
         """Begin a write whose parts others put into the store before they are published.
 
         Only engine v2 on an object store can; others raise UnsupportedEngineError. `attempt`:
-        one under which parts were staged already, without anybody's heartbeat; `announce`: begin
-        the heartbeat now.
+        one under which parts were staged already, without anybody's heartbeat. Its own begins
+        when it is entered.
         """
 
     def read(
@@ -509,6 +515,18 @@ class Repository(Protocol):
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         """What a commit wrote: kind, type_name, identity columns, operation; by identity."""
+
+    def type_histories(self, refs: Sequence[TypeRef] | None = None) -> dict[TypeRef, TypeHistory]:
+        """The schema versions of these types, or of all, dropped ones included; without those that
+        were never stored."""
+
+    def migrate(self, request: MigrationRequest) -> MigrationOutcome:
+        """Make new schema versions current and bring the latest rows into them, or drop types: all
+        of it in one commit, or nothing.
+
+        Rows are rewritten before the write lock is taken; those that other commits change meanwhile
+        are brought along. MigrationTokenError when another migration was faster.
+        """
 
     def storage_info(self) -> dict[str, Any]: ...
 

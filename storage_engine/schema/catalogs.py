@@ -12,6 +12,7 @@ from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import Document, Documents
+from storage_engine.commitlog.parsing import is_name
 from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.errors import SchemaMetadataError
 
@@ -48,11 +49,24 @@ def catalog_writes(
     """One independent write per catalog object that these registrations change.
 
     `types` are all types of the log, so that types.json ends up complete even when it was lost.
+    v1 leaves a malformed one to its owner: it is what lists the types there. v2 writes it anew,
+    and raises to say so.
     """
     if not registered:
         return []
+
+    def write_types() -> None:
+        try:
+            documents.update(layout.TYPES, lambda d: _with_names(d, types, now))
+        except SchemaMetadataError as error:
+            done = "left as it is"
+            if engine_version != "v1":
+                write_types_anew(documents, types, now)
+                done = "written anew"
+            raise SchemaMetadataError(f"{error}; {done}", key=layout.TYPES) from error
+
     writes = [
-        lambda: documents.update(layout.TYPES, lambda d: _with_names(d, types, now)),
+        write_types,
         lambda: documents.update(layout.REGISTRY, lambda d: _with_schemas(d, registered)),
     ]
     if engine_version == "v2":
@@ -108,7 +122,7 @@ def _with_names(
 ) -> Document | None:
     document = document or empty_types(now)
     if not (_names(document.get("entities")) and _names(document.get("relations"))):
-        raise SchemaMetadataError(f"{layout.TYPES} is malformed, left as it is", key=layout.TYPES)
+        raise SchemaMetadataError(f"{layout.TYPES} is malformed", key=layout.TYPES)
     names = {
         folder: sorted({*document[folder], *(name for k, name in types if k == kind)})
         for kind, folder in layout.FOLDERS.items()
@@ -173,4 +187,4 @@ def _records(document: Document | None, field: str, required: Sequence[str]) -> 
 
 
 def _names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return isinstance(value, list) and all(is_name(name) for name in value)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.expressions import Source, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
@@ -32,8 +32,14 @@ from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import ask, batches, plan_of
-from storage_engine.repository.sqlite.data_table import DataTable, from_values, read_schema
+from storage_engine.repository.sqlite.data_table import (
+    DataTable,
+    from_values,
+    has_right_keys,
+    read_schema,
+)
 from storage_engine.repository.sqlite.traversal import Hops
+from storage_engine.repository.sqlite.type_histories import ending_of
 from storage_engine.repository.sqlite.visible import (
     Seen,
     Visible,
@@ -213,7 +219,7 @@ class SqliteExecutor:
                 none = [pa.chunked_array([], pa.int64())] * len(hops)
                 return Traversal(first, tuple(others), _paths(none), remarks, seen.upto)
             temporary = self._hops(connection, spec)
-            for statement in self._fill(temporary, spec, types, steps):
+            for statement in self._fill(connection, temporary, spec, types, steps):
                 ask(connection, statement).close()
             return self._found(connection, temporary, hops, remarks, seen.upto)
 
@@ -249,6 +255,7 @@ class SqliteExecutor:
 
     def _fill(
         self,
+        connection: sqlite3.Connection,
         temporary: Hops,
         spec: QuerySpec,
         types: Mapping[str, _Type],
@@ -258,7 +265,9 @@ class SqliteExecutor:
         yield Statement(temporary.sources(sources.sql), sources.parameters)
         for number, step in enumerate(steps, start=1):
             table = step.versions
-            select = with_tables([table], temporary.step(number, table.name))
+            indexed = step.table is not None and has_right_keys(connection, step.table)
+            relations = temporary.step(number, table.name, by_right_key=indexed)
+            select = with_tables([table], relations)
             yield Statement(temporary.fill_step(number, select), table.parameters)
         yield Statement(temporary.fill_paths(), {})
 
@@ -308,7 +317,7 @@ class SqliteExecutor:
             return [self._select(spec, types)]
         temporary = self._hops(connection, spec)
         return [
-            *self._fill(temporary, spec, types, steps),
+            *self._fill(connection, temporary, spec, types, steps),
             Statement(temporary.paths(), {}),
             *(self._fetch(temporary, n, hop) for n, hop in enumerate([types[_ROWS], *steps])),
         ]
@@ -330,7 +339,8 @@ class SqliteExecutor:
         self, connection: sqlite3.Connection | None, spec: QuerySpec, seen: Seen
     ) -> dict[str, _Type]:
         """The queried type, and the endpoint types that its filter asks about."""
-        types = {_ROWS: self._type(connection, _ROWS, spec.type, seen)}
+        version = spec.when.schema_version
+        types = {_ROWS: self._type(connection, _ROWS, spec.type, seen, version)}
         sides: list[tuple[Literal["left", "right"], bool]] = [
             ("left", spec.left),
             ("right", spec.right),
@@ -351,14 +361,22 @@ class SqliteExecutor:
         ]
 
     def _type(
-        self, connection: sqlite3.Connection | None, name: str, spec: TypeSpec, seen: Seen
+        self,
+        connection: sqlite3.Connection | None,
+        name: str,
+        spec: TypeSpec,
+        seen: Seen,
+        version: int | None = None,
     ) -> _Type:
         payload = self._repository.payload_names(spec)
-        table = self._repository.table_on(connection, spec)
+        table = self._repository.table_on(connection, spec, version)
+        remarks: tuple[Diagnostic, ...] = ()
         if table is None:
             columns = ["commit_id", *spec.identity, *payload]
-            return _Type(spec, None, nothing(name, columns), ())
-        remarks: tuple[Diagnostic, ...] = ()
+            ending = ending_of(connection, *spec.ref) if connection is not None else None
+            if ending is not None:
+                remarks = ({"reason": "type_dropped", "dropped_commit_id": ending.commit_id},)
+            return _Type(spec, None, nothing(name, columns), remarks)
         if seen.upto < table.activation_commit_id:
             activation = table.activation_commit_id
             remarks = ({"reason": "commit_before_activation", "activation_commit_id": activation},)
@@ -392,7 +410,7 @@ def _of_no_rows(spec: QuerySpec) -> list[tuple[int | None]]:
 
 def _to_table(kinds: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> pa.Table:
     arrays = [
-        from_values(values, kind, ARROW_TYPES[kind])  # type: ignore[index]
+        from_values(values, kind, arrow_type(kind))
         for values, (_, kind) in zip(columns, kinds, strict=True)
     ]
     return pa.Table.from_arrays(arrays, names=[name for name, _ in kinds])

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef
-from storage_engine.model.arrow import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
 from storage_engine.query.reference import Reference
@@ -28,7 +28,7 @@ from storage_engine.query.results import (
     endpoint_spec,
 )
 from storage_engine.query.spec import QuerySpec, When, after_pin
-from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, quoted
+from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, path_rows, quoted
 from storage_engine.repository.object.read.files import (
     Brought,
     MissingFileError,
@@ -105,7 +105,6 @@ def _type_lines(plan: TypePlan) -> list[str]:
 
 
 _ASKED = "asked"
-_PATH_KEYS = ("entity_key", "left_key", "right_key")
 Side = Literal["left", "right"]
 
 
@@ -183,13 +182,11 @@ class ObjectExecutor:
                     columns=prepared.columns,
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
-                raise OverflowError(
-                    f"sum over {spec.type.name}: the result does not fit into 64 bits"
-                ) from error
+                raise _sum_overflow(spec) from error
         kinds = result_kinds(spec)
         return pa.Table.from_arrays(
             [
-                column.cast(ARROW_TYPES[kind])  # type: ignore[index]
+                column.cast(arrow_type(kind))
                 for column, (_, kind) in zip(table.columns, kinds, strict=True)
             ],
             names=[name for name, _ in kinds],
@@ -213,7 +210,7 @@ class ObjectExecutor:
             tables.append(relations)
             column = f"{end}_key"
         remarks = sources.diagnostics or _remarks(steps)
-        paths = self._paths(spec, tables)
+        paths = path_rows(self._engine.duck, spec, tables)
         return Traversal(tables[0], tuple(tables[1:]), paths, remarks, window.upto)
 
     def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
@@ -495,22 +492,11 @@ class ObjectExecutor:
             for batch in prepared.stream(self._engine.duck).batches():
                 yield batch.cast(schema)
 
-    def _paths(self, spec: QuerySpec, tables: Sequence[pa.Table]) -> pa.Table:
-        """Row numbers of the tables along each complete path, in order."""
-        names = ["source", *(f"step_{n}" for n in range(len(spec.via)))]
-        with self._engine.duck.cursor() as cursor:
-            for name, table in zip(names, tables, strict=True):
-                keys = [c for c in table.column_names if c in _PATH_KEYS]
-                numbers = pa.array(range(table.num_rows), pa.int64())
-                cursor.register(name, table.select(keys).append_column("row", numbers))
-            joins, reached = "source", "source.entity_key"
-            for number, name in enumerate(names[1:]):
-                start, end = spec.ends(number)
-                joins += f" JOIN {name} ON {name}.{start}_key = {reached}"
-                reached = f"{name}.{end}_key"
-            listed = ", ".join(f"{name}.row AS {name}" for name in names)
-            order = ", ".join(f"{name}.row" for name in names)
-            return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()
+
+def _sum_overflow(spec: QuerySpec) -> OverflowError:
+    return OverflowError(
+        f"sum over {spec.type.name}: the result does not fit into 64 bits (38 digits for decimals)"
+    )
 
 
 def _bring(engine: Engine, plans: Sequence[TypePlan]) -> Brought:
