@@ -20,6 +20,7 @@ from storage_engine.model.field_types import (
     Storage,
     build_type_spec,
     classify,
+    describe,
     is_uuid,
     scalar_spec,
     unknown_storage,
