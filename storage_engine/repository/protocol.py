@@ -430,13 +430,12 @@ class Repository(Protocol):
         holder: Mapping[str, Any] | None = None,
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
-        announce: bool = True,
     ) -> StagedWrite:
         """Begin a write whose parts others put into the store before they are published.
 
         Only engine v2 on an object store can; others raise UnsupportedEngineError. `attempt`:
-        one under which parts were staged already, without anybody's heartbeat; `announce`: begin
-        the heartbeat now.
+        one under which parts were staged already, without anybody's heartbeat. Its own begins
+        when it is entered.
         """
 
     def read(
