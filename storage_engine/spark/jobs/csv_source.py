@@ -124,8 +124,8 @@ def _whole_csv(
     if labels:
         raise ConfigurationError(
             f"source {listed(paths)}: {', '.join(labels)} is in the names of folders, which are "
-            f"not read with .zip files and with encoding {dialect.encoding}; write the files as UTF-8, "
-            "or ingest each folder by itself"
+            f"not read with .zip files and with encoding {dialect.encoding}; write the files as "
+            "UTF-8, or ingest each folder by itself"
         )
     contents = files.select("path", "content")
     told = "path string, header array<string>, problem string"
