@@ -118,7 +118,8 @@ def table_cell(value: Any) -> Any:
         return value
     if isinstance(value, Decimal):
         number = _number(value)
-        return number if Decimal(repr(number)) == value else text_value(value)
+        shown = repr(number)
+        return number if "e" not in shown and Decimal(shown) == value else text_value(value)
     if isinstance(value, datetime) and not value.microsecond and value.tzinfo is not None:
         return moment(value)
     return text_value(value)
