@@ -136,6 +136,12 @@ class SqliteRepository(ABC):
         """The table with the rows of one schema version, None when there is none."""
 
     @abstractmethod
+    def rows_at(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        """The table that typed reads see, as it is while that schema version is current."""
+
+    @abstractmethod
     def end_type(
         self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
     ) -> None:
