@@ -24,6 +24,7 @@ from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
+from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     SchemaMetadataError,
@@ -46,8 +47,9 @@ from storage_engine.repository.object.read.executor import Engine, ObjectExecuto
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.read.plan import CommitWindow
-from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp, stamp_for
+from storage_engine.repository.object.stamp import Stamp, bring_forward, read_stamp, stamp_for
 from storage_engine.repository.object.write.commit import CommitRun, Parts
+from storage_engine.repository.object.write.migrate import MigrationRun
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
@@ -62,7 +64,14 @@ from storage_engine.repository.protocol import (
     labels,
     no_staging,
 )
-from storage_engine.schema.catalogs import catalog_writes, known_types, write_types_anew
+from storage_engine.schema.catalogs import (
+    catalog_writes,
+    history_writes,
+    known_types,
+    write_types_anew,
+)
+from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.migration import SCHEMA_KINDS, MigrationOutcome, MigrationRequest
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +247,10 @@ class ObjectRepository(ABC):
     def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
         return self._stored_types(self.chain.read_head().head, refs)
 
+    def type_histories(self, refs: Sequence[TypeRef] | None = None) -> dict[TypeRef, TypeHistory]:
+        head = self.chain.read_head().head
+        return stored_schema.type_histories(self.chain, self._documents, head, refs)
+
     def _type_refs(self, head: Head) -> Set[TypeRef]:
         return stored_schema.type_refs(self.chain, head)
 
@@ -285,23 +298,34 @@ class ObjectRepository(ABC):
         self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
-            self._stamp = migrate(self.store, self._stamp)
+            self._stamp = bring_forward(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
-            run = CommitRun(
-                Parts(
-                    self.chain,
-                    self.publisher,
-                    self._versions,
-                    self._resident,
-                    self._duck,
-                    self._config,
-                    self.engine_version,
-                    self._check_log,
-                ),
-                request,
-            )
+            run = CommitRun(self._parts(), request)
             with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
                 return run.run()
+
+    def migrate(self, request: MigrationRequest) -> MigrationOutcome:
+        self._owner.check()
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
+        with self._commit_mutex:
+            self._stamp = bring_forward(self.store, self._stamp)
+            self.lock.holder = {**self._holder, **request.holder}
+            executor = ObjectExecutor(self._query_engine)
+            migration = MigrationRun(self._parts(), self._documents, executor, request)
+            with migration, migration:
+                return migration.run()
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self.chain,
+            self.publisher,
+            self._versions,
+            self._resident,
+            self._duck,
+            self._config,
+            self.engine_version,
+            self._check_log,
+        )
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
@@ -362,16 +386,8 @@ class ObjectRepository(ABC):
     # -- after a commit -----------------------------------------------------------------------
 
     def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
-        registered = published.manifest.schema.get("registered", ())
         outbox = projections(self.store.bulk, published.manifest)
-        catalogs: Sequence[Callable[[], object]] = catalog_writes(
-            self._documents,
-            registered,
-            types=self.chain.type_heads(published.manifest) or {},
-            commit_id=published.manifest.commit_id,
-            engine_version=self.engine_version,
-            now=self.store.now(),
-        )
+        catalogs = self._catalog_writes(published)
         if not published.base.lease.safe():
             self._warn(
                 f"lease ran out after commit {published.manifest.commit_id} was published; "
@@ -388,6 +404,29 @@ class ObjectRepository(ABC):
         if self.upkeep is not None:
             self.upkeep.after_commit(published)
         return [*outbox, *catalogs, *indices]
+
+    def _catalog_writes(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
+        manifest = published.manifest
+        types = LiveTypes(self.chain.type_heads(manifest) or {})
+        if manifest.kind in SCHEMA_KINDS:
+            histories = stored_schema.recorded_histories(
+                self.chain, published.head, manifest.schema_changed()
+            )
+            return history_writes(
+                self._documents,
+                histories,
+                types=types,
+                engine_version=self.engine_version,
+                now=self.store.now(),
+            )
+        return catalog_writes(
+            self._documents,
+            manifest.schema.get("registered", ()),
+            types=types,
+            commit_id=manifest.commit_id,
+            engine_version=self.engine_version,
+            now=self.store.now(),
+        )
 
     @abstractmethod
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
@@ -420,7 +459,8 @@ class ObjectRepository(ABC):
     def storage_info(self) -> dict[str, Any]:
         version = self.chain.read_head()
         head = version.head
-        heads = sorted(self.chain.type_heads_at(head).items())
+        all_heads = self.chain.type_heads_at(head)
+        heads = sorted((ref, all_heads[ref]) for ref in self._type_refs(head))
         named = dict(zip(labels([ref for ref, _ in heads]), heads, strict=True))
         info: dict[str, Any] = {
             "backend": self.backend,
@@ -449,7 +489,7 @@ class ObjectRepository(ABC):
                     "type_kind": ref[0],
                     "current_schema_version_id": top.schema_version_id,
                     "activation_commit_id": top.activation_commit_id,
-                    "historical_versions": list(range(1, top.schema_version_id)),
+                    "historical_versions": [v.schema_version_id for v in top.past_versions],
                 }
                 for label, (ref, top) in named.items()
             }
@@ -503,7 +543,9 @@ class S3RepositoryV1(ObjectRepository):
         listed = self._listed_types(published)
         if listed is None:
             return []
-        return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
+        heads = self.chain.type_heads(published.manifest) or {}
+        refs = dict.fromkeys([*listed, *heads])
+        return [ref for ref in refs if not ((top := heads.get(ref)) is not None and top.empty)]
 
 
 class S3RepositoryV2(ObjectRepository):
@@ -521,10 +563,15 @@ class S3RepositoryV2(ObjectRepository):
         if not self._catalog_read and self._listed_types(published) is None:
             return []
         self._catalog_read = True
-        return published.manifest.touched()
+        manifest = published.manifest
+        if manifest.kind not in SCHEMA_KINDS:
+            return manifest.touched()
+        heads = self.chain.type_heads(manifest) or {}
+        changed = [ref for ref in manifest.schema_changed() if not heads[ref].empty]
+        return list(dict.fromkeys([*manifest.touched(), *changed]))
 
     def _repairs(self, published: PublishedCommit) -> list[Callable[[], object]]:
         """types.json, from the manifest, which has all types; this commit's indices stay as the
         contract says, and the next commit fills them up."""
-        types = self.chain.type_heads(published.manifest) or {}
+        types = LiveTypes(self.chain.type_heads(published.manifest) or {})
         return [lambda: write_types_anew(self._documents, types, self.store.now())]
