@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from storage_engine.model.field_types import unordered
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.repository.sqlite.data_table import quoted
-from storage_engine.schema.diff import source_fields
+from storage_engine.schema.diff import source_fields, widens
 from storage_engine.schema.migration import TypeMigration
 
 EXACT = 2.0**53  # from here on, not every integer has a float of its own
@@ -66,8 +66,14 @@ def _change(
         return None if computed else (None, False)
     source = before.field(sources[now.name])
     column = f"h.{quoted(source.name)}"
-    if source.storage == now.storage and unordered(source.type_spec) == unordered(now.type_spec):
+    same = unordered(source.type_spec) == unordered(now.type_spec)
+    if source.storage == now.storage and (same or _is_wider(source, now)):
         return column, False
     if (source.storage, now.storage) == ("int", "float"):
         return f"CAST({column} AS REAL)", True
     return None
+
+
+def _is_wider(before: FieldSpec, now: FieldSpec) -> bool:
+    """Whether a typed column takes more values, and those that it has are stored as they were."""
+    return now.storage != "json" and widens(before.type_spec, now.type_spec)
