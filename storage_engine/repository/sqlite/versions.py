@@ -78,6 +78,12 @@ class SqliteRepositoryV1(SqliteRepository):
             schema_version_id=version,
         )
 
+    def rows_at(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        after, versions = _incarnation(connection, (kind, name))
+        return _history(kind, name, after, [v for v in versions if v.version <= version])
+
     def end_type(
         self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
     ) -> None:
@@ -193,6 +199,11 @@ class SqliteRepositoryV2(SqliteRepository):
             "type_kind = ? AND type_name = ? AND schema_version_id = ?",
             (kind, name, version),
         )
+
+    def rows_at(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        return self.version_table(connection, kind, name, version)
 
     def end_type(
         self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
