@@ -182,6 +182,11 @@ def describe(note: Diagnostic) -> str:
             "nothing to see: the type's current schema came with commit "
             f"{note['activation_commit_id']}, which is later"
         )
+    if note.get("reason") == "type_dropped":
+        return (
+            f"nothing to see: the type was dropped by commit {note['dropped_commit_id']}; "
+            "--schema-version shows what it had"
+        )
     return ", ".join(f"{name}: {value}" for name, value in note.items())
 
 
