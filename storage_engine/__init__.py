@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CommitStateUnknownError,
         ConcurrentWriteError,
         ConfigurationError,
+        CopyRefusedError,
         EventLoopLimitError,
         ExpectedVersionMismatchError,
         ForkedSessionError,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from storage_engine.runtime.ontology import Ontology
     from storage_engine.runtime.reads import SqlQuery, View
     from storage_engine.runtime.session import Session
+    from storage_engine.transfer import CopyReport, copy_storage
 
 __version__ = "0.1.0"
 
@@ -68,6 +70,8 @@ __all__ = [
     "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
+    "CopyRefusedError",
+    "CopyReport",
     "Entity",
     "Event",
     "EventDeadLetter",
@@ -107,6 +111,7 @@ __all__ = [
     "ValidationError",
     "View",
     "__version__",
+    "copy_storage",
     "initialize_storage",
     "left",
     "on_event",
@@ -118,6 +123,7 @@ _ERRORS = "storage_engine.errors"
 _MODULES = {
     "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Changes": "storage_engine.runtime.history",
+    "CopyReport": "storage_engine.transfer",
     "Entity": "storage_engine.model.declarations",
     "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
@@ -134,6 +140,7 @@ _MODULES = {
     "Session": "storage_engine.runtime.session",
     "SqlQuery": "storage_engine.runtime.reads",
     "View": "storage_engine.runtime.reads",
+    "copy_storage": "storage_engine.transfer",
     "initialize_storage": "storage_engine.repository.open",
     "on_event": "storage_engine.runtime.handlers",
     "left": "storage_engine.query.builder",

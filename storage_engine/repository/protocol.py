@@ -32,6 +32,7 @@ from storage_engine.query.results import SqlExecutor
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
+    from storage_engine.repository.history import RecordedHistory
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -404,6 +405,10 @@ class Repository(Protocol):
     @property
     def database(self) -> SqliteRepository | None:
         """The tables of a SQLite storage; None for an object store."""
+
+    @property
+    def history(self) -> RecordedHistory:
+        """Its commits as they were recorded, for copies of whole storages."""
 
     def head_commit_id(self) -> int:
         """The latest commit, 0 when there is none. Always asks the storage."""

@@ -41,6 +41,7 @@ from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
+from storage_engine.repository.object.history import ObjectHistory
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
@@ -158,6 +159,7 @@ class ObjectRepository(ABC):
         self._types_are_broken = False
         self._commit_mutex = threading.Lock()
         self._log_id = log_id
+        self.history = ObjectHistory(self)
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -172,6 +174,10 @@ class ObjectRepository(ABC):
     @property
     def indices(self) -> IndexObjects:
         return self._indices
+
+    @property
+    def versions(self) -> Versions:
+        return self._versions
 
     @property
     def duck(self) -> Duck:
@@ -285,7 +291,7 @@ class ObjectRepository(ABC):
         self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
-            self._stamp = migrate(self.store, self._stamp)
+            self.prepare_writing()
             self.lock.holder = {**self._holder, **request.holder}
             run = CommitRun(
                 Parts(
@@ -302,6 +308,33 @@ class ObjectRepository(ABC):
             )
             with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
                 return run.run()
+
+    def prepare_writing(self) -> None:
+        """Bring the storage to the current format, as the first commit does."""
+        self._owner.check()
+        self._stamp = migrate(self.store, self._stamp)
+
+    def write_catalogs(self) -> None:
+        """Bring the catalogs up to what the log says of all types. What fails is a warning: no
+        reader needs them."""
+        head = self.chain.read_head().head
+        heads = self.chain.type_heads_at(head)
+        schemas = state.current_checkpoint(self.chain, head).schemas
+        for ref, top in heads.items():
+            record = schemas.get(ref, {}).get(top.schema_version_id)
+            writes = catalog_writes(
+                self._documents,
+                [record] if record is not None else [],
+                types=heads,
+                commit_id=top.activation_commit_id,
+                engine_version=self.engine_version,
+                now=self.store.now(),
+            )
+            for outcome in self.store.parallel.gather_outcomes(writes):
+                if isinstance(outcome, Exception):
+                    self._warn(f"catalog of {ref[1]}: {outcome}")
+                elif isinstance(outcome, BaseException):
+                    raise outcome
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)

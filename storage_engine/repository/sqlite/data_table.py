@@ -143,6 +143,7 @@ class DataTable:
     type_name: str
     type_column: str | None = None  # set when the table holds other types too
     activation_commit_id: int = 0  # there are no rows from before it
+    version: int | None = None  # of the rows that are meant, where it holds others too
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -154,7 +155,10 @@ class DataTable:
 
     def of_type(self, alias: str) -> str:
         """The condition that a row is of this type."""
-        return f"{alias}.{quoted(self.type_column)} = :type" if self.type_column else "TRUE"
+        condition = f"{alias}.{quoted(self.type_column)} = :type" if self.type_column else "TRUE"
+        if self.version is not None:
+            condition += f" AND {alias}.schema_version_id = {int(self.version)}"
+        return condition
 
     def ids(self, alias: str) -> str:
         return _list(self.identity, alias)

@@ -73,6 +73,7 @@ from storage_engine.repository.sqlite.data_table import (
     staged_inputs,
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.history import SqliteHistory
 from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
 from storage_engine.repository.sqlite.visible import LAST_ID, named
 
@@ -94,6 +95,7 @@ class SqliteRepository(ABC):
         # For SQL of users, on tables in memory: it can open no file at all.
         self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
+        self.history = SqliteHistory(self)
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
 
@@ -109,10 +111,16 @@ class SqliteRepository(ABC):
         """Create, where missing, what a storage needs besides the control tables."""
 
     @abstractmethod
-    def _add_table(
+    def add_table(
         self, connection: sqlite3.Connection, spec: TypeSpec, version: int, commit_id: int, now: str
     ) -> DataTable:
         """The table for a schema version that its first commit is about to write."""
+
+    @abstractmethod
+    def table_of_version(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        """The table with the rows of a schema version."""
 
     @abstractmethod
     def _current_table(
@@ -154,7 +162,9 @@ class SqliteRepository(ABC):
                 applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
                     return applied.result()
-            with staged_inputs(connection, request.inputs, self._to_rows, self._payload) as staged:
+            with staged_inputs(
+                connection, request.inputs, self.encoded_rows, self._payload
+            ) as staged:
                 until_given_back.enter_context(unforked())
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
@@ -281,7 +291,7 @@ class SqliteRepository(ABC):
         if version is None or table is None:
             version = 1
             control_tables.register(connection, part.spec, version, commit_id, now)
-            table = self._add_table(connection, part.spec, version, commit_id, now)
+            table = self.add_table(connection, part.spec, version, commit_id, now)
         connection.execute(
             data_table.publish(table, part.staged),
             {**table.parameters, "commit_id": commit_id, "version": version},
@@ -295,7 +305,7 @@ class SqliteRepository(ABC):
             if actual != expected:
                 raise ExpectedVersionMismatchError(type=name, expected=expected, actual=actual)
 
-    def _to_rows(self, spec: TypeSpec, rows: pa.Table | pa.RecordBatch) -> Iterator[Any]:
+    def encoded_rows(self, spec: TypeSpec, rows: pa.Table | pa.RecordBatch) -> Iterator[Any]:
         table = checked_rows(spec, rows)
         return rows_of([*encode(spec, table, spec.identity), *self._encode(spec, table)])
 
@@ -313,6 +323,7 @@ class SqliteRepository(ABC):
     def create_tables(cls, connection: sqlite3.Connection) -> None:
         """Everything that an empty storage of this engine has, stamp included."""
         control_tables.create_tables(connection, cls.engine_version)
+        control_tables.name_log(connection, cls.engine_version)
         cls._create_data_tables(connection)
 
     @staticmethod

@@ -50,10 +50,15 @@ class SqliteRepositoryV1(SqliteRepository):
                 f"ON {kind}_history ({kind}_type, commit_id)"
             )
 
-    def _add_table(
+    def add_table(
         self, connection: sqlite3.Connection, spec: TypeSpec, version: int, commit_id: int, now: str
     ) -> DataTable:
         return _history(*spec.ref)
+
+    def table_of_version(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        return DataTable(f"{kind}_history", kind, name, type_column=f"{kind}_type", version=version)
 
     def _current_table(
         self, connection: sqlite3.Connection, kind: str, name: str
@@ -103,7 +108,7 @@ class SqliteRepositoryV2(SqliteRepository):
     def _create_data_tables(cls, connection: sqlite3.Connection) -> None:
         connection.execute(TYPE_LAYOUT_CATALOG)
 
-    def _add_table(
+    def add_table(
         self, connection: sqlite3.Connection, spec: TypeSpec, version: int, commit_id: int, now: str
     ) -> DataTable:
         name = _free_name(connection, f"{spec.kind}_{spec.name}_v{version}")
@@ -151,6 +156,19 @@ class SqliteRepositoryV2(SqliteRepository):
             name,
             activation_commit_id=place.integer("activation_commit_id", row[1]),
         )
+
+    def table_of_version(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        row = connection.execute(
+            "SELECT table_name FROM type_layout_catalog WHERE type_kind = ? AND type_name = ? "
+            "AND schema_version_id = ?",
+            (kind, name, version),
+        ).fetchone()
+        if row is None:
+            return None
+        place = StoredRow("type_layout_catalog", (kind, name, version))
+        return DataTable(place.text("table_name", row[0]), kind, name)
 
     def _all_tables(
         self, connection: sqlite3.Connection, kind: str, name: str
