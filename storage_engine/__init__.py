@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ConcurrentWriteError,
         ConfigurationError,
         CopyRefusedError,
+        DropDependencyError,
         EventLoopLimitError,
         ExpectedVersionMismatchError,
         ForkedSessionError,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
         LockBreakError,
         LockContentionError,
         MetadataUnavailableError,
+        MigrationError,
         MigrationTokenError,
+        MissingUpgraderError,
         OntologiaError,
         SchemaMetadataError,
         SchemaOutdatedError,
@@ -38,14 +41,17 @@ if TYPE_CHECKING:
         StorageBackendError,
         TagExistsError,
         TypeDeclarationError,
+        TypeDroppedError,
         UninitializedStorageError,
         UnknownTagError,
         UnsupportedEngineError,
+        UnsupportedTypeError,
         ValidationError,
     )
     from storage_engine.events.envelopes import EventDeadLetter
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import CompactionPolicy
+    from storage_engine.model.decimals import Precision
     from storage_engine.model.declarations import Entity, Event, Relation
     from storage_engine.model.field import Field
     from storage_engine.query.builder import Query, left, right
@@ -56,6 +62,9 @@ if TYPE_CHECKING:
     from storage_engine.runtime.ontology import Ontology
     from storage_engine.runtime.reads import SqlQuery, View
     from storage_engine.runtime.session import Session
+    from storage_engine.schema.diff import FieldChange, SchemaDiff
+    from storage_engine.schema.history import SchemaVersion, TypeHistory
+    from storage_engine.schema.upgraders import load_upgraders, upgrader
     from storage_engine.transfer import CopyReport, copy_storage
 
 __version__ = "0.1.0"
@@ -72,12 +81,14 @@ __all__ = [
     "ConfigurationError",
     "CopyRefusedError",
     "CopyReport",
+    "DropDependencyError",
     "Entity",
     "Event",
     "EventDeadLetter",
     "EventLoopLimitError",
     "ExpectedVersionMismatchError",
     "Field",
+    "FieldChange",
     "ForkedSessionError",
     "HandlerContext",
     "HandlerError",
@@ -87,36 +98,46 @@ __all__ = [
     "LockBreakError",
     "LockContentionError",
     "MetadataUnavailableError",
+    "MigrationError",
     "MigrationTokenError",
+    "MissingUpgraderError",
     "OntologiaConfig",
     "OntologiaError",
     "Ontology",
     "Path",
     "Plan",
+    "Precision",
     "Query",
     "Relation",
     "Result",
     "Schedule",
+    "SchemaDiff",
     "SchemaMetadataError",
     "SchemaOutdatedError",
+    "SchemaVersion",
     "Session",
     "SqlNotAllowedError",
     "SqlQuery",
     "StorageBackendError",
     "TagExistsError",
     "TypeDeclarationError",
+    "TypeDroppedError",
+    "TypeHistory",
     "UninitializedStorageError",
     "UnknownTagError",
     "UnsupportedEngineError",
+    "UnsupportedTypeError",
     "ValidationError",
     "View",
     "__version__",
     "copy_storage",
     "initialize_storage",
     "left",
+    "load_upgraders",
     "on_event",
     "open_repository",
     "right",
+    "upgrader",
 ]
 
 _ERRORS = "storage_engine.errors"
@@ -128,24 +149,31 @@ _MODULES = {
     "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
     "Field": "storage_engine.model.field",
+    "FieldChange": "storage_engine.schema.diff",
     "HandlerContext": "storage_engine.runtime.handlers",
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
     "Path": "storage_engine.query.results",
     "Plan": "storage_engine.query.results",
+    "Precision": "storage_engine.model.decimals",
     "Query": "storage_engine.query.builder",
     "Relation": "storage_engine.model.declarations",
     "Schedule": "storage_engine.events.schedules",
     "Result": "storage_engine.query.results",
+    "SchemaDiff": "storage_engine.schema.diff",
+    "SchemaVersion": "storage_engine.schema.history",
     "Session": "storage_engine.runtime.session",
     "SqlQuery": "storage_engine.runtime.reads",
+    "TypeHistory": "storage_engine.schema.history",
     "View": "storage_engine.runtime.reads",
     "copy_storage": "storage_engine.transfer",
     "initialize_storage": "storage_engine.repository.open",
     "on_event": "storage_engine.runtime.handlers",
     "left": "storage_engine.query.builder",
+    "load_upgraders": "storage_engine.schema.upgraders",
     "open_repository": "storage_engine.repository.open",
     "right": "storage_engine.query.builder",
+    "upgrader": "storage_engine.schema.upgraders",
 }
 
 

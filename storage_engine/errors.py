@@ -262,6 +262,18 @@ class SchemaOutdatedError(OntologiaError):
         super().__init__(message)
 
 
+class UnsupportedTypeError(OntologiaError):
+    """A stored type has a field of a kind that this version does not know."""
+
+    def __init__(self, *, field: str, kind: str) -> None:
+        self.field = field
+        self.kind = kind
+        super().__init__(
+            f"the stored field {field!r} is of the kind {kind!r}, which this version does not "
+            "know: the storage was written by a newer ontologia, upgrade this one first"
+        )
+
+
 class SchemaMetadataError(OntologiaError):
     """A schema catalog object (such as meta/schema/types.json) is missing or malformed."""
 
@@ -295,6 +307,62 @@ class CopyRefusedError(OntologiaError):
         self.source = source
         self.target = target
         super().__init__(message)
+
+
+class MissingUpgraderError(OntologiaError):
+    """Rows of a stored version cannot become the declared class by themselves."""
+
+    def __init__(self, missing: Sequence[tuple[str, int]], differences: Sequence[str] = ()) -> None:
+        self.missing = list(missing)
+        self.differences = list(differences)
+        listed = ", ".join(f"{name} from version {version}" for name, version in self.missing)
+        because = f" ({'; '.join(self.differences)})" if self.differences else ""
+        name, version = self.missing[0]
+        super().__init__(
+            f"no upgrader for {listed}{because}: write one, `@upgrader({name!r}, "
+            f"from_version={version})`, which takes a row as a dict and returns the new one, and "
+            "name its module (`onto migrate --upgraders MODULE`, `migrate(upgraders=...)`)"
+        )
+
+
+class MigrationError(OntologiaError):
+    """A row, or a change of a type, that cannot be migrated; nothing was published."""
+
+    def __init__(
+        self, message: str, *, type: str, identity: Any = None, old: Mapping[str, Any] | None = None
+    ) -> None:
+        self.type = type
+        self.identity = identity
+        self.old = dict(old) if old is not None else None
+        super().__init__(message)
+
+
+class TypeDroppedError(OntologiaError):
+    """The type was dropped: its history is kept, and nothing more is written to it."""
+
+    def __init__(self, *, type: str, dropped_commit_id: int, renamed_to: str | None = None) -> None:
+        self.type = type
+        self.dropped_commit_id = dropped_commit_id
+        self.renamed_to = renamed_to
+        what = f"renamed to {renamed_to}" if renamed_to else "dropped"
+        advice = (
+            f"write to {renamed_to}"
+            if renamed_to
+            else "create it anew with migrate() (`onto migrate`), or write under another name"
+        )
+        super().__init__(f"{type} was {what} by commit {dropped_commit_id}: {advice}")
+
+
+class DropDependencyError(OntologiaError):
+    """A type cannot be dropped while relations point to it."""
+
+    def __init__(self, *, type: str, dependents: Sequence[str]) -> None:
+        self.type = type
+        self.dependents = list(dependents)
+        super().__init__(
+            f"{type} is an end of {', '.join(self.dependents)}: drop them too (`--cascade`), or "
+            "first"
+        )
 
 
 class TypeDeclarationError(OntologiaError, TypeError):

@@ -88,7 +88,7 @@ def prompt_interrupts(abandon: Callable[[], None]) -> Iterator[None]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-OK, GENERAL, USAGE, MISMATCH, FAILED, STORAGE, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, GENERAL, USAGE, MISMATCH, FAILED, STORAGE, DEPENDENTS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 7, 130
 
 EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.OntologiaError: GENERAL,
@@ -105,6 +105,10 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
     errors.CopyRefusedError: FAILED,
+    errors.MissingUpgraderError: MISMATCH,
+    errors.MigrationError: FAILED,
+    errors.TypeDroppedError: MISMATCH,
+    errors.DropDependencyError: DEPENDENTS,
     errors.TypeDeclarationError: FAILED,
     errors.ValidationError: FAILED,
     errors.BatchSizeExceededError: FAILED,

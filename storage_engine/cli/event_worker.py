@@ -14,7 +14,7 @@ from urllib.parse import quote
 import typer
 
 from storage_engine.cli.arguments import Invocation
-from storage_engine.cli.output import moment
+from storage_engine.cli.output import Output, moment
 from storage_engine.commitlog.records import timestamp
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def run(
     loaded, schedules = _load(handlers)
     session = Session(_session_target(invocation), config=invocation.config(), namespace=namespace)
     try:
-        with _status_line() as report:
+        with _status_line() as status:
+            report = status if invocation.output.json else _with_notes(invocation.output, status)
             if drain:
                 totals = session.drain(loaded, progress=report)
             else:
@@ -163,6 +164,23 @@ def _status_line() -> Iterator[Callable[[Totals], None] | None]:
         yield lambda totals: status.update(_sentence(totals))
 
 
+def _with_notes(
+    output: Output, status: Callable[[Totals], None] | None
+) -> Callable[[Totals], None]:
+    """Notes of handlers' commits on stderr, as they come."""
+    shown = 0
+
+    def report(totals: Totals) -> None:
+        nonlocal shown
+        for note in totals.notes[shown:]:
+            output.note(note)
+        shown = len(totals.notes)
+        if status is not None:
+            status(totals)
+
+    return report
+
+
 def _sentence(totals: Totals) -> str:
     parts = [f"{totals.handled} handled", f"{totals.failed} failed"]
     for count, what in (
@@ -171,6 +189,7 @@ def _sentence(totals: Totals) -> str:
         (totals.fired, "fired by schedules"),
         (totals.malformed, "malformed"),
         (totals.held, "in hand"),
+        (totals.more_notes, "notes not shown"),
     ):
         if count:
             parts.append(f"{count} {what}")

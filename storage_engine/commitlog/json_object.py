@@ -38,7 +38,11 @@ LONGEST_PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Won:
+    """Our write landed. `other` is what stands in its place where that has our write id and is
+    not what we sent: something has altered it since."""
+
     etag: str
+    other: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def write_conditionally(
             failure = error
             continue
         if current is not None and marker in current.data:
-            return Won(current.etag)
+            return Won(current.etag, current.data if current.data != data else None)
         if not _stands_as_expected(current, etag):
             return Lost(current)
         # Not applied, but the request may still land: repeat the same bytes. (Also when the store
@@ -194,8 +198,10 @@ def rewrite(
             etag=version.etag,
             attempts=attempts,
         )
-        if not isinstance(outcome, Lost):
-            return JsonVersion(changed, outcome.etag)
+        if isinstance(outcome, Won):
+            # What is remembered under an ETag is what was read or sent under it, nothing else.
+            stands = changed if outcome.other is None else parse(key, outcome.other)
+            return JsonVersion(stands, outcome.etag)
         current = outcome.current
         if current is None:
             version = JsonVersion(parse(key, None))

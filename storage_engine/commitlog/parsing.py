@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any, overload
 
 from storage_engine.errors import IntegrityError
+from storage_engine.objectstore.protocol import is_key
 
 LARGEST_INT = 2**63 - 1
 _SHOWN = 40
@@ -63,6 +64,14 @@ def require_text(raw: Mapping[str, Any], field: str) -> str:
     value = raw.get(field, ...)
     if type(value) is not str or not value:
         raise FieldError(field, "a text", value)
+    return value
+
+
+def require_path(raw: Mapping[str, Any], field: str) -> str:
+    """The key of an object: one that a store takes, and that leads out of no folder."""
+    value = raw.get(field, ...)
+    if type(value) is not str or not is_key(value):
+        raise FieldError(field, "the path of an object", value)
     return value
 
 
@@ -145,6 +154,10 @@ def optional_text(raw: Mapping[str, Any], field: str, default: str | None = None
     if type(value) is not str:
         raise FieldError(field, "a text", value)
     return value
+
+
+def optional_path(raw: Mapping[str, Any], field: str) -> str | None:
+    return None if raw.get(field) is None else require_path(raw, field)
 
 
 def optional_time(raw: Mapping[str, Any], field: str) -> str | None:

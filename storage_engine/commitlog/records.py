@@ -27,6 +27,7 @@ from storage_engine.commitlog.parsing import (
     optional_list,
     optional_object,
     optional_objects,
+    optional_path,
     optional_stats,
     optional_text,
     parsing,
@@ -35,17 +36,20 @@ from storage_engine.commitlog.parsing import (
     require_list,
     require_object,
     require_objects,
+    require_path,
     require_text,
     require_time,
 )
 from storage_engine.commitlog.ranges import CommitRange, KeyRange
 from storage_engine.errors import IntegrityError
+from storage_engine.objectstore.protocol import is_key
 
 TypeRef = tuple[str, str]  # (kind, type name)
 UnitVersion = int | str  # of a unit of work
 
 _KINDS = tuple(layout.FOLDERS)
 _UNKNOWN_ROWS = -1
+TYPES_IN_A_BUCKET = 64  # of type heads, on average and at most
 
 
 def to_json(payload: Mapping[str, Any]) -> bytes:
@@ -97,7 +101,7 @@ class CheckpointRef:
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
-            require_text(raw, "path"), require_text(raw, "sha256"), require_int(raw, "commit_id")
+            require_path(raw, "path"), require_text(raw, "sha256"), require_int(raw, "commit_id")
         )
 
 
@@ -113,7 +117,7 @@ class ManifestLink:
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
             require_int(raw, "commit_id", minimum=1),
-            require_text(raw, "path"),
+            require_path(raw, "path"),
             optional_text(raw, "sha256", ""),
         )
 
@@ -151,7 +155,7 @@ class Head:
         with parsing(key, "head object"):
             head = cls(
                 commit_id=require_int(raw, "commit_id"),
-                manifest_path=optional_text(raw, "manifest_path"),
+                manifest_path=optional_path(raw, "manifest_path"),
                 updated_at=require_time(raw, "updated_at"),
                 runtime_id=optional_text(raw, "runtime_id", ""),
                 log_id=optional_text(raw, "log_id", ""),
@@ -189,7 +193,7 @@ class TypeHead:
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
             commit_id=require_int(raw, "commit_id", minimum=1),
-            manifest_path=require_text(raw, "manifest_path"),
+            manifest_path=require_path(raw, "manifest_path"),
             schema_version_id=optional_int(raw, "schema_version_id", 1),
             schema_sha256=optional_text(raw, "schema_sha256", ""),
             activation_commit_id=optional_int(raw, "activation_commit_id", 1),
@@ -221,12 +225,13 @@ class BucketTable:
                 refs.append(None)
                 continue
             path, digest = item
-            if not (isinstance(path, str) and isinstance(digest, str)):
+            if not (isinstance(path, str) and is_key(path) and isinstance(digest, str)):
                 raise FieldError("buckets", "a list of paths with hashes", item)
             refs.append(BucketRef(path, digest))
         if not refs:
             raise FieldError("buckets", "a list that is not empty", refs)
-        return cls(require_int(raw, "types"), tuple(refs))
+        most = len(refs) * TYPES_IN_A_BUCKET
+        return cls(require_int(raw, "types", maximum=most), tuple(refs))
 
     def to_dict(self) -> dict[str, Any]:
         return {"types": self.types, "buckets": [b and [b.path, b.sha256] for b in self.buckets]}
@@ -244,7 +249,7 @@ class Previous:
     def parse(cls, raw: Mapping[str, Any]) -> Self:
         return cls(
             require_int(raw, "commit_id", minimum=1),
-            require_text(raw, "manifest_path"),
+            require_path(raw, "manifest_path"),
             optional_text(raw, "manifest_sha256", ""),
         )
 
@@ -288,7 +293,7 @@ class CommitFile:
         return cls(
             kind=require_choice(raw, "kind", _KINDS),
             type_name=require_text(raw, "type_name"),
-            path=require_text(raw, "path"),
+            path=require_path(raw, "path"),
             row_count=require_int(raw, "row_count", minimum=_UNKNOWN_ROWS),
             schema_version_id=require_int(raw, "schema_version_id"),
             content_sha256=optional_text(raw, "content_sha256", ""),
@@ -364,7 +369,7 @@ class Manifest:
             manifest = cls(
                 commit_id=require_int(raw, "commit_id", minimum=1),
                 parent_commit_id=optional_int(raw, "parent_commit_id"),
-                parent_manifest_path=optional_text(raw, "parent_manifest_path"),
+                parent_manifest_path=optional_path(raw, "parent_manifest_path"),
                 created_at=require_time(raw, "created_at"),
                 runtime_id=optional_text(raw, "runtime_id", ""),
                 metadata=_texts(optional_object(raw, "metadata") or {}),
@@ -536,11 +541,16 @@ def parse_points(raw: Sequence[Any]) -> tuple[CommitPoint, ...]:
     points = []
     for item in raw:
         match item:
-            case [int(), str(), str()] | [int(), str(), str(), str()]:
+            case [int(), str(), str(path), *rest] if is_key(path) and _are_hashes(rest):
                 points.append(CommitPoint(*item))
             case _:
                 raise FieldError("commits", "a list of commits with time and manifest", item)
     return tuple(points)
+
+
+def _are_hashes(rest: Sequence[Any]) -> bool:
+    """One, or none where none was known."""
+    return len(rest) < 2 and all(isinstance(item, str) for item in rest)
 
 
 def type_heads_json(heads: Mapping[TypeRef, TypeHead]) -> dict[str, dict[str, TypeHead]]:
@@ -561,7 +571,7 @@ def parse_type_heads(raw: Mapping[str, Any]) -> dict[TypeRef, TypeHead]:
 
 def _page_ref(item: Any) -> PageRef:
     match item:
-        case [int(low), int(high), str(), str()] if 1 <= low <= high:
+        case [int(low), int(high), str(), str(digest)] if 1 <= low <= high and is_key(digest):
             return PageRef(*item)
     raise FieldError("pages", "a list of pages with commits, time and hash", item)
 

@@ -24,7 +24,7 @@ from storage_engine.commitlog.parsing import (
     optional_time,
     parsing,
     require_int,
-    require_text,
+    require_path,
 )
 from storage_engine.commitlog.records import (
     CheckpointRef,
@@ -96,7 +96,7 @@ class Tag:
                 commit_id=require_int(raw, "commit_id", minimum=1),
                 created_at=optional_time(raw, "created_at") or "",
                 runtime_id=optional_text(raw, "runtime_id", ""),
-                manifest_path=require_text(raw, "manifest_path"),
+                manifest_path=require_path(raw, "manifest_path"),
                 log_id=optional_text(raw, "log_id", ""),
                 checkpoint=CheckpointRef.parse(checkpoint) if checkpoint is not None else None,
             )

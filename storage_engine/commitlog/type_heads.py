@@ -10,11 +10,12 @@ as the manifest that it was written with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, replace
 
 from storage_engine.commitlog.parsing import parsing, require_object
 from storage_engine.commitlog.records import (
+    TYPES_IN_A_BUCKET,
     BucketRef,
     BucketTable,
     ManifestLink,
@@ -30,8 +31,7 @@ from storage_engine.errors import IntegrityError
 
 INLINE_TYPES = 100
 _FEWEST_BUCKETS = 64
-_FULL_BUCKET = 64  # types in a bucket on average, above which there are four times as many
-
+_FULL_BUCKET = TYPES_IN_A_BUCKET  # on average, above which there are four times as many buckets
 _TOGETHER = 8  # buckets in one object
 
 Bucket = Mapping[TypeRef, TypeHead]
@@ -50,11 +50,33 @@ class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
         return self.bucket(bucket_number(ref, len(self.table.buckets)))[ref]
 
     def __iter__(self) -> Iterator[TypeRef]:
+        return iter(self._all())
+
+    def items(self) -> ItemsView[TypeRef, TypeHead]:
+        return self._all().items()
+
+    def values(self) -> ValuesView[TypeHead]:
+        return self._all().values()
+
+    def _all(self) -> dict[TypeRef, TypeHead]:
+        """IntegrityError where a type is in another bucket than the one it is looked for in."""
         refs = list(dict.fromkeys(ref for ref in self.table.buckets if ref is not None))
         objects = dict(zip(refs, self._load(refs), strict=True))
+        count = len(self.table.buckets)
+        heads: dict[TypeRef, TypeHead] = {}
         for number, ref in enumerate(self.table.buckets):
-            if ref is not None:
-                yield from _bucket_in(objects[ref], number, ref)
+            if ref is None:
+                continue
+            bucket = _bucket_in(objects[ref], number, ref)
+            for kind, name in bucket:
+                if bucket_number((kind, name), count) != number:
+                    raise IntegrityError(
+                        f"{ref.path} has the {kind} {name} in bucket {number} of {count}, where "
+                        "nobody looks for it: it is damaged, or the list of buckets is",
+                        key=ref.path,
+                    )
+            heads.update(bucket)
+        return heads
 
     def __len__(self) -> int:
         return self.table.types

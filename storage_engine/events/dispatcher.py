@@ -29,15 +29,18 @@ _LONGEST_PAUSE_S = 30.0
 _FOREGROUND = 10  # every so many rounds, suspects that wait get their turn: none is claimed ahead
 _FOR_OTHERS = timedelta(seconds=0.25)  # a drain looks again at what they have yet to do
 _KEEP_UP_S = 2.0  # with other workers, however long a handler takes
+_NOTES_KEPT = 20
 _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for the acks
 
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The handler succeeded; `emits` go out before its ack. `committed`: the commit has acked."""
+    """The handler succeeded; `emits` go out before its ack. `committed`: the commit has acked.
+    `notes` are on what may surprise in that commit."""
 
     emits: Sequence[Envelope] = ()
     committed: bool = False
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,17 @@ class Totals:
     iterations: int = 0
     held: int = 0
     malformed: int = 0  # set aside, as it or its claim cannot be read
+    notes: list[str] = field(default_factory=list)  # of handlers' commits, each text once
+    more_notes: int = 0  # beyond those: a worker may live for long
+
+    def note(self, notes: Sequence[str]) -> None:
+        for text in notes:
+            if text in self.notes:
+                continue
+            if len(self.notes) < _NOTES_KEPT:
+                self.notes.append(text)
+            else:
+                self.more_notes += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +404,8 @@ class Dispatcher:
                 self.totals.dropped += 1
                 self.consumer.let_go([claim])
             else:
+                if isinstance(outcome, Success):
+                    self.totals.note([f"{claim.handler_id}: {note}" for note in outcome.notes])
                 self._settler.add(claim, outcome)
                 self._settler.go()
         self._settler.go(now=True)

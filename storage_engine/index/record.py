@@ -29,6 +29,7 @@ from storage_engine.commitlog.parsing import (
     require_choice,
     require_int,
     require_objects,
+    require_path,
     require_text,
 )
 from storage_engine.commitlog.records import (
@@ -229,7 +230,7 @@ def _parse_entry(raw: Mapping[str, Any], ref: TypeRef) -> Entry:
 
 
 def _parse_previous(raw: Mapping[str, Any]) -> Previous:
-    return Previous(require_int(raw, "commit_id", minimum=1), require_text(raw, "manifest_path"))
+    return Previous(require_int(raw, "commit_id", minimum=1), require_path(raw, "manifest_path"))
 
 
 def _parse_file(
@@ -239,7 +240,7 @@ def _parse_file(
     return CommitFile(
         kind=ref[0],
         type_name=ref[1],
-        path=require_text(raw, "path"),
+        path=require_path(raw, "path"),
         row_count=optional_int(raw, "row_count", _UNKNOWN_ROWS, minimum=_UNKNOWN_ROWS),
         schema_version_id=version,
         content_sha256=optional_text(raw, "content_sha256", ""),

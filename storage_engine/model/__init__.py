@@ -37,7 +37,6 @@ from storage_engine.model.spec import (
     TypeSpec,
     build_type_spec,
     classify,
-    schema_differences,
 )
 
 __all__ = [
@@ -68,7 +67,6 @@ __all__ = [
     "objects_to_table",
     "parquet_schema",
     "row_schema",
-    "schema_differences",
     "spec_of",
     "table_from_fields_json",
     "table_to_objects",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -22,11 +23,14 @@ from storage_engine.model.columns import (
     ARROW_TYPES,
     SQLITE_TYPES,
     EngineVersion,
+    arrow_type,
     parquet_schema,
     row_schema,
 )
 from storage_engine.model.conform import Conformer, conform
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.record import hydrate
+from storage_engine.model.scalars import lowered
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import explain, validator
 
@@ -40,8 +44,10 @@ __all__ = [
     "objects_to_table",
     "parquet_schema",
     "row_schema",
+    "rows_to_table",
     "table_from_fields_json",
     "table_to_objects",
+    "table_to_rows",
 ]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,7 +60,11 @@ def objects_to_table(spec: TypeSpec, objects: Sequence[Any]) -> pa.Table:
     """Objects of the spec's class as rows, in their order."""
     for other in {type(o) for o in objects} - {spec.python_class}:
         raise ValidationError(f"expected {spec.name} objects, got {other.__name__}", type=spec.name)
-    rows = [vars(o) for o in objects]
+    return rows_to_table(spec, [vars(o) for o in objects])
+
+
+def rows_to_table(spec: TypeSpec, rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """Validated values by the names that a constructor takes, as rows, in their order."""
     schema = row_schema(spec)
     columns = [_identity_column(name, spec, rows) for name in spec.identity]
     columns += [_field_column(f, spec, rows) for f in spec.fields]
@@ -76,7 +86,10 @@ def _identity_source(column: str, spec: TypeSpec) -> str | None:
 def _field_column(field: FieldSpec, spec: TypeSpec, rows: Sequence[dict[str, Any]]) -> pa.Array:
     if field.storage == "json":
         return pa.array(_json_texts(field, spec, rows), pa.string())
-    return pa.array([row[field.name] for row in rows], ARROW_TYPES[field.storage])
+    values = [row[field.name] for row in rows]
+    if field.logical is not None:
+        values = [lowered(value) for value in values]
+    return pa.array(values, arrow_type(field.storage))
 
 
 def _json_texts(
@@ -104,6 +117,15 @@ def table_to_objects(spec: TypeSpec, table: pa.Table) -> list[Any]:
     cls = spec.python_class
     if cls is None:
         raise TypeError(f"{spec.name} was read from a stored schema and has no class to build")
+    made = [hydrate(cls, values) for values in table_to_rows(spec, table)]
+    if "commit_id" in table.column_names:
+        for item, commit_id in zip(made, table.column("commit_id").to_pylist(), strict=True):
+            item._attach_meta(commit_id)
+    return made
+
+
+def table_to_rows(spec: TypeSpec, table: pa.Table) -> list[dict[str, Any]]:
+    """The inverse of `rows_to_table`: values as objects have them, without a class."""
     attributes: dict[str, list[Any]] = {}
     for column in spec.identity:
         source = _identity_source(column, spec)
@@ -111,20 +133,16 @@ def table_to_objects(spec: TypeSpec, table: pa.Table) -> list[Any]:
             attributes[source] = table.column(column).to_pylist()
     for field in spec.fields:
         try:
-            attributes[field.name] = _python_values(field, table.column(field.name))
+            values = _python_values(field, table.column(field.name))
+            if field.logical is not None or field.revive is not None:
+                values = [field.restored(value) for value in values]
+            attributes[field.name] = values
         except ValueError as error:
             raise IntegrityError(
                 f"{spec.name}.{field.name}: unreadable stored value: {error}"
             ) from error
     names = tuple(attributes)
-    made = [
-        hydrate(cls, dict(zip(names, row, strict=True)))
-        for row in zip(*attributes.values(), strict=True)
-    ]
-    if "commit_id" in table.column_names:
-        for item, commit_id in zip(made, table.column("commit_id").to_pylist(), strict=True):
-            item._attach_meta(commit_id)
-    return made
+    return [dict(zip(names, row, strict=True)) for row in zip(*attributes.values(), strict=True)]
 
 
 def _python_values(field: FieldSpec, column: pa.ChunkedArray) -> list[Any]:
@@ -168,7 +186,7 @@ def _payload_values(field: FieldSpec, column: pa.ChunkedArray) -> list[Any]:
     if field.storage == "float":
         column = pc.add(column, 0.0)  # -0.0 equals 0.0, so they have one text
     values = _python_values(field, column)
-    return _map(leaf, values) if field.storage in ("datetime", "date", "bytes") else values
+    return _map(leaf, values) if _parser(field.storage) is not None else values
 
 
 def table_from_fields_json(
@@ -193,13 +211,18 @@ def _payload_column(
         raise IntegrityError(
             f"{spec.name}: a stored payload has no value for {field.name!r}, which cannot be null"
         )
-    parse = _PARSERS.get(field.storage)
-    return pa.array(_map(parse, values) if parse else values, ARROW_TYPES[field.storage])
+    parse = dumps if field.storage == "json" else _parser(field.storage)
+    return pa.array(_map(parse, values) if parse else values, arrow_type(field.storage))
+
+
+def _parser(storage: str) -> Callable[[Any], Any] | None:
+    """From the text that JSON has of a scalar to its value; None where JSON has the value."""
+    return Decimal if decimal_type(storage) is not None else _PARSERS.get(storage)
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "json": dumps,
     "datetime": datetime.fromisoformat,
     "date": date.fromisoformat,
+    "time": time.fromisoformat,
     "bytes": b64decode,
 }

@@ -12,10 +12,15 @@ Pydantic's strict mode: a bulk source is converted, never coerced.
     bool      booleans
     datetime  timestamps of any unit and zone; without zone they are UTC; whole microseconds only
     date      date32, date64
+    time      times of day of any unit; whole microseconds only
+    decimal   decimals and integers of any width, with no more digits than declared
     bytes     any binary type, dictionaries of them
     json      nested or scalar values, taken as they are; a string column is JSON text, except
               where `str` itself is a declared member (`str | int`): there it is the value;
               a column of Arrow's JSON extension type is always JSON text
+
+A text or int column of an enum or `Literal` is looked through for other values, one of UUIDs for
+other texts; these may also be Arrow's own UUIDs, or 16 bytes each.
 """
 
 from __future__ import annotations
@@ -25,14 +30,17 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic_core import ValidationError as PydanticError
 
 from storage_engine.model.canonical import dumps
-from storage_engine.model.columns import ARROW_TYPES
-from storage_engine.model.field_types import classify, takes_strings
+from storage_engine.model.columns import ARROW_TYPES, arrow_type
+from storage_engine.model.decimals import Precision, decimal_type
+from storage_engine.model.field_types import classify, is_uuid, scalar_spec, takes_strings
+from storage_engine.model.scalars import UUID_TEXT, listed
 from storage_engine.model.spec import Storage
 from storage_engine.model.validation import INT64_MAX, say, validator
 
@@ -243,13 +251,22 @@ def plan_cast(storage: Storage, type_spec: Mapping[str, Any], source: pa.DataTyp
         return _after(lambda c: c.dictionary_decode(), plan)
     if pa.types.is_run_end_encoded(source):
         return _after(pc.run_end_decode, plan_cast(storage, type_spec, source.value_type))
-    target = ARROW_TYPES[storage]
+    target = arrow_type(storage)
     if pa.types.is_null(source):
         return Cast(target, lambda c: pa.nulls(len(c), target))
     if storage == "json":
         return JsonCast(type_spec, text=_is_string(source) and not takes_strings(type_spec))
+    decimals = decimal_type(storage)
+    if decimals is not None:
+        return _decimal(source, decimals)
+    scalar = scalar_spec(type_spec)
+    if is_uuid(scalar):
+        return _uuid(source)
     make = _SCALARS[storage]
-    return make(source)
+    plan = make(source)
+    if plan is not None and scalar["kind"] == "literal":
+        return partial(_one_of, scalar["values"], plan)
+    return plan
 
 
 def _after(first: Callable[[pa.Array], pa.Array], plan: Caster | None) -> Caster | None:
@@ -432,6 +449,103 @@ def _bytes(source: pa.DataType) -> Cast | None:
     return Cast(pa.binary(), lambda c: c.cast(pa.binary())) if is_binary else None
 
 
+def _time(source: pa.DataType) -> Cast | None:
+    target = ARROW_TYPES["time"]
+    if not pa.types.is_time(source):
+        return None
+    last = 86_400 * _PER_SECOND[source.unit] - 1
+    checks: list[Check] = [(partial(_outside_clock, last=last), "lies outside of a day")]
+    if source.unit == "ns":
+        checks.append((_sub_micro, "is finer than microseconds"))
+    return Cast(target, lambda c: c.cast(target), tuple(checks))
+
+
+def _outside_clock(column: pa.Array, *, last: int) -> pa.Array:
+    ticks = column.view(pa.int32() if pa.types.is_time32(column.type) else pa.int64())
+    return pc.or_(pc.less(ticks, 0), pc.greater(ticks, last))
+
+
+def _decimal(source: pa.DataType, target: Precision) -> Caster | None:
+    if pa.types.is_integer(source) or pa.types.is_decimal(source):
+        return partial(_to_decimal, target)
+    return None
+
+
+def _to_decimal(target: Precision, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    try:
+        made = column.cast(target.arrow)
+        made.validate(full=True)  # a cast to the same scale does not look at the digits
+        return made, []
+    except pa.ArrowInvalid:
+        pass
+    made_values: list[Decimal | None] = []
+    faults: dict[int, str] = {}
+    for row, value in enumerate(column.to_pylist()):
+        try:
+            made_values.append(None if value is None else target.read(value))
+        except ValueError as error:
+            faults[row] = f"{error} (got {value})"
+            made_values.append(None)
+    array = pa.array(made_values, target.arrow)
+    if not faults:  # Arrow's cast of wide integers gives up by their type
+        return array, []
+    name = f"decimal of {target.precision} digits with {target.scale} after the point"
+    return array, [_faulty(f"is no {name}", faults, len(column))]
+
+
+def _uuid(source: pa.DataType) -> Caster | None:
+    if pa.types.is_fixed_size_binary(source) and source.byte_width == 16:
+        return _uuid_of_bytes
+    return _uuid_of_text if _is_string(source) else None
+
+
+def _uuid_of_bytes(column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    texts = [None if raw is None else str(UUID(bytes=raw)) for raw in column.to_pylist()]
+    return pa.array(texts, pa.string()), []
+
+
+def _uuid_of_text(column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    wrong = _not_utf8(column)
+    if not pc.any(wrong).as_py():
+        wrong = pc.invert(pc.match_substring_regex(column, UUID_TEXT))
+    if not pc.any(pc.fill_null(wrong, False)).as_py():
+        return pc.ascii_lower(column.cast(pa.string())), []
+    return _refused(column, wrong, "is not a UUID")
+
+
+def _one_of(values: list[Any], plan: Cast, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    array, problems = plan(column)
+    if problems:
+        return array, problems
+    allowed = pc.is_in(array, value_set=pa.array(values, array.type))
+    wrong = pc.and_(pc.invert(allowed), pc.is_valid(array))
+    if not pc.any(wrong).as_py():
+        return array, []
+    return _refused(array, wrong, "is not one of its values", f" (it has {listed(values)})")
+
+
+def _refused(
+    column: pa.Array, wrong: pa.Array, what: str, hint: str = ""
+) -> tuple[pa.Array, list[Problem]]:
+    rows = pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist()
+    faults = {row: f"got {_shown_value(column[row])}{hint}" for row in rows}
+    return pa.nulls(len(column), column.type), [_faulty(what, faults, len(column))]
+
+
+def _shown_value(scalar: pa.Scalar) -> str:
+    try:
+        shown = repr(scalar.as_py())
+    except UnicodeDecodeError:
+        return "a text that is not UTF-8"
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _faulty(what: str, faults: Mapping[int, str], rows: int) -> Problem:
+    first = min(faults)
+    mask = pa.array([row in faults for row in range(rows)], pa.bool_())
+    return Problem(f"{what}, {faults[first]},", len(faults), first, mask, faults)
+
+
 _SCALARS: dict[Storage, Callable[[pa.DataType], Cast | None]] = {
     "str": _str,
     "int": _int,
@@ -439,5 +553,6 @@ _SCALARS: dict[Storage, Callable[[pa.DataType], Cast | None]] = {
     "bool": _bool,
     "datetime": _datetime,
     "date": _date,
+    "time": _time,
     "bytes": _bytes,
 }

@@ -11,10 +11,12 @@ from typing import Literal
 
 import pyarrow as pa
 
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.spec import FieldSpec, Storage, TypeSpec
 
 EngineVersion = Literal["v1", "v2"]
 
+# Decimals, which have many types, are not among them: ask `arrow_type` and `sqlite_type`.
 ARROW_TYPES: dict[Storage, pa.DataType] = {
     "str": pa.string(),
     "int": pa.int64(),
@@ -22,6 +24,7 @@ ARROW_TYPES: dict[Storage, pa.DataType] = {
     "bool": pa.bool_(),
     "datetime": pa.timestamp("us", tz="UTC"),
     "date": pa.date32(),
+    "time": pa.time64("us"),
     "bytes": pa.binary(),
     "json": pa.string(),
 }
@@ -33,9 +36,23 @@ SQLITE_TYPES: dict[Storage, str] = {
     "bool": "INTEGER",
     "datetime": "TEXT",
     "date": "TEXT",
+    "time": "TEXT",
     "bytes": "BLOB",
     "json": "TEXT",
 }
+
+
+def arrow_type(storage: Storage) -> pa.DataType:
+    """The Arrow type of a kind of column."""
+    decimals = decimal_type(storage)
+    return ARROW_TYPES[storage] if decimals is None else decimals.arrow
+
+
+def sqlite_type(storage: Storage) -> str:
+    """The declared type of such a column in SQLite."""
+    decimals = decimal_type(storage)
+    return SQLITE_TYPES[storage] if decimals is None else decimals.in_sqlite
+
 
 # Part of the file format: never renumber. User fields start at spec.FIRST_FIELD_ID.
 SYSTEM_FIELD_IDS = {
@@ -74,7 +91,7 @@ def parquet_schema(
 
 
 def _column(field: FieldSpec) -> pa.Field:
-    return pa.field(field.name, ARROW_TYPES[field.storage], nullable=field.nullable)
+    return pa.field(field.name, arrow_type(field.storage), nullable=field.nullable)
 
 
 def _system(name: str, type_: pa.DataType) -> pa.Field:

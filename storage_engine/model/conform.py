@@ -19,8 +19,9 @@ from pydantic_core import ValidationError as PydanticError
 from storage_engine.errors import ValidationError
 from storage_engine.model.canonical import decode, dumps
 from storage_engine.model.casts import Caster, Problem, masked, plan_cast
-from storage_engine.model.columns import ARROW_TYPES, row_schema
+from storage_engine.model.columns import arrow_type, row_schema
 from storage_engine.model.field_types import describe
+from storage_engine.model.scalars import lowered
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import say, unknown_name, validator
 
@@ -203,7 +204,7 @@ def zone_notes(spec: TypeSpec, schemas: Iterable[pa.Schema]) -> list[str]:
 
 def _fill(field: FieldSpec) -> Fill | None:
     """How a missing column is made up; None when it cannot be."""
-    target = ARROW_TYPES[field.storage]
+    target = arrow_type(field.storage)
     if field.default is not MISSING:
         value = _stored(field, decode(field.type_spec, field.default))
         return lambda rows: pa.repeat(pa.scalar(value, target), rows)
@@ -225,7 +226,7 @@ def _made(field: FieldSpec, value: Any) -> Any:
 
 
 def _stored(field: FieldSpec, value: Any) -> Any:
-    return dumps(value) if field.storage == "json" and value is not None else value
+    return dumps(value) if field.storage == "json" and value is not None else lowered(value)
 
 
 def _refuse(spec: TypeSpec, wrong: dict[str, list[str]]) -> NoReturn:

@@ -112,12 +112,19 @@ class Entity(Stored):
             name: Field[str]
 
     Class options: `name="..."` sets the stored name; `abstract=True` makes a base that only gives
-    its fields to the types derived from it.
+    its fields to the types derived from it; `renamed_from="..."` is the stored name that the type
+    had before, whose rows a migration brings here.
     """
 
     __slots__ = ()
 
-    def __init_subclass__(cls, *, name: str | None = None, abstract: bool = False) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        abstract: bool = False,
+        renamed_from: str | None = None,
+    ) -> None:
         super().__init_subclass__()
         declare(
             Declaration(
@@ -125,6 +132,7 @@ class Entity(Stored):
                 kind="entity",
                 name=name,
                 abstract=abstract,
+                renamed_from=renamed_from,
                 reserved={n for n in dir(Entity) if not n.startswith("_")},
                 frame=sys._getframe(1),
             )
@@ -143,7 +151,14 @@ class Entity(Stored):
                 "or the class with abstract=True if it is only a base",
             )
         fields = declaration.field_specs(specs)
-        spec = TypeSpec("entity", declaration.name, fields, primary_key=key, python_class=cls)
+        spec = TypeSpec(
+            "entity",
+            declaration.name,
+            fields,
+            primary_key=key,
+            python_class=cls,
+            renamed_from=declaration.renamed_from,
+        )
         return make_plan(spec.name, fields, keys=[key], spec=spec)
 
     def meta(self) -> EntityMeta:
@@ -180,13 +195,20 @@ class Relation(Stored, Generic[L, R]):
         left_key: str
         right_key: str
 
-    def __init_subclass__(cls, *, name: str | None = None, abstract: bool = False) -> None:
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        abstract: bool = False,
+        renamed_from: str | None = None,
+    ) -> None:
         super().__init_subclass__()
         declaration = Declaration(
             cls,
             kind="relation",
             name=name,
             abstract=abstract,
+            renamed_from=renamed_from,
             reserved={n for n in dir(Relation) if not n.startswith("_")},
             frame=sys._getframe(1),
         )
@@ -213,6 +235,7 @@ class Relation(Stored, Generic[L, R]):
             left=left,
             right=right,
             python_class=cls,
+            renamed_from=declaration.renamed_from,
         )
         keys = ["left_key", "right_key", *([key] if key else [])]
         return make_plan(spec.name, fields, keys=keys, spec=spec)

@@ -5,8 +5,10 @@ and read as they were written. Their values have been checked against the declar
 query was built, so that a misspelt key or a text compared with a number is an error at the line
 that has it, not an empty result, and whoever walks a tree need not doubt them.
 
-A kind is what a comparison can tell apart in every storage: the seven scalars, `list` and `dict`.
-None is not a kind: any place may turn out to be NULL or missing.
+A kind is what a comparison can tell apart in every storage: the scalars as they are stored (so that
+a UUID or an enum is a text), `list` and `dict`. Decimals have a kind for each precision and scale;
+a value alone is "decimal" (`base_kind`). None is not a kind: any place may turn out to be NULL or
+missing.
 
 What the nodes mean is written down in docs/queries.md and done by `testing.evaluator`; the SQL
 compilers in `query` mean the same.
@@ -18,18 +20,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any, Literal, NoReturn
 
 from pydantic_core import PydanticCustomError
 
 from storage_engine.model.canonical import leaf
-from storage_engine.model.field_types import describe
+from storage_engine.model.field_types import describe, is_uuid, scalar_storage
+from storage_engine.model.scalars import listed, lowered, read_time, read_uuid
 from storage_engine.model.spec import FieldSpec
 from storage_engine.model.validation import INT64_MAX, INT64_MIN, to_utc, unknown_name
 
 NUMBERS = frozenset({"int", "float"})
-ORDERED = frozenset({"str", "int", "float", "datetime", "date", "bytes"})
+ORDERED = frozenset({"str", "int", "float", "decimal", "datetime", "date", "time", "bytes"})
 SCALARS = ORDERED | {"bool"}
 _ANY = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
@@ -41,8 +45,19 @@ _PRIMITIVE_KINDS: dict[type, str] = {
     str: "str",
     datetime: "datetime",
     date: "date",
+    time: "time",
     bytes: "bytes",
+    Decimal: "decimal",
 }
+
+
+def base_kind(kind: str) -> str:
+    """The kind without what a declaration adds: "decimal" of "decimal(12,2)"."""
+    return kind.partition("(")[0]
+
+
+def base_kinds(kinds: Iterable[str]) -> frozenset[str]:
+    return frozenset(map(base_kind, kinds))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +74,42 @@ class TypePlace:
     def kinds(self) -> frozenset[str]:
         names: set[str] = set()
         for spec, _ in self.members:
-            if spec["kind"] == "primitive":
-                name = spec["name"]
-                names |= _ANY if name == "Any" else {name} - {"NoneType"}
-            else:
+            scalar = scalar_storage(spec)
+            if scalar is not None:
+                names.add(scalar)
+            elif spec["kind"] != "primitive":
                 names.add("list" if spec["kind"] == "list" else "dict")
+            elif spec["name"] == "Any":
+                names |= _ANY
         return frozenset(names)
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether parts of a text can be asked for; a UUID has none that mean anything."""
+        return "str" in self.kinds and not any(is_uuid(spec) for spec, _ in self.members)
+
+    def lower(self, value: Any, where: str) -> Any:
+        """A value as it is stored here: that of an enum member, the text of a UUID."""
+        for spec, _ in self.members:
+            if is_uuid(spec) and not isinstance(value, bool | int | float):
+                try:
+                    return str(read_uuid(value))
+                except ValueError as error:
+                    raise TypeError(f"{where} is {self.describe()}; {value!r} {error}") from None
+            if spec["kind"] == "literal":
+                return lowered(value)
+        return value
+
+    def check_member(self, value: Any, where: str) -> None:
+        """ValueError for a value that an enum or `Literal` does not have: no row ever has it."""
+        of_kind = [
+            spec["values"]
+            for spec, _ in self.members
+            if spec["kind"] == "literal" and type(spec["values"][0]) is type(value)
+        ]
+        if of_kind and value not in of_kind[0]:
+            near = unknown_name(str(value), map(str, of_kind[0]), what="value")
+            raise ValueError(f"{where}: {near} (it has {listed(of_kind[0])})")
 
     def describe(self) -> str:
         return " | ".join(dict.fromkeys(describe(spec) for spec, _ in self.members))
@@ -187,7 +232,14 @@ def plain(kinds: frozenset[str], value: Any, where: str, described: str) -> Any:
     if isinstance(value, bytearray | memoryview):
         value = bytes(value)
     kind = kind_of(value)
-    allowed = kinds | NUMBERS if kinds & NUMBERS else kinds
+    bases = base_kinds(kinds)
+    if "decimal" in bases and kind in ("int", "float"):
+        if kind == "float":
+            raise TypeError(
+                f"{where} is {described}; a float is not exact, write Decimal('{value!r}')"
+            )
+        value, kind = Decimal(int(value)), "decimal"
+    allowed = bases | NUMBERS if bases & NUMBERS else bases
     if kind not in allowed or kind not in SCALARS:
         shown = repr(value)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
@@ -207,6 +259,15 @@ def plain(kinds: frozenset[str], value: Any, where: str, described: str) -> Any:
             if value - value != 0.0:
                 raise ValueError(f"{where}: {value} is not finite, stored numbers are")
             return float(value)
+        case "decimal":
+            if not value.is_finite():
+                raise ValueError(f"{where}: {value} is not finite, stored numbers are")
+            return value
+        case "time":
+            try:
+                return read_time(value)
+            except ValueError as error:
+                raise ValueError(f"{where}: {value!r} {error}") from None
         case "datetime":
             try:
                 return to_utc(value)

@@ -169,7 +169,10 @@ class FieldRef(Generic[T]):
         """Whether the value is one of these."""
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise TypeError(f"{self!r}.in_() takes a list of values, not {values!r}")
-        return In(self.operand, tuple(dict.fromkeys(self._literal(value) for value in values)))
+        wanted = tuple(dict.fromkeys(self._literal(value) for value in values))
+        for value in wanted:
+            self.place.check_member(value, repr(self))
+        return In(self.operand, wanted)
 
     def startswith(self, prefix: str) -> Filter:
         """Whether the text begins with `prefix`, literally and case-sensitively."""
@@ -189,12 +192,15 @@ class FieldRef(Generic[T]):
                 )
             element = self.place.items(repr(self))
             where = f"an element of {self!r}"
+            value = element.lower(value, where)
+            if "str" not in kinds:  # where it is, it can be a part of a text
+                element.check_member(value, where)
             allowed = element.kinds
             if isinstance(value, str) and "str" in kinds:
                 allowed |= {"str"}  # then it can be a part of a text as well
             checked = plain(allowed, value, where, element.describe())
             return Contains(operand, checked, element.kinds)
-        if "str" not in kinds:
+        if not self.place.holds_text:
             raise TypeError(f"{self!r} is {operand.declared}; contains needs a text or a list")
         return Contains(operand, self._of_text("contains", value))
 
@@ -227,7 +233,9 @@ class FieldRef(Generic[T]):
 
     def _compare(self, op: CompareOp, other: Any) -> Filter:
         value = self._literal(other)
-        if op not in ("==", "!=") and kind_of(value) not in ORDERED:
+        if op in ("==", "!="):
+            self.place.check_member(value, repr(self))
+        elif kind_of(value) not in ORDERED:
             raise TypeError(f"{self!r}: {value!r} has no order")
         return Comparison(self.operand, op, value)
 
@@ -235,10 +243,12 @@ class FieldRef(Generic[T]):
         if isinstance(value, FieldRef | Filter):
             raise TypeError(f"{self!r} can be compared with a value, not with {value!r}")
         operand = self.operand
+        if value is not None:
+            value = self.place.lower(value, repr(self))
         return literal(operand.kinds, value, repr(self), operand.declared)
 
     def _text(self, op: TextOp, value: Any) -> Filter:
-        if "str" not in self.operand.kinds:
+        if not self.place.holds_text:
             raise TypeError(f"{self!r} is {self.operand.declared}; {op} needs a text")
         return TextTest(self.operand, op, self._of_text(op, value))
 
@@ -292,6 +302,9 @@ class Field(Generic[T]):
     default:          an immutable value used when none is given; `x: Field[T] = value` is short
                       for it at run time, but type checkers accept the long form only
     default_factory:  called for each object that is given no value
+    renamed_from:     the name that the field had before: a migration takes its values from there
+    precision, scale: of the Decimals in it: how many digits they have, and how many of those after
+                      the point
     """
 
     def __init__(
@@ -302,6 +315,9 @@ class Field(Generic[T]):
         primary_key: bool = False,
         instance_key: bool = False,
         index: bool = False,
+        renamed_from: str | None = None,
+        precision: int | None = None,
+        scale: int | None = None,
         **unknown: Never,
     ) -> None:
         self.default = default
@@ -309,6 +325,9 @@ class Field(Generic[T]):
         self.primary_key = primary_key
         self.instance_key = instance_key
         self.index = index
+        self.renamed_from = renamed_from
+        self.precision = precision
+        self.scale = scale
         self.unknown: dict[str, Any] = dict(unknown)
         self.name = ""
 

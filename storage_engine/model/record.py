@@ -36,8 +36,15 @@ from pydantic_core import ValidationError as PydanticError
 
 from storage_engine.errors import TypeDeclarationError, ValidationError
 from storage_engine.model.canonical import decode, encode
+from storage_engine.model.decimals import Precision
 from storage_engine.model.field import Field
-from storage_engine.model.field_types import AnnotationError, build_type_spec, classify
+from storage_engine.model.field_types import (
+    AnnotationError,
+    build_type_spec,
+    classify,
+    has_decimals,
+)
+from storage_engine.model.scalars import Reviver, reviver
 from storage_engine.model.spec import FIRST_FIELD_ID, MISSING, SYSTEM_COLUMNS, FieldSpec, TypeSpec
 from storage_engine.model.validation import KEY_SCHEMA, SchemaBuilder, explain, say, validator
 
@@ -60,14 +67,17 @@ class Declaration:
         abstract: bool,
         reserved: Collection[str],
         frame: FrameType,
+        renamed_from: str | None = None,
     ) -> None:
         self.cls = cls
         self.kind = kind
         self.name = cls.__name__ if name is None else name
         self.abstract = abstract
+        self.renamed_from = renamed_from
         self._locals = dict(frame.f_locals) if frame.f_locals is not frame.f_globals else {}
         self._types: dict[str, Any] = {}
         self._own_specs: dict[str, dict[str, Any]] | None = None
+        self.revivers: dict[str, Reviver | None] = {}
         self._check_name()
         self._check_bases()
         self.own = self._own_fields()
@@ -83,6 +93,8 @@ class Declaration:
                 f"{self.name!r} cannot be a stored name: use up to 100 letters, digits and "
                 "underscores, and no digit first",
             )
+        if self.renamed_from == self.name:
+            self.fail("", "renamed_from is the name that it has now; name the one it had before")
 
     def _check_bases(self) -> None:
         for base in self.bases():
@@ -159,12 +171,17 @@ class Declaration:
 
     def _check_options(self, name: str, field: Field[Any]) -> None:
         if field.unknown:
-            options = "default, default_factory, primary_key, instance_key, index"
+            options = (
+                "default, default_factory, primary_key, instance_key, index, precision, scale, "
+                "renamed_from"
+            )
             self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {options}")
         if field.default is not MISSING and field.default_factory is not None:
             self.fail(name, "has both default and default_factory; keep one")
         if field.default_factory is not None and not callable(field.default_factory):
             self.fail(name, "default_factory must be callable; use default for a value")
+        if field.renamed_from == name:
+            self.fail(name, "renamed_from is the name that it has now; name the one it had before")
 
     def _check_field_names(self, reserved: Collection[str]) -> None:
         taken = {name.lower(): name for base in self.bases() for name in base.own}
@@ -199,15 +216,32 @@ class Declaration:
     def _describe_own(self) -> dict[str, dict[str, Any]]:
         if self._own_specs is None:
             specs = {}
-            for name in self.own:
+            for name, field in self.own.items():
                 annotation = self.annotation(name)
+                decimals = self._decimals(name, field)
                 try:
-                    specs[name] = build_type_spec(annotation, localns=self._locals)
+                    specs[name] = build_type_spec(
+                        annotation, localns=self._locals, decimals=decimals
+                    )
                 except AnnotationError as error:
                     self.fail(name, str(error))
+                if decimals is not None and not has_decimals(specs[name]):
+                    self.fail(name, "precision and scale are for a Decimal, and it holds none")
+                self.revivers[name] = reviver(annotation, self._locals)
             self._own_specs = specs
             self._locals.clear()  # a class must not keep its function's variables alive
         return self._own_specs
+
+    def _decimals(self, name: str, field: Field[Any]) -> Precision | None:
+        precision, scale = field.precision, field.scale
+        if precision is None and scale is None:
+            return None
+        if precision is None or scale is None:
+            self.fail(name, "has one of precision and scale; write both, such as 12 and 2")
+        try:
+            return Precision(precision, scale)
+        except (TypeError, ValueError) as error:
+            self.fail(name, str(error))
 
     def key_field(
         self, role: Literal["primary_key", "instance_key"], specs: Mapping[str, Any]
@@ -273,7 +307,13 @@ class Declaration:
             required=default is MISSING and field.default_factory is None,
             default=default,
             default_factory=field.default_factory,
+            renamed_from=field.renamed_from,
+            revive=self._reviver(name),
         )
+
+    def _reviver(self, name: str) -> Reviver | None:
+        declared = [d for d in [*self.bases(), self] if name in d.own]
+        return declared[-1].revivers[name]
 
 
 @dataclass(frozen=True)
@@ -312,7 +352,7 @@ def make_plan(
     builder = SchemaBuilder()
     schemas: dict[str, CoreSchema] = dict.fromkeys(keys, KEY_SCHEMA)
     for field in fields:
-        schemas.setdefault(field.name, _with_default(field, builder.value(field.type_spec)))
+        schemas.setdefault(field.name, _with_default(field, _revived(field, builder)))
     schemas.update(extra or {})
     arguments = {name: core_schema.typed_dict_field(schema) for name, schema in schemas.items()}
     # The order of construction arguments is the order of declaration in repr and dumps.
@@ -324,14 +364,22 @@ def make_plan(
     )
 
 
+def _revived(field: FieldSpec, builder: SchemaBuilder) -> CoreSchema:
+    schema = builder.value(field.type_spec)
+    if field.revive is None:
+        return schema
+    return core_schema.no_info_after_validator_function(field.revive, schema)
+
+
 def _with_default(field: FieldSpec, schema: CoreSchema) -> CoreSchema:
     if field.default_factory is not None:
         return core_schema.with_default_schema(
             schema, default_factory=field.default_factory, validate_default=True
         )
     if field.default is not MISSING:
+        default = decode(field.type_spec, field.default)
         return core_schema.with_default_schema(
-            schema, default=decode(field.type_spec, field.default)
+            schema, default=default if field.revive is None else field.revive(default)
         )
     return schema
 

@@ -12,15 +12,20 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal
+from uuid import UUID
 
+from storage_engine.errors import UnsupportedTypeError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.field_types import (
     Storage,
     build_type_spec,
     classify,
-    describe,
+    is_uuid,
+    scalar_spec,
+    unknown_storage,
     unordered,
 )
+from storage_engine.model.scalars import Reviver
 
 __all__ = [
     "FIRST_FIELD_ID",
@@ -33,7 +38,6 @@ __all__ = [
     "TypeSpec",
     "build_type_spec",
     "classify",
-    "schema_differences",
 ]
 
 Kind = Literal["entity", "relation"]
@@ -81,6 +85,24 @@ class FieldSpec:
     required: bool
     default: Any = MISSING
     default_factory: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
+    revive: Reviver | None = field(default=None, compare=False, repr=False)  # to enum members
+
+    @cached_property
+    def logical(self) -> Literal["uuid", "literal"] | None:
+        """What the values of a text or int column are beyond that."""
+        scalar = scalar_spec(self.type_spec)
+        if scalar["kind"] == "literal":
+            return "literal"
+        return "uuid" if is_uuid(scalar) else None
+
+    def restored(self, value: Any) -> Any:
+        """The value that a stored scalar, or decoded JSON, stands for in Python."""
+        if value is None:
+            return None
+        if self.logical == "uuid":
+            value = UUID(value)
+        return value if self.revive is None else self.revive(value)
 
     def __hash__(self) -> int:
         return hash((self.name, self.field_id, self.storage))  # type_spec is a dict
@@ -99,10 +121,17 @@ class FieldSpec:
 
     @classmethod
     def from_schema_dict(cls, stored: Mapping[str, Any]) -> FieldSpec:
+        """UnsupportedTypeError where a newer program has stored a type that this one lacks."""
+        type_spec = _of_type(dict, stored, "type_spec")
+        storage = _of_type(str, stored, "storage")
+        name = _of_type(str, stored, "name")
+        stranger = unknown_storage(type_spec, storage)
+        if stranger is not None:
+            raise UnsupportedTypeError(field=name, kind=stranger)
         return cls(
-            name=_of_type(str, stored, "name"),
-            type_spec=_of_type(dict, stored, "type_spec"),
-            storage=_of_type(str, stored, "storage"),
+            name=name,
+            type_spec=type_spec,
+            storage=storage,
             nullable=_of_type(bool, stored, "nullable"),
             index=_of_type(bool, stored, "index"),
             field_id=_of_type(int, stored, "id"),
@@ -137,6 +166,7 @@ class TypeSpec:
     left: str | None = None
     right: str | None = None
     python_class: type | None = field(default=None, compare=False, repr=False)
+    renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -224,59 +254,3 @@ def _of_type(kinds: type | tuple[type, ...], stored: Mapping[str, Any], name: st
     if not isinstance(value, kinds):
         raise TypeError(f"{name} is a {type(value).__name__}")
     return value
-
-
-def schema_differences(stored: Mapping[str, Any], declared: Mapping[str, Any]) -> list[str]:
-    """What changed from one `schema_dict` to another, in sentences; empty when nothing that
-    matters did (field order and ids do not)."""
-    sentences = [
-        f"{label} was {stored[key]}, is {declared[key]}"
-        for key, label in _TYPE_FACTS.items()
-        if stored[key] != declared[key]
-    ]
-    before = {f["name"]: f for f in stored["fields"]}
-    after = {f["name"]: f for f in declared["fields"]}
-    sentences += [f"field {name!r} removed" for name in before if name not in after]
-    for name, now in after.items():
-        if name not in before:
-            sentences.append(f"field {name!r} added ({describe(now['type_spec'])})")
-        else:
-            sentences += [
-                f"field {name!r} {change}" for change in _field_changes(before[name], now)
-            ]
-    return sentences
-
-
-_TYPE_FACTS = {
-    "kind": "kind",
-    "name": "name",
-    "primary_key": "primary key",
-    "instance_key": "instance key",
-    "left": "left endpoint",
-    "right": "right endpoint",
-}
-
-
-def _field_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    changes = []
-    old, new = describe(before["type_spec"]), describe(now["type_spec"])
-    if old != new:
-        changes.append(f"was {old}, is {new}")
-    elif before["type_spec"] != now["type_spec"]:
-        changes.append(f"of type {new} changed inside")
-    if before["required"] != now["required"]:
-        changes.append(f"was {_required(before)}, is {_required(now)}")
-    if _default(before) != _default(now):  # as texts: 1, 1.0 and True are different defaults
-        changes.append(f"had {_default(before)}, has {_default(now)}")
-    if before["index"] != now["index"]:
-        changes.append("is now indexed" if now["index"] else "is no longer indexed")
-    return changes
-
-
-def _required(described: Mapping[str, Any]) -> str:
-    return "required" if described["required"] else "optional"
-
-
-def _default(described: Mapping[str, Any]) -> str:
-    default = described.get("default", MISSING)
-    return "no default" if default is MISSING else f"default {default!r}"

@@ -8,8 +8,10 @@ loss. Python input is taken in Pydantic's lax mode; JSON text and Arrow values i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import orjson
@@ -23,6 +25,8 @@ from pydantic_core import (
 from pydantic_core import ValidationError as PydanticError
 
 from storage_engine.errors import ValidationError
+from storage_engine.model.decimals import Precision
+from storage_engine.model.scalars import read_literal, read_time, read_uuid
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_DEPTH = 200  # below the nesting limit of the JSON encoder, so that it is met here
@@ -72,6 +76,13 @@ class SchemaBuilder:
                 return core_schema.dict_schema(TEXT_SCHEMA, self.value(spec["value"], env))
             case "typed_dict":
                 return self._typed_dict(spec, env)
+            case "decimal":
+                precision = Precision(spec["precision"], spec["scale"])
+                return _reading("decimal", partial(_decimal, precision))
+            case "literal":
+                values = spec["values"]
+                read = partial(read_literal, frozenset(values), type(values[0]))
+                return _reading("literal", read)
             case _:
                 return core_schema.definition_reference_schema(env[spec["name"]])
 
@@ -95,6 +106,26 @@ class SchemaBuilder:
             core_schema.typed_dict_schema(fields, extra_behavior="forbid", ref=ref, config=_CONFIG)
         )
         return core_schema.definition_reference_schema(ref)
+
+
+def _reading(kind: str, read: Callable[[Any], Any]) -> CoreSchema:
+    """The same in Pydantic's lax and strict mode: a text is taken for what it says, exactly."""
+
+    def check(value: Any) -> Any:
+        try:
+            return read(value)
+        except ValueError as error:
+            raise PydanticCustomError(kind, "{problem}", {"problem": str(error)}) from None
+
+    return core_schema.no_info_plain_validator_function(check)
+
+
+def _decimal(precision: Precision, value: Any) -> Decimal:
+    if isinstance(value, float):
+        raise ValueError("is a float, which is not exact; write a Decimal, an int or a str")
+    if isinstance(value, bool) or not isinstance(value, Decimal | int | str):
+        raise ValueError("is not a decimal number")
+    return precision.read(value)
 
 
 def to_utc(value: datetime) -> datetime:
@@ -167,7 +198,9 @@ _PRIMITIVES: dict[str, CoreSchema] = {
         to_utc, core_schema.datetime_schema(microseconds_precision="error")
     ),
     "date": core_schema.date_schema(),
+    "time": _reading("time", read_time),
     "bytes": core_schema.bytes_schema(),
+    "uuid": _reading("uuid", read_uuid),
     "NoneType": core_schema.none_schema(),
     "Any": core_schema.no_info_plain_validator_function(json_value),
 }

@@ -13,16 +13,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.expressions import (
     NUMBERS,
     ORDERED,
     CompareOp,
     Condition,
     Operand,
+    base_kind,
+    base_kinds,
     json_form,
     literal,
 )
 from storage_engine.model.field import FieldRef
+from storage_engine.model.scalars import lowered
 from storage_engine.query.conditions import value_kind
 
 Function = Literal["count", "sum", "avg", "min", "max", "avg_len"]
@@ -47,7 +51,9 @@ class Aggregate:
             case "avg" | "avg_len":
                 return "float"
         assert self.operand is not None
-        return value_kind(self.operand)
+        kind = value_kind(self.operand)
+        decimals = decimal_type(kind)
+        return decimals.total.kind if decimals is not None and self.function == "sum" else kind
 
     def as_json(self) -> dict[str, Any]:
         described: dict[str, Any] = {"function": self.function}
@@ -83,7 +89,7 @@ class Aggregate:
     def _compare(self, op: CompareOp, other: Any) -> Having:
         if other is None or isinstance(other, bool | FieldRef | Aggregate):
             raise TypeError(f"{self!r} can be compared with a value, not with {other!r}")
-        value = literal(frozenset({self.kind}), other, repr(self), self.kind)
+        value = literal(frozenset({self.kind}), lowered(other), repr(self), self.kind)
         return HavingComparison(self, op, value)
 
 
@@ -178,7 +184,7 @@ def count(field: FieldRef[Any] | None = None) -> Aggregate:
 
 
 def sum(field: FieldRef[Any]) -> Aggregate:
-    """The sum of a numeric field; an int for an int field."""
+    """The sum of a numeric field; an int for an int field, exact for Decimals."""
     return Aggregate("sum", _numeric(field, "sum"))
 
 
@@ -219,7 +225,8 @@ def own_place(field: object, use: str) -> Operand:
 
 def _numeric(field: object, use: str) -> Operand:
     operand = own_place(field, use)
-    if not operand.kinds <= NUMBERS or not operand.kinds:
+    bases = base_kinds(operand.kinds)
+    if not bases or not (bases <= NUMBERS or bases == {"decimal"}):
         hint = "; say which type you mean: .path(..., float)" if operand.path else ""
         raise TypeError(f"{use} needs a number; {operand!r} is {operand.declared}{hint}")
     return operand
@@ -227,6 +234,6 @@ def _numeric(field: object, use: str) -> Operand:
 
 def _ordered(field: object, use: str) -> Operand:
     operand = own_place(field, use)
-    if value_kind(operand) not in ORDERED:
+    if base_kind(value_kind(operand)) not in ORDERED:
         raise TypeError(f"{use} needs values with an order; {operand!r} is {operand.declared}")
     return operand

@@ -239,7 +239,11 @@ class RowQuery(_Steps, Generic[S]):
         if aggregate.operand is not None:
             _check_owner(self.spec.type, aggregate.operand)
         spec = replace(self.spec, aggregates=(("value", aggregate),))
-        return self.executor.aggregate(spec).column("value")[0].as_py()
+        value = self.executor.aggregate(spec).column("value")[0].as_py()
+        operand = aggregate.operand
+        if aggregate.function not in ("min", "max") or operand is None or operand.spec is None:
+            return value
+        return value if operand.path else operand.spec.restored(value)
 
     def _check_aggregates(self, use: str) -> None:
         given = {"order_by": self.spec.order, "limit": self.spec.limit, "offset": self.spec.offset}

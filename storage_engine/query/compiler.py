@@ -171,7 +171,8 @@ class Compiler:
         if operand is None:
             return "COUNT(*)"
         if aggregate.function == "avg_len":
-            return self._dialect.mean(self._inner(inner, self._conditions.list_length(operand)))
+            lengths = self._inner(inner, self._conditions.list_length(operand))
+            return self._dialect.mean(lengths, "int")
         if aggregate.function == "count":
             return f"COUNT({self._inner(inner, self._conditions.present(operand))})"
         sql, kind, in_json = self._conditions.value(operand)
@@ -180,7 +181,7 @@ class Compiler:
             case "sum":
                 return self._dialect.total(value, kind)
             case "avg":
-                return self._dialect.mean(value)
+                return self._dialect.mean(value, kind)
             case "min":
                 return f"MIN({value})"
             case _:

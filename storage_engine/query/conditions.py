@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storage_engine.model.canonical import dumps
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.expressions import (
     NUMBERS,
     SCALARS,
@@ -39,14 +40,26 @@ from storage_engine.model.expressions import (
     Source,
     Test,
     TextTest,
+    base_kind,
+    base_kinds,
     kind_of,
 )
 from storage_engine.model.spec import MISSING
 from storage_engine.model.validation import INT64_MAX, INT64_MIN
 from storage_engine.query.dialects import Dialect, Json, SqlColumn, quoted
 
-Bound = tuple[CompareOp, int] | bool
-FloatBound = tuple[CompareOp, float] | bool
+Bound = tuple[CompareOp, Any] | bool  # an op and a value of the kind
+
+
+def restated(kind: str, op: CompareOp, value: Any) -> Bound:
+    """The comparison `x op value` for values x of a kind, with a value of that kind too; a bool
+    when it is the same for all."""
+    decimals = decimal_type(kind)
+    if decimals is not None:
+        return decimals.bound(op, value)
+    if kind not in NUMBERS:
+        return op, value
+    return int_bound(op, value) if kind == "int" else float_bound(op, value)
 
 
 def int_bound(op: CompareOp, value: int | float) -> Bound:
@@ -69,7 +82,7 @@ def int_bound(op: CompareOp, value: int | float) -> Bound:
             return ">", floor
 
 
-def float_bound(op: CompareOp, value: int | float) -> FloatBound:
+def float_bound(op: CompareOp, value: int | float) -> Bound:
     """The comparison `x op value` for finite floats x; a bool when it is the same for all."""
     near = float(value)
     if near == value:  # Python compares int and float exactly
@@ -298,21 +311,17 @@ class Conditions:
 
     def bounded(self, sql: str, kind: str, op: CompareOp, value: Any, *, in_json: bool) -> str:
         """A comparison of an SQL expression of a kind with a value of that kind."""
-        if kind in NUMBERS:
-            bound = int_bound(op, value) if kind == "int" else float_bound(op, value)
-            if isinstance(bound, bool):
-                return _constant(sql, bound)
-            op, value = bound
+        bound = restated(kind, op, value)
+        if isinstance(bound, bool):
+            return _constant(sql, bound)
+        op, value = bound
         return f"({sql} {_SQL_OPS[op]} {self.dialect.literal(kind, value, in_json=in_json)})"
 
     def _among(self, sql: str, kind: str, values: Sequence[Any], *, in_json: bool) -> str:
         """Whether a value of a kind equals one of several."""
         exact: list[Any] = []
         for value in values:
-            if kind not in NUMBERS:
-                exact.append(value)
-                continue
-            bound = int_bound("==", value) if kind == "int" else float_bound("==", value)
+            bound = restated(kind, "==", value)
             if not isinstance(bound, bool):
                 exact.append(bound[1])
         if not exact:
@@ -334,8 +343,8 @@ class Conditions:
             (kind,) = kinds
             return self._among(place.value(kind), kind, values, in_json=True)
         branches = []
-        for kind in sorted(kinds & SCALARS):
-            alike = [v for v in values if kind_of(v) == kind or {kind_of(v), kind} == NUMBERS]
+        for kind in sorted(kinds):
+            alike = [v for v in values if _same_kind(kind, kind_of(v))]
             if alike:
                 test = self._among(place.value(kind), kind, alike, in_json=True)
                 branches.append(f"WHEN {_any_kind(place, kind, cast=cast)} THEN {test}")
@@ -354,7 +363,7 @@ class Conditions:
             f"WHEN {_any_kind(place, kind, cast=operand.cast)} "
             f"THEN {self.bounded(place.value(kind), kind, op, value, in_json=True)}"
             for kind in sorted(kinds)
-            if kind == given or {kind, given} == NUMBERS
+            if _same_kind(kind, given)
         ]
         return f"CASE {' '.join(branches)} END"
 
@@ -419,7 +428,7 @@ def value_kind(operand: Operand) -> str:
     """The one scalar kind of a place; integers and floats together are floats. TypeError when
     there is no such kind, so that its values have no order among themselves."""
     kinds = operand.kinds
-    if len(kinds) == 1 and kinds <= SCALARS:
+    if len(kinds) == 1 and base_kinds(kinds) <= SCALARS:
         return next(iter(kinds))
     if kinds == NUMBERS:
         return "float"
@@ -446,7 +455,12 @@ def _any_kind(place: Json, kind: str, *, cast: bool = True) -> str:
 
 def _possible(value: Any, kinds: frozenset[str]) -> bool:
     kind = kind_of(value)
-    return kind in kinds or (kind in NUMBERS and bool(kinds & NUMBERS))
+    return any(_same_kind(declared, kind) for declared in kinds)
+
+
+def _same_kind(declared: str, kind: str) -> bool:
+    """Whether values of a declared kind can be compared with a value of another."""
+    return base_kind(declared) == kind or {declared, kind} == NUMBERS
 
 
 def _constant(sql: str, truth: bool) -> str:

@@ -4,9 +4,8 @@ Values never become part of the SQL text: they are bound under names (`q0`, `q1`
 too. Identifiers are quoted. The names begin with a prefix, so that the text can be put into a
 larger statement with parameters of its own. Nothing is executed here.
 
-Two things the JSON functions of SQLite (3.38 and later) cannot do are done by functions that
-`install` adds to a connection: texts that contain NUL, which json_extract cuts off there, and
-base64.
+What SQLite (3.38 and later) cannot do is done by functions that `install` adds to a connection:
+texts that contain NUL, which json_extract cuts off there, base64, and decimals.
 """
 
 from __future__ import annotations
@@ -18,11 +17,13 @@ from base64 import b64decode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import orjson
 
 from storage_engine.model.canonical import leaf
+from storage_engine.model.decimals import MAX_PRECISION, decimal_type
 
 
 def quoted(identifier: str) -> str:
@@ -139,7 +140,7 @@ class Dialect(ABC):
         """SUM, of the kind of its values."""
 
     @abstractmethod
-    def mean(self, sql: str) -> str:
+    def mean(self, sql: str, kind: str) -> str:
         """AVG, a float."""
 
 
@@ -150,6 +151,7 @@ _TYPES = {
     "bool": "BOOLEAN",
     "datetime": "TIMESTAMPTZ",
     "date": "DATE",
+    "time": "TIME",
     "bytes": "BLOB",
 }
 _JSON_TYPES_DUCKDB = {
@@ -161,6 +163,11 @@ _JSON_TYPES_DUCKDB = {
 }
 
 
+def _sql_type(kind: str) -> str:
+    decimals = decimal_type(kind)
+    return _TYPES[kind] if decimals is None else decimals.sql
+
+
 class DuckDb(Dialect):
     name = "duckdb"
     shows_json = False
@@ -169,10 +176,12 @@ class DuckDb(Dialect):
         return f"${self.binder.name(value)}"
 
     def literal(self, kind: str, value: Any, *, in_json: bool) -> str:
-        if kind in ("datetime", "date"):
+        if kind in ("datetime", "date", "time"):
             # As text: DuckDB's own conversion of Python datetimes depends on their tzinfo.
             text = f"{self.mark(leaf(value))}::VARCHAR"
             return text if in_json else f"CAST({text} AS {_TYPES[kind]})"
+        if decimal_type(kind) is not None:
+            return f"CAST({self.mark(leaf(value))}::VARCHAR AS {_sql_type(kind)})"
         return f"{self.mark(value)}::{_TYPES[kind]}"
 
     def document(self, sql: str) -> Json:
@@ -201,12 +210,13 @@ class DuckDb(Dialect):
     def shown(self, sql: str, kind: str, *, in_json: bool) -> str:
         if kind == "float":
             return f"({sql} + 0.0::DOUBLE)"  # -0.0 and 0.0 are one value
-        return f"CAST({sql} AS {_TYPES[kind]})" if in_json else sql
+        return f"CAST({sql} AS {_sql_type(kind)})" if in_json else sql
 
     def total(self, sql: str, kind: str) -> str:
-        return f"CAST(SUM({sql}) AS {_TYPES[kind]})"
+        decimals = decimal_type(kind)
+        return f"CAST(SUM({sql}) AS {_TYPES[kind] if decimals is None else decimals.total.sql})"
 
-    def mean(self, sql: str) -> str:
+    def mean(self, sql: str, kind: str) -> str:
         return f"CAST(AVG({sql}) AS DOUBLE)"
 
 
@@ -241,6 +251,8 @@ class DuckJson(Json):
                 return f"TRY_CAST({text} AS {_TYPES[kind]})"
             case "bytes":
                 return f"from_base64({text})"
+            case _ if decimal_type(kind) is not None:
+                return f"TRY_CAST({text} AS {_sql_type(kind)})"
             case _:
                 return text
 
@@ -269,6 +281,9 @@ def install(connection: sqlite3.Connection) -> None:
     """Add the functions that compiled filters use. Calling it again does no harm."""
     connection.create_function("ontologia_text", 1, _text, deterministic=True)
     connection.create_function("ontologia_bytes", 1, _bytes, deterministic=True)
+    connection.create_function("ontologia_decimal", 2, _decimal_column, deterministic=True)
+    connection.create_aggregate("ontologia_decimal_sum", 2, _DecimalSum)  # type: ignore[arg-type]
+    connection.create_aggregate("ontologia_decimal_avg", 2, _DecimalMean)  # type: ignore[arg-type]
 
 
 def _text(json: str | None) -> str | None:
@@ -278,6 +293,47 @@ def _text(json: str | None) -> str | None:
 
 def _bytes(encoded: str | None) -> bytes | None:
     return None if encoded is None else b64decode(encoded)
+
+
+def _decimal_column(text: str | None, kind: str) -> int | str | None:
+    """The text of a decimal in JSON as a column of its kind has it."""
+    decimals = decimal_type(kind)
+    if text is None or decimals is None:
+        return None
+    return decimals.to_sqlite(decimals.read(text))
+
+
+class _DecimalSum:
+    """Adds up stored decimals of a kind, exactly."""
+
+    def __init__(self) -> None:
+        self._units = 0
+        self._count = 0
+        self._kind = ""
+
+    def step(self, stored: int | str | None, kind: str) -> None:
+        decimals = decimal_type(kind)
+        if stored is not None and decimals is not None:
+            self._units += decimals.unscaled(decimals.from_sqlite(stored))
+            self._count += 1
+            self._kind = kind
+
+    def finalize(self) -> Any:
+        decimals = decimal_type(self._kind)
+        if decimals is None:
+            return None
+        if abs(self._units) >= 10**MAX_PRECISION:
+            raise OverflowError("a sum of more digits than a decimal has")
+        total = decimals.total
+        return total.to_sqlite(total.of_unscaled(self._units))
+
+
+class _DecimalMean(_DecimalSum):
+    def finalize(self) -> Any:
+        decimals = decimal_type(self._kind)
+        if decimals is None:
+            return None
+        return self._units / (self._count * 10**decimals.scale)  # of integers: rounded once
 
 
 class Sqlite(Dialect):
@@ -291,8 +347,12 @@ class Sqlite(Dialect):
         if isinstance(value, datetime):
             text = leaf(value)  # columns end in Z where JSON has +00:00 (repository.sqlite.codec)
             return self.mark(text if in_json else text.removesuffix("+00:00") + "Z")
-        if kind == "date":
+        if kind in ("date", "time"):
             return self.mark(leaf(value))
+        if isinstance(value, Decimal):
+            decimals = decimal_type(kind)
+            assert decimals is not None
+            return self.mark(decimals.to_sqlite(value))
         return self.mark(int(value) if kind == "bool" else value)
 
     def document(self, sql: str) -> Json:
@@ -330,6 +390,8 @@ class Sqlite(Dialect):
         return f"({sql} + 0.0)" if kind == "float" else sql  # -0.0 and 0.0 are one value
 
     def total(self, sql: str, kind: str) -> str:
+        if decimal_type(kind) is not None:
+            return f"ontologia_decimal_sum({sql}, '{kind}')"
         if kind != "int":
             return f"SUM({sql})"
         # SQLite's own sum fails when it leaves 64 bits on the way, even if it would come back. So
@@ -342,7 +404,9 @@ class Sqlite(Dialect):
             f"WHEN {high} IS NOT NULL THEN abs(min({high}, -9223372036854775808)) END"
         )
 
-    def mean(self, sql: str) -> str:
+    def mean(self, sql: str, kind: str) -> str:
+        if decimal_type(kind) is not None:
+            return f"ontologia_decimal_avg({sql}, '{kind}')"
         return f"AVG({sql})"
 
 
@@ -386,6 +450,8 @@ class _SqliteValue(Json):
                 return f"CAST({self._value} AS REAL)"
             case "bytes":
                 return f"ontologia_bytes({self._value})"
+            case _ if decimal_type(kind) is not None:
+                return f"ontologia_decimal({self._value}, '{kind}')"
             case _:
                 return self._value
 

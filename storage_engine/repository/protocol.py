@@ -29,6 +29,8 @@ from storage_engine.errors import (
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference
 from storage_engine.query.results import SqlExecutor
+from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
@@ -514,6 +516,18 @@ class Repository(Protocol):
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         """What a commit wrote: kind, type_name, identity columns, operation; by identity."""
+
+    def type_histories(self, refs: Sequence[TypeRef] | None = None) -> dict[TypeRef, TypeHistory]:
+        """The schema versions of these types, or of all, dropped ones included; without those that
+        were never stored."""
+
+    def migrate(self, request: MigrationRequest) -> MigrationOutcome:
+        """Make new schema versions current and bring the latest rows into them, or drop types: all
+        of it in one commit, or nothing.
+
+        Rows are rewritten before the write lock is taken; those that other commits change meanwhile
+        are brought along. MigrationTokenError when another migration was faster.
+        """
 
     def storage_info(self) -> dict[str, Any]: ...
 

@@ -1,10 +1,11 @@
 """CSV and JSON lines as Arrow batches of the declared types, never of guessed ones.
 
-Values are written as in canonical JSON: datetimes and dates in ISO 8601 (a datetime without a zone
-is UTC), bytes in base64. In CSV, a field that is stored as JSON holds JSON text; an empty cell is
-null, or the empty string where the field is a `str` that cannot be null; a quoted empty cell is
-always the empty string. In JSON lines, a key that a record lacks gets the field's default, else
-null. Promise: "007" in a `str` field stays "007", and what does not fit is refused, by row.
+Values are written as in canonical JSON: datetimes, dates and times of day in ISO 8601 (a datetime
+without a zone is UTC), bytes in base64, decimals as digits (in JSON lines as strings, or integers:
+other numbers have been floats). In CSV, a field that is stored as JSON holds JSON text; an empty
+cell is null, or the empty string where the field is a `str` that cannot be null; a quoted empty
+cell is always the empty string. In JSON lines, a key that a record lacks gets the field's default,
+else null. Promise: "007" in a `str` field stays "007", and what does not fit is refused, by row.
 
 Whole columns are converted at a time; only when that fails is each value looked at, to say which
 rows are at fault.
@@ -15,6 +16,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +27,11 @@ from pydantic_core import from_json, to_json
 from storage_engine.errors import ValidationError
 from storage_engine.model.canonical import encode
 from storage_engine.model.casts import Problem
-from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.csv_text import BadRecord, CsvDialect, CsvRows, shown
+from storage_engine.model.decimals import Precision, decimal_type
 from storage_engine.model.field_types import Storage
+from storage_engine.model.scalars import TIME_TEXT
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import INT64_MAX, INT64_MIN, unknown_name
 
@@ -50,6 +54,7 @@ _NAMES: dict[Storage, str] = {
     "bool": "true or false",
     "datetime": "an ISO 8601 datetime with at most microseconds",
     "date": "an ISO 8601 date",
+    "time": "an ISO 8601 time of day with at most microseconds",
     "bytes": "base64",
 }
 
@@ -57,14 +62,9 @@ _NAMES: dict[Storage, str] = {
 # --- values -----------------------------------------------------------------------------------
 
 
-def arrow_type(storage: Storage) -> pa.DataType:
-    """The column type that text of such a field becomes."""
-    return ARROW_TYPES[storage]
-
-
 def from_text(storage: Storage, column: pa.Array) -> Conversion:
     """A column of text as values of the field; JSON text stays text."""
-    convert = _PARSERS.get(storage)
+    convert = _parser(storage)
     if convert is None:
         return column, []
     try:
@@ -80,21 +80,31 @@ def from_python(storage: Storage, values: Sequence[Any]) -> Conversion:
         return pa.ExtensionArray.from_storage(
             pa.json_(pa.string()), pa.array(texts, pa.string())
         ), []
-    fits = _FITS[storage]
-    plain = set(map(type, values)) <= _PLAIN[storage]  # spares looking at each
+    if decimal_type(storage) is not None:
+        # An integer is exact; any other number has gone through a float.
+        values = [str(v) if type(v) is int else v for v in values]
+    fits = _FITS.get(storage, _is_text)
+    plain = set(map(type, values)) <= _PLAIN.get(storage, _TEXTS)  # spares looking at each
     if not plain and not all(v is None or fits(v) for v in values):
         return _faulty(storage, values, fits)
-    if storage in _PARSERS and fits is _is_text:
+    if fits is _is_text and _parser(storage) is not None:
         return from_text(storage, pa.array(values, pa.string()))
-    return pa.array(values, ARROW_TYPES[storage]), []
+    return pa.array(values, arrow_type(storage)), []
 
 
 def _faulty(storage: Storage, values: Sequence[Any], fits: Callable[[Any], bool]) -> Conversion:
     rows = [row for row, value in enumerate(values) if value is not None and not fits(value)]
     shown = repr(values[rows[0]])
     got = shown if len(shown) <= 40 else shown[:37] + "..."
-    problem = Problem(f"is not {_NAMES[storage]} (got {got})", len(rows), rows[0])
-    return pa.nulls(len(values), ARROW_TYPES[storage]), [problem]
+    problem = Problem(f"is not {_name(storage)} (got {got})", len(rows), rows[0])
+    return pa.nulls(len(values), arrow_type(storage)), [problem]
+
+
+def _name(storage: Storage) -> str:
+    decimals = decimal_type(storage)
+    if decimals is None:
+        return _NAMES[storage]
+    return f"text of a decimal with {decimals.precision} digits, {decimals.scale} after the point"
 
 
 def _parses(convert: Callable[[pa.Array], pa.Array], value: str) -> bool:
@@ -123,6 +133,19 @@ def _datetimes(column: pa.Array) -> pa.Array:
     return pc.coalesce(instants, naive.cast(pa.timestamp("us", "UTC")))
 
 
+def _times(column: pa.Array) -> pa.Array:
+    # Arrow would take nanoseconds, and cut them.
+    plain = pc.match_substring_regex(column, TIME_TEXT)
+    if not pc.all(plain, min_count=0).as_py():
+        raise ValueError("not a time of day")
+    return column.cast(pa.time64("us"))
+
+
+def _decimals(precision: Precision, column: pa.Array) -> pa.Array:
+    values = [None if v is None else precision.read(v) for v in column.to_pylist()]
+    return pa.array(values, precision.arrow)
+
+
 def _bytes(column: pa.Array) -> pa.Array:
     decoded = [None if v is None else b64decode(v, validate=True) for v in column.to_pylist()]
     return pa.array(decoded, pa.binary())
@@ -134,8 +157,14 @@ _PARSERS: dict[Storage, Callable[[pa.Array], pa.Array]] = {
     "bool": lambda column: column.cast(pa.bool_()),
     "datetime": _datetimes,
     "date": lambda column: column.cast(pa.date32()),
+    "time": _times,
     "bytes": _bytes,
 }
+
+
+def _parser(storage: Storage) -> Callable[[pa.Array], pa.Array] | None:
+    decimals = decimal_type(storage)
+    return _PARSERS.get(storage) if decimals is None else partial(_decimals, decimals)
 
 
 def _is_text(value: Any) -> bool:
@@ -157,17 +186,20 @@ _FITS: dict[Storage, Callable[[Any], bool]] = {
     "bool": lambda value: type(value) is bool,
     "datetime": _is_text,
     "date": _is_text,
+    "time": _is_text,
     "bytes": _is_text,
 }
 
+_TEXTS: set[type] = {str, type(None)}
 _PLAIN: dict[Storage, set[type]] = {
-    "str": {str, type(None)},
+    "str": _TEXTS,
     "int": set(),  # may still be beyond 64 bits
     "float": {float, type(None)},
     "bool": {bool, type(None)},
-    "datetime": {str, type(None)},
-    "date": {str, type(None)},
-    "bytes": {str, type(None)},
+    "datetime": _TEXTS,
+    "date": _TEXTS,
+    "time": _TEXTS,
+    "bytes": _TEXTS,
 }
 
 # --- files ------------------------------------------------------------------------------------

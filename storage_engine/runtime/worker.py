@@ -137,7 +137,8 @@ class EventWorker:
             )
             handler(context)
             emits, committed = context._finish()
-            return Success(emits, committed)
+            result = context.session.last_commit if committed else None
+            return Success(emits, committed, result.notes if result is not None else ())
         except (ClaimLost, CommitStateUnknownError) as error:
             # The log knows how it ended; whoever finds the lease expired asks it.
             return Drop(f"{handler.id}: {error}")

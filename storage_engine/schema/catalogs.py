@@ -48,11 +48,24 @@ def catalog_writes(
     """One independent write per catalog object that these registrations change.
 
     `types` are all types of the log, so that types.json ends up complete even when it was lost.
+    v1 leaves a malformed one to its owner: it is what lists the types there. v2 writes it anew,
+    and raises to say so.
     """
     if not registered:
         return []
+
+    def write_types() -> None:
+        try:
+            documents.update(layout.TYPES, lambda d: _with_names(d, types, now))
+        except SchemaMetadataError as error:
+            done = "left as it is"
+            if engine_version != "v1":
+                write_types_anew(documents, types, now)
+                done = "written anew"
+            raise SchemaMetadataError(f"{error}; {done}", key=layout.TYPES) from error
+
     writes = [
-        lambda: documents.update(layout.TYPES, lambda d: _with_names(d, types, now)),
+        write_types,
         lambda: documents.update(layout.REGISTRY, lambda d: _with_schemas(d, registered)),
     ]
     if engine_version == "v2":
@@ -108,7 +121,7 @@ def _with_names(
 ) -> Document | None:
     document = document or empty_types(now)
     if not (_names(document.get("entities")) and _names(document.get("relations"))):
-        raise SchemaMetadataError(f"{layout.TYPES} is malformed, left as it is", key=layout.TYPES)
+        raise SchemaMetadataError(f"{layout.TYPES} is malformed", key=layout.TYPES)
     names = {
         folder: sorted({*document[folder], *(name for k, name in types if k == kind)})
         for kind, folder in layout.FOLDERS.items()

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from functools import cmp_to_key
 from typing import Any
 
+from storage_engine.model.decimals import exact_sum
 from storage_engine.model.expressions import (
     NUMBERS,
     And,
@@ -29,6 +32,7 @@ from storage_engine.model.expressions import (
     TextTest,
     kind_of,
 )
+from storage_engine.model.scalars import lowered
 from storage_engine.query.conditions import Endpoint, normalise
 
 Row = Any  # a mapping, or an object of a declared class
@@ -58,8 +62,8 @@ def evaluate(
 
 
 def value_at(operand: Operand, row: Row) -> Any:
-    """What a row has at a place; None when it is NULL or missing."""
-    value = _follow(operand.path, _field(operand, row))
+    """What a row has at a place, as it is compared (`lowered`); None when it is NULL or missing."""
+    value = lowered(_follow(operand.path, _field(operand, row)))
     return _cast(operand, value) if operand.cast else value
 
 
@@ -100,7 +104,7 @@ def _leaf(node: Leaf, row: Row) -> Truth:
     items = _follow(operand.path, _field(operand, row))
     if not isinstance(items, list):
         return False
-    elements = (_follow(operand.item_path, item) for item in items)
+    elements = (lowered(_follow(operand.item_path, item)) for item in items)
     return any(_test(node, _cast(operand, v) if operand.cast else v) is True for v in elements)
 
 
@@ -136,7 +140,7 @@ def _test(node: Leaf, value: Any) -> Truth:
             return bool(getattr(value, node.op)(node.value))
         case Contains():
             if isinstance(value, list):
-                return any(equal(item, node.value) for item in value)
+                return any(equal(lowered(item), node.value) for item in value)
             if isinstance(value, str) and isinstance(node.value, str):
                 return node.value in value
             return None
@@ -211,10 +215,14 @@ def aggregate(function: str, values: Iterable[Any]) -> Any:
         case _ if not present:
             return None
         case "sum":
+            if isinstance(present[0], Decimal):
+                return exact_sum(present)
             return (
                 math.fsum(present) if any(isinstance(v, float) for v in present) else sum(present)
             )
         case "avg":
+            if isinstance(present[0], Decimal):
+                return float(Fraction(exact_sum(present)) / len(present))
             return math.fsum(present) / len(present)
         case "min":
             return min(present)

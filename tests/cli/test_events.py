@@ -196,6 +196,41 @@ def test_run_drains(uri: str, module: str) -> None:
     assert again.out == "0 handled, 0 failed\n"
 
 
+LINKING = """
+from storage_engine import Entity, Event, Field, Relation, on_event
+
+
+class Party(Entity):
+    id: Field[str] = Field(primary_key=True)
+
+
+class Ally(Relation[Party, Party]):
+    since: Field[int]
+
+
+class Ordered(Event):
+    n: Field[int]
+
+
+@on_event(Ordered, id="shop.ally")
+def ally(ctx):
+    ctx.ensure(Ally(left_key="a", right_key="b", since=ctx.event.n))
+"""
+
+
+def test_run_shows_the_notes_of_handlers_commits(uri: str, tmp_path: Path) -> None:
+    name = f"linking_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(LINKING)
+    run = ("events", "run", "--handlers", name, "--drain", "--storage-uri", uri)
+    note = "shop.ally: Ally: its relations point to Party, of which nothing is stored yet"
+    done = onto(*run)
+    assert (done.code, done.err) == (0, f"note: {note}\n")  # once, of three commits
+    with Session(uri) as session:
+        session.emit(Ordered(id="later", n=9))
+    again = onto("--json", *run)
+    assert (again.json["notes"], again.json["more_notes"], again.err) == ([note], 0, "")
+
+
 @pytest.mark.parametrize("name", ["plain", "100%41#?.data"])
 def test_run_takes_a_db_of_any_name(module: str, tmp_path: Path, name: str) -> None:
     done = onto("events", "run", "--handlers", module, "--drain", "--db", tmp_path / name)

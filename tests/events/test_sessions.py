@@ -498,3 +498,11 @@ def test_bad_lists_of_handlers_are_refused() -> None:
             session.emit(Invoice(id="x", n=1))  # type: ignore[arg-type]
         with pytest.raises(ValidationError, match="too long"):
             session.emit(Ordered(n=1, id="x" * 151))
+
+
+def test_notes_are_kept_once_and_not_without_end() -> None:
+    totals = Totals()
+    for n in range(30):
+        totals.note([f"note {n}", "note 0"])
+    assert totals.notes == [f"note {n}" for n in range(20)]
+    assert totals.more_notes == 10

@@ -18,6 +18,7 @@ VALUES: dict[str, Any] = {
     "fraction": 1.5,
     "empty text": "",
     "text": "text",
+    "path out": "../../text",
     "list": [],
     "list of text": ["text"],
     "object": {},

@@ -238,6 +238,27 @@ def test_a_typed_error_or_the_right_answer(kind: str, engine_version: str) -> No
     assert not problems, "\n".join([f"{len(problems)} problems", *problems[:40]])
 
 
+# What trying all has shown once: kind, what was done, operation, with all hashes made to fit.
+SHOWN = [
+    ("engine", "format: negative", "commit", False),
+    ("engine", "format: huge", "latest", False),
+    ("manifest of head", "parent_manifest_path: empty text", "verify", False),
+    ("manifest of head", "parent_manifest_path: path out", "log", True),
+    ("manifest of head", "type_head_buckets.buckets.63 missing", "verify", False),
+    ("manifest of head", "type_head_buckets.buckets.63 missing", "info", True),
+    ("manifest of head", "type_head_buckets.types: largest", "restore preview", True),
+]
+
+
+@pytest.mark.parametrize(("kind", "label", "name", "sealing"), SHOWN)
+def test_what_was_shown_once_stays_mended(kind: str, label: str, name: str, sealing: bool) -> None:
+    objects = stored("v2")
+    key = key_of(kind, objects)
+    data = dict(mutations(objects[key]))[label]
+    changed = sealed(objects, key, data) if sealing else {**objects, key: data}
+    assert attempt(changed, "v2", name, any_answer=sealing) is None
+
+
 @pytest.mark.simulation
 @pytest.mark.parametrize("engine_version", ["v1", "v2"])
 @pytest.mark.parametrize("kind", SEALED)

@@ -7,10 +7,11 @@ import json
 import pytest
 
 from storage_engine.commitlog import layout
+from storage_engine.maintenance.indices import verify_indices
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, made_world
 from tests.engines import CUSTOMER, PRODUCT, customer
-from tests.index.support import covered, put_product, watermark
+from tests.index.support import Watch, covered, put_product, watermark
 
 BROKEN = {
     "missing": None,
@@ -95,6 +96,30 @@ def test_rfc0004_15_types_json_broken_v2(world: World, content: bytes | None) ->
     assert (watermark(world), covered(world)) == (3, [1, 2, 3])
     assert world.open().repo.index_warnings() == []
     assert world.open("another").put(customer("a", age=4)).commit_id == 4
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN.keys())
+def test_types_json_that_breaks_under_a_warm_v2_session(
+    world: World, content: bytes | None
+) -> None:
+    """It reads, commits and indexes without it, and asks nobody. Its next commit that registers a
+    type finds it broken, says so and writes it anew."""
+    writer = world.open("writer")
+    writer.put(customer("a", age=1))
+    break_types(world, content)
+    watch = Watch(writer)
+    writer.put(customer("a", age=2))
+    assert watch.gets(layout.TYPES) == []
+    assert (writer.ages(), watermark(world)) == ({"a": 2}, 2)
+    assert world.open("reader").ages() == {"a": 2}
+    assert world.open().repo.index_warnings() == []
+    put_product(writer, "p", 1.0)
+    writer.repo.flush()
+    assert world.document(layout.TYPES)["entities"] == ["Customer", "Product"]
+    assert [r["price"] for r in world.open("reader").rows(PRODUCT)] == [1.0]
+    writer.put(customer("a", age=3))
+    writer.repo.flush()
+    assert verify_indices(world.open("verifier").repo).ok
 
 
 def test_a_types_json_that_another_writer_has_put_right_stays(world: World) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from storage_engine.commitlog import layout
+from storage_engine.maintenance.indices import verify_indices
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import initialize_storage
 from storage_engine.testing.faults import FaultKind
@@ -17,6 +20,8 @@ from tests.index.support import (
     index_of,
     lag_behind,
     put_product,
+    resealed,
+    set_back,
     spoil,
     unproven,
     watermark,
@@ -137,6 +142,66 @@ def test_a_wrong_path_for_head_is_put_right_by_the_next_index_write(
         history = world.open("reader").history()
         assert [row for row in history if row[1] == "a"] == [(1, "a", 1), (2, "a", 2)]
         assert world.open().repo.index_warnings() == []
+
+
+def without_its_middle(document: dict[str, Any]) -> dict[str, Any]:
+    first, _, *rest = document["entries"]
+    return {**document, "entries": [first, *rest]}
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "an entry is missing": lambda index: json.dumps(without_its_middle(index)).encode(),
+    "an entry is missing, sealed": lambda index: resealed(without_its_middle(index)),
+    "an older one": lambda index: resealed(set_back(index, 2)),
+    "a changed byte": lambda index: resealed(index).replace(b'"row_count": 1', b'"row_count": 7'),
+}
+
+
+@pytest.mark.parametrize("moment", ["after its write", "before its answer was read back"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_index_that_was_changed_under_a_warm_writer_is_proven_as_any_other(
+    either_world: World, change: str, moment: str
+) -> None:
+    world = either_world
+    writer = world.open("writer")
+    key = layout.index(*CUSTOMER.ref)
+
+    def put(age: int) -> None:
+        writer.put(customer("a", age=age))
+        writer.repo.flush()
+
+    def alter() -> None:
+        altered = CHANGES[change](index_of(world))
+        assert altered != world.backend.objects()[key]
+        world.backend.write(key, altered)
+
+    for age in (1, 2):
+        put(age)
+    if moment == "after its write":
+        put(3)
+        alter()
+    else:
+        asked: list[str] = []
+
+        def between(kind: str, asked_key: str) -> None:
+            if asked_key == key:
+                asked.append(kind)
+                if asked[-2:] == ["PUT_IF", "GET"]:
+                    alter()
+
+        unhook = writer.store.on_request(between)
+        writer.fail(FaultKind.RESPONSE_LOST, "PUT_IF", key, times=1)
+        put(3)
+        unhook()
+        assert asked[-2:] == ["PUT_IF", "GET"]
+    history = [(1, "a", 1), (2, "a", 2), (3, "a", 3)]
+    assert writer.history() == history
+    assert writer.warning() is not None  # it did not go by what it remembers
+    assert not verify_indices(writer.repo).ok
+    put(4)
+    assert world.open("reader").history() == writer.history() == [*history, (4, "a", 4)]
+    assert verify_indices(writer.repo).ok
+    assert verify_indices(world.open("cold").repo).ok
 
 
 def test_a_paused_writer_cannot_put_an_old_index_over_a_newer_one(either_world: World) -> None:

@@ -1,4 +1,4 @@
-"""Type specs: classification, canonical schema, differences, stable ids."""
+"""Type specs: classification, canonical schema, stable ids."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from storage_engine.model import (
     build_type_spec,
     canonical_json,
     classify,
-    schema_differences,
     spec_of,
 )
 
@@ -146,7 +145,6 @@ def test_hash_changes_with_anything_that_matters_and_nothing_else():
 
     first, reordered = spec_of(First), spec_of(Reordered)
     assert first.schema_sha256 == reordered.schema_sha256
-    assert schema_differences(first.schema_dict(), reordered.schema_dict()) == []
     assert first.schema_sha256 != spec_of(Optional_).schema_sha256
 
 
@@ -169,55 +167,6 @@ def variant(name: str = "T", **fields: Any) -> Mapping[str, Any]:
             body[field] = options
     made = type(name, (Entity,), {**body, "__annotations__": annotations})
     return spec_of(made).schema_dict()
-
-
-class A1(TypedDict):
-    city: str
-
-
-class A2(TypedDict):
-    city: int
-
-
-A2.__name__ = "A1"  # the same TypedDict, edited
-
-DIFFERENCES = [
-    (variant(x=Field[int]), variant(x=Field[str]), ["field 'x' was int, is str"]),
-    (variant(), variant(x=Field[int | None]), ["field 'x' added (int | None)"]),
-    (variant(x=Field[int]), variant(), ["field 'x' removed"]),
-    (
-        variant(x=Field[int]),
-        variant(x=(Field[int], Field(default=1))),
-        ["field 'x' was required, is optional", "field 'x' had no default, has default 1"],
-    ),
-    (
-        variant(x=Field[int]),
-        variant(x=(Field[int], Field(index=True))),
-        ["field 'x' is now indexed"],
-    ),
-    (
-        variant(x=(Field[int], Field(index=True))),
-        variant(x=Field[int]),
-        ["field 'x' is no longer indexed"],
-    ),
-    (variant(x=Field[A1]), variant(x=Field[A2]), ["field 'x' of type A1 changed inside"]),
-    (variant("T"), variant("U"), ["name was T, is U"]),
-    (variant(x=Field[int]), variant(x=Field[int]), []),
-]
-
-
-@pytest.mark.parametrize(("stored", "declared", "said"), DIFFERENCES)
-def test_differences(stored: Any, declared: Any, said: list[str]):
-    assert schema_differences(stored, declared) == said
-
-
-def test_differences_of_relations():
-    stored = spec_of(Likes).schema_dict()
-    declared = {**stored, "left": "Person", "instance_key": None}
-    assert schema_differences(stored, declared) == [
-        "instance key was when, is None",
-        "left endpoint was Customer, is Person",
-    ]
 
 
 def test_ids_follow_declaration_and_stay_with_their_fields():

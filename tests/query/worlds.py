@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
 from functools import cache
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -14,7 +17,8 @@ from hypothesis import strategies as st
 
 from storage_engine.model import Entity, Field, Relation, row_schema
 from storage_engine.model.arrow import fields_json, objects_to_table
-from storage_engine.model.columns import SQLITE_TYPES
+from storage_engine.model.columns import sqlite_type
+from storage_engine.model.decimals import Precision
 from storage_engine.model.declarations import spec_of
 from storage_engine.model.expressions import Filter
 from storage_engine.query.compiler import DialectName
@@ -24,7 +28,27 @@ from storage_engine.repository.sqlite.data_table import encode, rows_of
 from storage_engine.testing.evaluator import matches
 
 
+class Colour(Enum):
+    RED = "red"
+    GREEN = "green"
+    NONE = ""
+
+
+class Size(StrEnum):
+    S = "s"
+    L = "l"
+
+
+class Level(IntEnum):
+    LOW = -1
+    HIGH = 10
+
+
 class Node(TypedDict):
+    price: NotRequired[Annotated[Decimal, Precision(30, 4)] | None]
+    clock: NotRequired[time]
+    colour: NotRequired[Colour]
+    ref: NotRequired[UUID]
     n: NotRequired[int | None]
     at: NotRequired[datetime]
     raw: NotRequired[bytes]
@@ -51,6 +75,19 @@ class Thing(Entity):
     events: Field[list[dict[str, Any]] | None] = Field(default=None)
     things: Field[list[Any]] = Field(default_factory=list)
     either: Field[str | list[str] | None] = Field(default=None)
+    money: Field[Decimal | None] = Field(default=None, precision=7, scale=2)
+    huge: Field[Decimal | None] = Field(default=None, precision=38, scale=9)
+    cost: Field[Decimal] = Field(default=Decimal("1.5"), precision=18, scale=4)
+    clock: Field[time | None] = Field(default=None)
+    colour: Field[Colour | None] = Field(default=None)
+    size: Field[Size] = Field(default=Size.S)
+    level: Field[Level | None] = Field(default=None)
+    mode: Field[Literal["r", "w", None]] = Field(default=None)
+    ref: Field[UUID | None] = Field(default=None)
+    prices: Field[list[Decimal]] = Field(default_factory=list, precision=12, scale=3)
+    colours: Field[list[Colour]] = Field(default_factory=list)
+    refs: Field[list[UUID]] = Field(default_factory=list)
+    coloured: Field[Colour | list[Size] | int | None] = Field(default=None)
 
 
 class Link(Relation[Thing, Thing]):
@@ -85,6 +122,30 @@ MOMENTS = st.sampled_from(
 )
 DAYS = st.sampled_from([date(1, 1, 1), date(1970, 1, 1), date(2020, 2, 29), date(9999, 12, 31)])
 RAWS = st.sampled_from([b"", b"\x00", b"a", b"a\x00", b"\xff", b"\xfb\xef", b"~~~"])
+MONEY = st.sampled_from(
+    ["0", "0.01", "-0.01", "99999.99", "-99999.99", "1.5", "1.50", "10", "100", "-2"]
+).map(Decimal)
+HUGE = st.sampled_from(
+    [
+        "0", "0.000000001", "-0.000000001", "9" * 29 + "." + "9" * 9, "-" + "9" * 29, "1.5", "-1",
+        "12345678901234567890.123456789", "2",
+    ]
+).map(Decimal)  # fmt: skip
+DECIMALS = (
+    MONEY
+    | HUGE
+    | st.sampled_from(["0.005", "99999.995", "1e40", "-1e40", "1e-30"]).map(Decimal)
+    | st.integers(-3, 3)
+)
+CLOCKS = st.sampled_from(
+    [time(0), time(12), time(12, 0, 0, 1), time(23, 59, 59, 999999), time(9, 5)]
+)
+COLOURS = st.sampled_from(list(Colour))
+SIZES = st.sampled_from([*Size, "s", "l"])
+LEVELS = st.sampled_from([*Level, -1, 10])
+REFS = st.sampled_from(
+    [UUID(int=0), UUID(int=2**128 - 1), UUID("c9bf9e57-1685-4c89-bafb-ff5af830be8a")]
+)
 SCALARS = st.none() | st.booleans() | NUMBERS | TEXTS
 KEYS = st.sampled_from(["a", "b", "k", "two words", "a.b", "0", "é", "#", "$"])
 VALUES = st.recursive(
@@ -94,7 +155,17 @@ VALUES = st.recursive(
 )
 NODES: st.SearchStrategy[Any] = st.deferred(
     lambda: st.fixed_dictionaries(
-        {}, optional={"n": st.none() | INTS, "at": MOMENTS, "raw": RAWS, "next": NODES}
+        {},
+        optional={
+            "n": st.none() | INTS,
+            "at": MOMENTS,
+            "raw": RAWS,
+            "next": NODES,
+            "price": st.none() | MONEY,
+            "clock": CLOCKS,
+            "colour": COLOURS,
+            "ref": REFS,
+        },
     )
 )
 
@@ -122,6 +193,19 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "events": maybe(st.lists(st.dictionaries(KEYS, VALUES, max_size=2), max_size=3)),
     "things": st.lists(VALUES, max_size=3),
     "either": maybe(TEXTS | st.lists(TEXTS, max_size=2)),
+    "money": maybe(MONEY),
+    "huge": maybe(HUGE),
+    "cost": MONEY,
+    "clock": maybe(CLOCKS),
+    "colour": maybe(COLOURS),
+    "size": SIZES,
+    "level": maybe(LEVELS),
+    "mode": st.sampled_from(["r", "w", None]),
+    "ref": maybe(REFS),
+    "prices": st.lists(MONEY, max_size=2),
+    "colours": st.lists(COLOURS, max_size=2),
+    "refs": st.lists(REFS, max_size=2),
+    "coloured": maybe(COLOURS | st.lists(SIZES, max_size=2) | st.integers(0, 2)),
 }
 
 
@@ -169,16 +253,34 @@ _TYPED: dict[str, tuple[Any, Any]] = {
     "things.a": (lambda: Thing.things.any_path("a"), NUMBERS | TEXTS),
     "profile.k.any": (lambda: Thing.profile["k"].any_path("a"), NUMBERS | TEXTS),
     "either": (lambda: Thing.either, TEXTS),
+    "money": (lambda: Thing.money, DECIMALS),
+    "huge": (lambda: Thing.huge, DECIMALS),
+    "cost": (lambda: Thing.cost, DECIMALS),
+    "clock": (lambda: Thing.clock, CLOCKS),
+    "colour": (lambda: Thing.colour, COLOURS | st.sampled_from(["red", ""])),
+    "size": (lambda: Thing.size, SIZES),
+    "level": (lambda: Thing.level, LEVELS),
+    "mode": (lambda: Thing.mode, st.sampled_from(["r", "w"])),
+    "ref": (lambda: Thing.ref, REFS | REFS.map(str)),
+    "coloured": (lambda: Thing.coloured, COLOURS | st.integers(0, 2)),
+    "node.price": (lambda: Thing.node["price"], DECIMALS),
+    "node.clock": (lambda: Thing.node["clock"], CLOCKS),
+    "node.next.colour": (lambda: Thing.node["next"]["colour"], COLOURS),
+    "node.ref": (lambda: Thing.node["ref"], REFS),
 }
 _TEXTS = [
     "id", "text", "named", "mixed", "open", "open.a", "profile.k", "profile.k:str", "events.k",
-    "either",
+    "either", "colour", "size",
 ]  # fmt: skip
 _CONTAINS: list[tuple[Any, Any]] = [
     (lambda: Thing.text, TEXTS),
     (lambda: Thing.open, NUMBERS | TEXTS | st.booleans()),
     (lambda: Thing.tags, TEXTS),
     (lambda: Thing.days, DAYS),
+    (lambda: Thing.prices, DECIMALS),
+    (lambda: Thing.colours, COLOURS),
+    (lambda: Thing.refs, REFS | REFS.map(str)),
+    (lambda: Thing.colour, TEXTS),
     (lambda: Thing.things, NUMBERS | TEXTS | st.booleans()),
     (lambda: Thing.either, TEXTS),
     (lambda: Thing.profile["a"], NUMBERS | TEXTS),
@@ -275,7 +377,7 @@ class World:
         self.lite = sqlite3.connect(":memory:")
         install(self.lite)
         names = list(row_schema(spec).names)
-        storages = {f.name: SQLITE_TYPES[f.storage] for f in spec.fields}
+        storages = {f.name: sqlite_type(f.storage) for f in spec.fields}
         columns = ", ".join(f"{quoted(n)} {storages.get(n, 'TEXT')}" for n in names)
         self.lite.execute(f"CREATE TABLE rows_columns ({columns})")
         marks = ", ".join("?" * len(names))

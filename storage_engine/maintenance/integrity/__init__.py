@@ -13,8 +13,9 @@ from storage_engine.maintenance.integrity.data import RowCheck, check_files
 from storage_engine.maintenance.integrity.log import Log, LogCheck
 from storage_engine.maintenance.integrity.report import Finding, IntegrityReport, Progress
 from storage_engine.maintenance.integrity.sqlite import check_sqlite
-from storage_engine.model.spec import TypeSpec, schema_differences
+from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import Repository
+from storage_engine.schema.diff import diff_types
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.engine import ObjectRepository
@@ -74,7 +75,7 @@ def _check_models(
         schema = stored[ref].schema_dict() if ref in stored else None
         if schema is None or declared.aligned(schema).schema_sha256 == stored[ref].schema_sha256:
             continue
-        differences = schema_differences(schema, declared.schema_dict())
+        differences = diff_types(TypeSpec.from_schema_dict(schema), declared).sentences()
         message = "; ".join(differences) or "details that do not change its fields"
         report.note("models", "schema_differs", message, type_name=declared.name)
 

@@ -11,11 +11,13 @@ changes both in one swap, and no moment, crash or rival leaves a log to the engi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import write_conditionally
+from storage_engine.commitlog.parsing import optional_int, parsing
 from storage_engine.commitlog.publisher import FORMAT
 from storage_engine.commitlog.records import Head, from_json, timestamp, to_json
 from storage_engine.errors import IntegrityError, UnsupportedEngineError
@@ -68,15 +70,15 @@ def read_stamp(store: ObjectStore) -> Stamp | None:
     except ObjectNotFound:
         return None
     raw = from_json(stored.data, key=layout.ENGINE)
-    try:
-        number = int(raw.get("format", 0))
-    except (TypeError, ValueError) as error:
-        raise IntegrityError(
-            f"{layout.ENGINE} has no readable format number: {error}", key=layout.ENGINE
-        ) from error
-    stamp = Stamp(str(raw.get("engine_version")), number, str(raw.get("backend")))
+    stamp = Stamp(str(raw.get("engine_version")), _format_in(raw), str(raw.get("backend")))
     _check(store.uri, stamp)
     return stamp
+
+
+def _format_in(raw: Mapping[str, Any]) -> int:
+    """Absent in a stamp that another program has written."""
+    with parsing(layout.ENGINE, "stamp"):
+        return optional_int(raw, "format", 0)
 
 
 def stamp_bytes(store: ObjectStore, engine_version: str, write_id: str) -> bytes:
@@ -122,7 +124,7 @@ def _raise_format(store: ObjectStore, stamp: Stamp) -> None:
         etag = None
     else:
         raw = from_json(stored.data, key=layout.ENGINE)
-        if raw.get("format", 0) > stamp.format:
+        if _format_in(raw) > stamp.format:
             return  # another writer has taken this step, and perhaps more
         etag = stored.etag
         data = to_json({**raw, "format": FORMAT, "write_id": write_id})
@@ -141,14 +143,14 @@ def _check(uri: str, stamp: Stamp) -> None:
     }
     if stamp.format > FORMAT:
         raise UnsupportedEngineError(
-            f"{uri} has storage format {stamp.format}, this version knows up to {FORMAT}: "
-            "upgrade ontologia first",
+            f"{uri} has storage format {stamp.format} ({layout.ENGINE}), this version knows up to "
+            f"{FORMAT}: upgrade ontologia first",
             **facts,  # type: ignore[arg-type]
         )
     if stamp.engine_version not in ENGINE_VERSIONS or stamp.backend != BACKEND:
         raise UnsupportedEngineError(
             f"{uri} was written by engine {stamp.backend}/{stamp.engine_version}, this version "
             f"knows {', '.join(f'{BACKEND}/{v}' for v in ENGINE_VERSIONS)}: upgrade ontologia "
-            "first, or check meta/engine.json",
+            f"first, or check {layout.ENGINE}",
             **facts,  # type: ignore[arg-type]
         )

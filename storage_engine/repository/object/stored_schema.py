@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,19 +23,25 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
-from storage_engine.errors import IntegrityError, SchemaMetadataError, SchemaOutdatedError
+from storage_engine.errors import (
+    IntegrityError,
+    SchemaMetadataError,
+    UnsupportedTypeError,
+)
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.decimals import Precision
 from storage_engine.model.spec import (
     SYSTEM_COLUMNS,
     FieldSpec,
     Storage,
     TypeSpec,
     build_type_spec,
-    schema_differences,
+    classify,
 )
 from storage_engine.objectstore.protocol import ObjectNotFound
 from storage_engine.repository.object.read.files import same_values
+from storage_engine.schema.diff import outdated
 
 _NULLABLE: dict[Storage, Any] = {
     "str": build_type_spec(str | None),
@@ -43,6 +50,7 @@ _NULLABLE: dict[Storage, Any] = {
     "bool": build_type_spec(bool | None),
     "datetime": build_type_spec(datetime | None),
     "date": build_type_spec(date | None),
+    "time": build_type_spec(time | None),
     "bytes": build_type_spec(bytes | None),
     "json": build_type_spec(Any),
 }
@@ -71,7 +79,7 @@ def _stored(
     for schema in _catalogued(documents, ref, top.schema_version_id):
         try:
             spec = TypeSpec.from_schema_dict(schema)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, UnsupportedTypeError):
             continue  # of another implementation
         if spec.ref == ref:
             return spec
@@ -136,13 +144,16 @@ def _from_file(ref: TypeRef, path: str, data: bytes) -> TypeSpec:
 
 
 def _field(column: pa.Field, number: int) -> FieldSpec:
-    storage: Storage = next(
-        (s for s in _NULLABLE if same_values(ARROW_TYPES[s], column.type)), "json"
-    )
+    if pa.types.is_decimal128(column.type) and 0 <= column.type.scale <= column.type.precision:
+        digits = Precision(column.type.precision, column.type.scale)
+        type_spec = build_type_spec(Decimal | None, decimals=digits)
+    else:
+        kinds = (s for s in _NULLABLE if same_values(ARROW_TYPES[s], column.type))
+        type_spec = _NULLABLE[next(kinds, "json")]
     return FieldSpec(
         name=column.name,
-        type_spec=_NULLABLE[storage],
-        storage=storage,
+        type_spec=type_spec,
+        storage=classify(type_spec)[0],
         nullable=True,
         index=False,
         field_id=number,
@@ -176,22 +187,7 @@ def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None)
     if top.schema_sha256 == spec.schema_sha256:
         return False
     record = state.schema_record(chain, head, spec.ref, top)
-    if record:
-        recorded_spec(spec.ref, top, record)
+    stored = recorded_spec(spec.ref, top, record) if record else None
     if record and spec.aligned(record["schema"]).schema_sha256 == top.schema_sha256:
         return False
-    raise _schema_outdated(spec, top.schema_version_id, record["schema"] if record else {})
-
-
-def _schema_outdated(
-    spec: TypeSpec, stored_version: int, stored: Mapping[str, Any]
-) -> SchemaOutdatedError:
-    differences = schema_differences(dict(stored), spec.schema_dict()) if stored else []
-    listed = "; ".join(differences) or "its stored schema differs"
-    return SchemaOutdatedError(
-        f"class {spec.name} differs from schema version {stored_version} in the storage: {listed}. "
-        "Declare the class as it was stored, or store the new one under another name",
-        type=spec.name,
-        stored_version=stored_version,
-        differences=differences,
-    )
+    raise outdated(spec, top.schema_version_id, stored)

@@ -96,6 +96,10 @@ def _asking(connection: sqlite3.Connection) -> Iterator[None]:
             raise OverflowError(
                 "a sum of integers does not fit into 64 bits; sum fewer rows, or take avg()"
             ) from error
+        if "'finalize' method raised error" in str(error):
+            raise OverflowError(
+                "a sum of decimals has more than 38 digits; sum fewer rows, or take avg()"
+            ) from error
         if str(error).startswith(_TOO_LARGE):
             raise ValueError(
                 f"the filter has more conditions or values than SQLite takes ({error}); use "

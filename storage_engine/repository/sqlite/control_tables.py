@@ -18,11 +18,10 @@ from typing import Any
 from storage_engine.commitlog.state import IdempotencyRecord
 from storage_engine.errors import (
     IntegrityError,
-    SchemaOutdatedError,
     StorageBackendError,
     UnsupportedEngineError,
 )
-from storage_engine.model.spec import TypeSpec, schema_differences
+from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import (
     AppliedUnit,
     CommitRecord,
@@ -30,6 +29,7 @@ from storage_engine.repository.protocol import (
     TypeChange,
 )
 from storage_engine.repository.sqlite.stored import StoredRow
+from storage_engine.schema.diff import outdated
 
 LOCK_NAME = "ontology_write"
 
@@ -249,18 +249,10 @@ def check_schema(connection: sqlite3.Connection, spec: TypeSpec) -> Registered |
     stored = registered(connection, spec.kind, spec.name)
     if stored is None or stored.sha256 == spec.schema_sha256:
         return stored
-    schema = stored.spec(*spec.ref).schema_dict()
-    if spec.aligned(schema).schema_sha256 == stored.sha256:
+    schema = stored.spec(*spec.ref)
+    if spec.aligned(schema.schema_dict()).schema_sha256 == stored.sha256:
         return stored
-    differences = schema_differences(schema, spec.schema_dict())
-    listed = "; ".join(differences) or "details that do not change its fields"
-    raise SchemaOutdatedError(
-        f"class {spec.name} differs from schema version {stored.version} in this storage: "
-        f"{listed}. Declare the class as it was, or migrate the storage to the new one",
-        type=spec.name,
-        stored_version=stored.version,
-        differences=differences,
-    )
+    raise outdated(spec, stored.version, schema)
 
 
 def register(

@@ -2,8 +2,9 @@
 
 A data table holds the versions of rows, clustered by identity and commit. The engines differ only
 in which table a type has and what its payload columns are (`DataTable`). Values go to SQLite and
-back without loss: datetimes and dates as fixed-width ISO 8601 text in UTC, so that text order is
-time order. SQLite has no negative zero; like every comparison does, it takes -0.0 for 0.0.
+back without loss: datetimes, dates and times as fixed-width ISO 8601 text, so that text order is
+time order, decimals as `model.decimals` says. SQLite has no negative zero; like every comparison
+does, it takes -0.0 for 0.0.
 
 Intents are loaded into temporary tables before the lock is taken. A slow stream therefore keeps no
 other writer waiting, and memory holds one batch at a time (the tables live in a temporary file).
@@ -25,6 +26,7 @@ import pyarrow.compute as pc
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import row_schema
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import ReadWindow, TypeInput
 from storage_engine.repository.sqlite.connection import rollback
@@ -39,18 +41,24 @@ def to_values(column: pa.Array, storage: str) -> list[Any]:
     """One Arrow column as the values to bind."""
     if storage == "datetime":
         column = pc.replace_substring(column.cast(pa.string()), " ", "T")
-    elif storage == "date":
+    elif storage in ("date", "time"):
         column = column.cast(pa.string())
     elif storage == "bool":
         column = column.cast(pa.int8())
+    elif (decimals := decimal_type(storage)) is not None:
+        return [None if v is None else decimals.to_sqlite(v) for v in column.to_pylist()]
     values: list[Any] = column.to_pylist()
     return values
 
 
 def from_values(values: Sequence[Any], storage: str, arrow_type: pa.DataType) -> pa.Array:
     """What `to_values` made, as the Arrow column it came from."""
-    if storage in ("datetime", "date"):
+    if storage in ("datetime", "date", "time"):
         return pa.array(values, pa.string()).cast(arrow_type)
+    decimals = decimal_type(storage)
+    if decimals is not None:
+        read = [None if v is None else decimals.from_sqlite(v) for v in values]
+        return pa.array(read, arrow_type)
     if storage == "bool":
         if not {0, 1, None}.issuperset(values):
             raise ValueError("a truth value is neither 0 nor 1")
@@ -330,6 +338,27 @@ def select(
         f"SELECT MAX(h.commit_id), {ids}{rest} FROM {source} WHERE {where} "
         f"GROUP BY {ids} ORDER BY {ids}"
     )
+
+
+def index_right_keys(table: DataTable) -> str:
+    """Relations lie in the order of their left keys; this finds them by the right ones. A table
+    of an older program gets it with its next rows, and an older program keeps it up to date."""
+    columns = [*([table.type_column] if table.type_column else []), "right_key"]
+    return (
+        f"CREATE INDEX IF NOT EXISTS main.{quoted(_right_key_index(table))} "
+        f"ON {quoted(table.name)} ({', '.join(map(quoted, columns))})"
+    )
+
+
+def has_right_keys(connection: sqlite3.Connection, table: DataTable) -> bool:
+    """Whether `index_right_keys` was done."""
+    sql = "SELECT 1 FROM main.sqlite_master WHERE type = 'index' AND name = ? AND tbl_name = ?"
+    row = connection.execute(sql, (_right_key_index(table), table.name)).fetchone()
+    return row is not None
+
+
+def _right_key_index(table: DataTable) -> str:
+    return f"{table.name}:right_key"
 
 
 def head_of(table: DataTable) -> str:

@@ -296,6 +296,8 @@ class SqliteRepository(ABC):
             data_table.publish(table, part.staged),
             {**table.parameters, "commit_id": commit_id, "version": version},
         )
+        if table.kind == "relation":
+            connection.execute(data_table.index_right_keys(table))
 
     def _check_expected(
         self, connection: sqlite3.Connection, expect: Mapping[tuple[str, str], int]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.expressions import Source, json_form
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
@@ -32,7 +32,12 @@ from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.protocol import ReadWindow
 from storage_engine.repository.sqlite import control_tables
 from storage_engine.repository.sqlite.connection import ask, batches, plan_of
-from storage_engine.repository.sqlite.data_table import DataTable, from_values, read_schema
+from storage_engine.repository.sqlite.data_table import (
+    DataTable,
+    from_values,
+    has_right_keys,
+    read_schema,
+)
 from storage_engine.repository.sqlite.traversal import Hops
 from storage_engine.repository.sqlite.visible import (
     Seen,
@@ -213,7 +218,7 @@ class SqliteExecutor:
                 none = [pa.chunked_array([], pa.int64())] * len(hops)
                 return Traversal(first, tuple(others), _paths(none), remarks, seen.upto)
             temporary = self._hops(connection, spec)
-            for statement in self._fill(temporary, spec, types, steps):
+            for statement in self._fill(connection, temporary, spec, types, steps):
                 ask(connection, statement).close()
             return self._found(connection, temporary, hops, remarks, seen.upto)
 
@@ -249,6 +254,7 @@ class SqliteExecutor:
 
     def _fill(
         self,
+        connection: sqlite3.Connection,
         temporary: Hops,
         spec: QuerySpec,
         types: Mapping[str, _Type],
@@ -258,7 +264,9 @@ class SqliteExecutor:
         yield Statement(temporary.sources(sources.sql), sources.parameters)
         for number, step in enumerate(steps, start=1):
             table = step.versions
-            select = with_tables([table], temporary.step(number, table.name))
+            indexed = step.table is not None and has_right_keys(connection, step.table)
+            relations = temporary.step(number, table.name, by_right_key=indexed)
+            select = with_tables([table], relations)
             yield Statement(temporary.fill_step(number, select), table.parameters)
         yield Statement(temporary.fill_paths(), {})
 
@@ -308,7 +316,7 @@ class SqliteExecutor:
             return [self._select(spec, types)]
         temporary = self._hops(connection, spec)
         return [
-            *self._fill(temporary, spec, types, steps),
+            *self._fill(connection, temporary, spec, types, steps),
             Statement(temporary.paths(), {}),
             *(self._fetch(temporary, n, hop) for n, hop in enumerate([types[_ROWS], *steps])),
         ]
@@ -392,7 +400,7 @@ def _of_no_rows(spec: QuerySpec) -> list[tuple[int | None]]:
 
 def _to_table(kinds: Sequence[tuple[str, str]], columns: Sequence[Sequence[Any]]) -> pa.Table:
     arrays = [
-        from_values(values, kind, ARROW_TYPES[kind])  # type: ignore[index]
+        from_values(values, kind, arrow_type(kind))
         for values, (_, kind) in zip(columns, kinds, strict=True)
     ]
     return pa.Table.from_arrays(arrays, names=[name for name, _ in kinds])

@@ -43,21 +43,23 @@ class Hops:
         """`select` gives commit and key in the order of the answer."""
         return f"INSERT INTO temp.{self._hop(0)} (commit_id, k0) {select}"
 
-    def step(self, number: int, relations: str) -> str:
-        """The relations, out of a table of visible ones, that start where the last step ended."""
+    def step(self, number: int, relations: str, *, by_right_key: bool) -> str:
+        """The relations, out of a table of visible ones, that start where the last step ended.
+
+        Relations lie in the order of their left keys, by which each is found at once; so it is by
+        their right ones where these have an index. Otherwise all are looked through, once.
+        """
         identity = ", ".join(f"q.{quoted(c)}" for c in identity_columns("relation"))
         reached = (
             f"(SELECT DISTINCT {self._end(number - 1)} AS reached "
             f"FROM temp.{self._hop(number - 1)}) AS r"
         )
         related = f"{quoted(relations)} AS q"
-        # Relations lie in the order of their left keys, by which each is found at once; by their
-        # right keys they are looked through, once.
-        joined = (
-            f"{related} CROSS JOIN {reached} ON r.reached = q.right_key"
-            if number - 1 in self.backwards
-            else f"{reached} CROSS JOIN {related} ON q.left_key = r.reached"
-        )
+        start = "right_key" if number - 1 in self.backwards else "left_key"
+        first, second = reached, related
+        if start == "right_key" and not by_right_key:
+            first, second = related, reached
+        joined = f"{first} CROSS JOIN {second} ON q.{start} = r.reached"
         return f"SELECT q.commit_id, {identity} FROM {joined} ORDER BY {identity}"
 
     def fill_step(self, number: int, select: str) -> str:

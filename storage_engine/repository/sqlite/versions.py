@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_engine.model.arrow import SQLITE_TYPES, fields_json, row_schema, table_from_fields_json
+from storage_engine.model.arrow import fields_json, row_schema, table_from_fields_json
+from storage_engine.model.columns import sqlite_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import labels
 from storage_engine.repository.sqlite.data_table import (
@@ -118,7 +119,7 @@ class SqliteRepositoryV2(SqliteRepository):
             "commit_id INTEGER NOT NULL",
             "schema_version_id INTEGER NOT NULL",
             *(
-                f"{quoted(f.name)} {SQLITE_TYPES[f.storage]}{'' if f.nullable else ' NOT NULL'}"
+                f"{quoted(f.name)} {sqlite_type(f.storage)}{'' if f.nullable else ' NOT NULL'}"
                 for f in spec.fields
             ),
             f"PRIMARY KEY ({', '.join(identity)}, commit_id)",
@@ -182,7 +183,7 @@ class SqliteRepositoryV2(SqliteRepository):
         return [DataTable(place.text("table_name", table), kind, name) for (table,) in rows]
 
     def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
-        return [TableColumn(f.name, SQLITE_TYPES[f.storage]) for f in spec.fields]
+        return [TableColumn(f.name, sqlite_type(f.storage)) for f in spec.fields]
 
     def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:
         return encode(spec, table, [f.name for f in spec.fields])

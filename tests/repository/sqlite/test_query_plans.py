@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,46 @@ def test_steps_of_a_traversal_are_joins(repository: SqliteRepository, engine: st
     for step in inserts[1:3]:
         assert f"SEARCH h USING PRIMARY KEY ({key}=?)" in [line.strip() for line in step["plan"]]
     assert people(repository).via(Knows).via(Knows).collect() == []
+
+
+def back(repository: SqliteRepository) -> Any:
+    return people(repository).where(Customer.id == "b").via(Knows, backwards=True)
+
+
+def step_of(query: Any) -> list[str]:
+    """SQLite's plan of the only step."""
+    inserts = [s for s in query.explain().facts["statements"] if s["sql"].startswith("INSERT")]
+    return [line.strip() for line in inserts[1]["plan"]]
+
+
+def test_a_step_from_the_right_goes_by_the_index_of_right_keys(
+    repository: SqliteRepository, engine: str
+) -> None:
+    put(repository, customer("a"), customer("b"))
+    commit(repository, KNOWS, edge("a", "b"), edge("b", "a"))
+    key = "relation_type=? AND right_key" if engine == "v1" else "right_key"
+    assert any(
+        line.startswith("SEARCH h USING") and f"({key}=?)" in line
+        for line in step_of(back(repository))
+    )
+    assert [p.relations[0].left_key for p in back(repository).collect()] == ["a"]
+
+
+def test_relations_of_an_older_program_get_the_index_with_their_next_commit(
+    repository: SqliteRepository, path: Path
+) -> None:
+    put(repository, customer("a"), customer("b"))
+    commit(repository, KNOWS, edge("a", "b"))
+    with sqlite3.connect(path) as connection:
+        (index,) = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'index' AND sql LIKE '%right_key%'"
+        ).fetchone()
+        connection.execute(f'DROP INDEX "{index}"')
+    assert sum_of(step_of(back(repository)), "SEARCH r") == 1  # for each relation there is
+    assert [p.relations[0].left_key for p in back(repository).collect()] == ["a"]
+    commit(repository, KNOWS, edge("b", "b"))
+    assert sum_of(step_of(back(repository)), "SEARCH r") == 0
+    assert [p.relations[0].left_key for p in back(repository).collect()] == ["a", "b"]
 
 
 # --- explain ----------------------------------------------------------------------------------

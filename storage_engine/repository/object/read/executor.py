@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef
-from storage_engine.model.arrow import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
 from storage_engine.query.reference import Reference
@@ -183,17 +183,20 @@ class ObjectExecutor:
                     columns=prepared.columns,
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
-                raise OverflowError(
-                    f"sum over {spec.type.name}: the result does not fit into 64 bits"
-                ) from error
+                raise _sum_overflow(spec) from error
         kinds = result_kinds(spec)
-        return pa.Table.from_arrays(
+        made = pa.Table.from_arrays(
             [
-                column.cast(ARROW_TYPES[kind])  # type: ignore[index]
+                column.cast(arrow_type(kind))
                 for column, (_, kind) in zip(table.columns, kinds, strict=True)
             ],
             names=[name for name, _ in kinds],
         )
+        try:
+            made.validate(full=True)  # DuckDB lets a sum of decimals grow a digit too long
+        except pa.ArrowInvalid as error:
+            raise _sum_overflow(spec) from error
+        return made
 
     def traverse(self, spec: QuerySpec) -> Traversal:
         head = self._head()
@@ -511,6 +514,12 @@ class ObjectExecutor:
             listed = ", ".join(f"{name}.row AS {name}" for name in names)
             order = ", ".join(f"{name}.row" for name in names)
             return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()
+
+
+def _sum_overflow(spec: QuerySpec) -> OverflowError:
+    return OverflowError(
+        f"sum over {spec.type.name}: the result does not fit into 64 bits (38 digits for decimals)"
+    )
 
 
 def _bring(engine: Engine, plans: Sequence[TypePlan]) -> Brought:

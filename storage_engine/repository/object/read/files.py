@@ -36,7 +36,7 @@ from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import KIB, MIB
 from storage_engine.errors import IntegrityError
 from storage_engine.model.arrow import row_schema, table_from_fields_json
-from storage_engine.model.columns import ARROW_TYPES
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.spec import FieldSpec, TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache, damaged
 from storage_engine.objectstore.local import is_there, path_errors
@@ -380,7 +380,7 @@ def _has(stored: pa.Schema, field: FieldSpec) -> bool:
     return (
         field.storage != "json"
         and field.name in stored.names
-        and same_values(ARROW_TYPES[field.storage], stored.field(field.name).type)
+        and same_values(arrow_type(field.storage), stored.field(field.name).type)
     )
 
 

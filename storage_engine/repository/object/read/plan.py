@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from storage_engine.commitlog.records import (
     timestamp,
 )
 from storage_engine.index.resolve import Resolution
+from storage_engine.model.canonical import leaf as text_of_value
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.expressions import (
     And,
     CompareOp,
@@ -175,6 +178,8 @@ def _leaf(leaf: Leaf, file: CommitFile, negate: bool) -> bool:
         if operand.spec is None or operand.spec.storage == "json":
             return True
         low, high, nulls = file.stats.get(operand.name, (None, None, None))
+        if decimal_type(operand.spec.storage) is not None:
+            low, high = (_parsed(_decimal_bound, bound) for bound in (low, high))
     if isinstance(leaf, Test):
         return _test(_OPPOSITE_TEST.get(leaf.op, "") if negate else leaf.op, file, nulls)
     if isinstance(leaf, In) and not leaf.values:
@@ -226,8 +231,8 @@ def _stored(value: Any) -> Any:
     """A value as statistics have it; None for kinds that they leave out."""
     if isinstance(value, datetime):
         return timestamp(value)
-    if isinstance(value, date):
-        return value.isoformat()
+    if isinstance(value, date | time):
+        return text_of_value(value)
     return None if isinstance(value, bytes) else value
 
 
@@ -240,11 +245,25 @@ def field_bounds(file: CommitFile, field: str, storage: str) -> tuple[Any, Any]:
                 return _parsed(date.fromisoformat, low), _parsed(date.fromisoformat, high)
             case "datetime":
                 return _parsed(parse_timestamp, low), _parsed(parse_timestamp, high)
+            case "time":
+                return _parsed(time.fromisoformat, low), _parsed(time.fromisoformat, high)
+            case _ if decimal_type(storage) is not None:
+                return _parsed(_decimal_bound, low), _parsed(_decimal_bound, high)
             case "str" | "int" | "bool":
                 return low, high
     except (TypeError, ValueError):  # written by someone else
         return None, None
     return None, None
+
+
+def _decimal_bound(bound: Any) -> Decimal:
+    """TypeError for what is no decimal: statistics of someone else say nothing."""
+    if not isinstance(bound, str):
+        raise TypeError("a bound of decimals is a text")
+    try:
+        return Decimal(bound)
+    except InvalidOperation:
+        raise TypeError("a bound of decimals is a number") from None
 
 
 def _parsed(parse: Callable[[str], Any], bound: Any) -> Any:

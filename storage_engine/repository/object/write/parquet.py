@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from storage_engine.commitlog.records import CommitFile, timestamp
 from storage_engine.config import MIB, OntologiaConfig, size_in_bytes
 from storage_engine.errors import StorageBackendError
 from storage_engine.model.arrow import fields_json, parquet_schema
+from storage_engine.model.canonical import leaf
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import SYSTEM_COLUMNS, TypeSpec
 from storage_engine.objectstore.local import advice, is_retryable
@@ -374,8 +376,8 @@ def column_stats(metadata: pq.FileMetaData, names: Sequence[str]) -> dict[str, l
 def _bound(value: Any, *, upper: bool) -> Any:
     if isinstance(value, datetime):
         return timestamp(value)
-    if isinstance(value, date):
-        return value.isoformat()
+    if isinstance(value, date | time | Decimal):
+        return leaf(value)
     if isinstance(value, bytes):
         return None
     if isinstance(value, str) and len(value) > _STAT_TEXT:
