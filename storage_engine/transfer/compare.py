@@ -44,7 +44,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class StorageComparison:
-    """What was compared, and what differs: `total` differences, of which some are kept."""
+    """What was compared, and what differs: `total` differences, of which some are kept. `ahead`:
+    commits that the target has beyond those."""
 
     source: str
     target: str
@@ -54,6 +55,7 @@ class StorageComparison:
     tags: int
     total: int
     differences: tuple[Difference, ...]
+    ahead: int = 0
 
     @property
     def ok(self) -> bool:
@@ -68,6 +70,7 @@ class StorageComparison:
             "commits": self.commits,
             "rows": self.rows,
             "tags": self.tags,
+            "ahead": self.ahead,
             "total": self.total,
             "differences": [difference.as_dict() for difference in self.differences],
         }
@@ -119,6 +122,7 @@ class _Comparing:
             tags,
             self._total,
             tuple(self._differences),
+            ahead=max(head - self._upto, 0),
         )
 
     def _compare_commits(self, run: list[RecordedCommit]) -> None:

@@ -134,6 +134,24 @@ def copy_storage(
             )
 
 
+def compare_uris(
+    source: str | Path | Location,
+    target: str | Path | Location,
+    *,
+    config: OntologiaConfig | None = None,
+    target_config: OntologiaConfig | None = None,
+    progress: Progress | None = None,
+) -> StorageComparison:
+    """`compare_storages` of storages that are opened for it."""
+    config = config or OntologiaConfig()
+    here, there = locate(source, target)
+    with (
+        opened_source(here, config) as origin,
+        opened_source(there, target_config or config) as copy,
+    ):
+        return compare_storages(origin, copy, progress=progress)
+
+
 def copy_repository(
     source: Repository,
     target: Repository,
@@ -166,7 +184,7 @@ def _plan(
     progress: Progress,
 ) -> CopyReport:
     head = source.head_commit_id()
-    upto = head if upto is None else source.require_commit(upto)
+    upto = head if not upto else source.require_commit(upto)
     since = 0
     if target is not None:
         since = check_target(source, target, engine_version)
