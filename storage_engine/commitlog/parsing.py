@@ -75,6 +75,18 @@ def require_path(raw: Mapping[str, Any], field: str) -> str:
     return value
 
 
+def is_name(value: object) -> bool:
+    """Whether it can be the name of a type, which is part of paths."""
+    return type(value) is str and "/" not in value and is_key(value)
+
+
+def require_name(raw: Mapping[str, Any], field: str) -> str:
+    value = raw.get(field, ...)
+    if not is_name(value):
+        raise FieldError(field, "the name of a type", value)
+    return str(value)
+
+
 def require_choice(raw: Mapping[str, Any], field: str, choices: Sequence[str]) -> str:
     value = raw.get(field, ...)
     if type(value) is not str or value not in choices:

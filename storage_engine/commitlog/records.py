@@ -22,6 +22,7 @@ import orjson
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.parsing import (
     FieldError,
+    is_name,
     optional_int,
     optional_key_range,
     optional_list,
@@ -34,6 +35,7 @@ from storage_engine.commitlog.parsing import (
     require_choice,
     require_int,
     require_list,
+    require_name,
     require_object,
     require_objects,
     require_path,
@@ -292,7 +294,7 @@ class CommitFile:
         previous = optional_object(raw, "previous")
         return cls(
             kind=require_choice(raw, "kind", _KINDS),
-            type_name=require_text(raw, "type_name"),
+            type_name=require_name(raw, "type_name"),
             path=require_path(raw, "path"),
             row_count=require_int(raw, "row_count", minimum=_UNKNOWN_ROWS),
             schema_version_id=require_int(raw, "schema_version_id"),
@@ -512,7 +514,7 @@ class Checkpoint:
             entries: dict[TypeRef, tuple[Entry, ...]] = {}
             schemas: dict[TypeRef, dict[int, Mapping[str, Any]]] = {}
             for item in require_objects(raw, "types"):
-                ref = require_choice(item, "kind", _KINDS), require_text(item, "type_name")
+                ref = require_choice(item, "kind", _KINDS), require_name(item, "type_name")
                 entries[ref] = tuple(parse_entry(e) for e in require_objects(item, "entries"))
                 versions = require_object(item, "schemas")
                 schemas[ref] = {int(v): _registration(versions, v) for v in versions}
@@ -565,6 +567,8 @@ def parse_type_heads(raw: Mapping[str, Any]) -> dict[TypeRef, TypeHead]:
     for kind, folder in layout.FOLDERS.items():
         by_name = optional_object(raw, folder) or {}
         for name in by_name:
+            if not is_name(name):
+                raise FieldError(folder, "heads by the names of types", name)
             heads[kind, name] = TypeHead.parse(require_object(by_name, name))
     return heads
 
@@ -632,7 +636,7 @@ def _registration(versions: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 def _check_registration(record: Mapping[str, Any]) -> None:
     require_choice(record, "kind", _KINDS)
-    require_text(record, "type_name")
+    require_name(record, "type_name")
     require_int(record, "schema_version_id")
     require_object(record, "schema")
 

@@ -67,21 +67,25 @@ class CsvDialect:
         except UnicodeError:
             return False
 
+    @property
+    def own_escape(self) -> str:
+        """A character that takes quotes within quotes for themselves; not a second quote."""
+        return "" if self.escape == self.quote else self.escape
+
     @cached_property
     def patterns(self) -> _Patterns:
         return _Patterns.of(self)
 
     def names(self, record: bytes) -> list[str]:
         """Of the columns, as a header has them."""
-        text = record.decode("utf-8")
+        text = self._with_doubled_quotes(record).decode("utf-8")
         names = next(
             csv.reader(
                 io.StringIO(text, newline=""),
                 delimiter=self.separator,
                 quotechar=self.quote or None,
                 quoting=csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE,
-                doublequote=self.escape == self.quote,
-                escapechar=self.escape if self.escape not in ("", self.quote) else None,
+                doublequote=bool(self.escape),
             ),
             [],
         )
@@ -99,6 +103,9 @@ class CsvDialect:
         schema = dict.fromkeys(names, pa.string())
         if not records.strip(b"\r\n"):
             return pa.schema(list(schema.items())).empty_table(), ragged
+        records = self._with_doubled_quotes(records)
+        if records.startswith(_BOM):
+            records = _BOM + records  # Arrow leaves out the first, which is a value's here
         table = pc.read_csv(
             pa.BufferReader(records),
             read_options=pc.ReadOptions(
@@ -107,8 +114,7 @@ class CsvDialect:
             parse_options=pc.ParseOptions(
                 delimiter=self.separator,
                 quote_char=self.quote or False,
-                double_quote=self.escape == self.quote,
-                escape_char=self.escape if self.escape not in ("", self.quote) else False,
+                double_quote=bool(self.escape),
                 newlines_in_values=True,
                 invalid_row_handler=keep,
             ),
@@ -121,6 +127,23 @@ class CsvDialect:
         )
         return table, ragged
 
+    def _with_doubled_quotes(self, records: bytes) -> bytes:
+        """Whole records, without the escapes of quoted values: `\\"` is a quote, `\\\\` a
+        backslash, and others stay as they are, as do those of values without quotes."""
+        escape, quote = self.own_escape.encode(), self.quote.encode()
+        if not escape or not quote or escape not in records:
+            return records
+        escaped = re.compile(rb"%b([%b%b])" % tuple(map(re.escape, (escape, escape, quote))))
+
+        def doubled(match: re.Match[bytes]) -> bytes:
+            value = match["value"]
+            if not value.startswith(quote):
+                return match.group()
+            inner = escaped.sub(rb"\1", value[1:-1]).replace(quote, quote * 2)
+            return quote + inner + quote + match["end"]
+
+        return self.patterns.value.sub(doubled, records)
+
 
 @dataclass(frozen=True)
 class _Patterns:
@@ -130,6 +153,7 @@ class _Patterns:
     record: re.Pattern[bytes]  # one, or what a file ends with
     before: re.Pattern[bytes]  # the values of a record up to one that is none
     quoted: re.Pattern[bytes]
+    value: re.Pattern[bytes]  # of whole records, and what ends it
 
     @classmethod
     def of(cls, dialect: CsvDialect) -> _Patterns:
@@ -139,18 +163,16 @@ class _Patterns:
         if not dialect.quote:
             quoted, plain = rb"(?!)", rb"[^" + separator + rb"\r\n]*+"
         else:
-            quote, escape = (re.escape(c.encode()) for c in (dialect.quote, dialect.escape or "\0"))
-            if dialect.escape in ("", dialect.quote):
-                inner = rb"[^%b%b]" % (quote, stops)
-                unclosed = rb"%b%b*+" % (quote, inner)
-                if dialect.escape:
-                    unclosed += rb"(?:%b%b%b*+)*+" % (quote, quote, inner)
-                plain = rb"(?:[^%b%b\r\n][^%b\r\n]*+)?+" % (quote, separator, separator)
+            quote, escape = (re.escape(c.encode()) for c in (dialect.quote, dialect.own_escape))
+            plain = rb"(?:[^%b%b\r\n][^%b\r\n]*+)?+" % (quote, separator, separator)
+            if escape:
+                follows = rb"[^%b]" % stops if stops else rb"."
+                inner = rb"(?:[^%b%b%b]|%b%b)" % (quote, escape, stops, escape, follows)
             else:
-                inner = rb"(?:[^%b%b%b]|%b.)" % (quote, escape, stops, escape)
-                unclosed = rb"%b%b*+" % (quote, inner)
-                rest = rb"(?:[^%b\r\n%b]|%b.)" % (separator, escape, escape)
-                plain = rb"(?:(?!%b)%b%b*+)?+" % (quote, rest, rest)
+                inner = rb"[^%b%b]" % (quote, stops)
+            unclosed = rb"%b%b*+" % (quote, inner)
+            if dialect.escape and not escape:
+                unclosed += rb"(?:%b%b%b*+)*+" % (quote, quote, inner)
             quoted = unclosed + quote
         value = rb"(?>%b|%b)" % (quoted, plain)
         record = rb"%b(?:%b%b)*+" % (value, separator, value)
@@ -163,6 +185,7 @@ class _Patterns:
             record=compiled(rb"%b(?:%b|\Z)" % (record, end)),
             before=compiled(rb"(?>%b%b)*+" % (value, separator)),
             quoted=compiled(quoted),
+            value=compiled(rb"(?P<value>%b)(?P<end>%b|%b|\Z)" % (value, separator, end)),
         )
 
 
@@ -172,12 +195,14 @@ class CsvRows:
 
     names:  of the columns; None: as the header has them
     header: of this part; the file's first record, which is no row
+    begins: the part is the file's first: a byte order mark is none of its text
     """
 
     dialect: CsvDialect
     label: str
     names: list[str] | None = None
     header: bool = True
+    begins: bool = True
     first: str = ""  # the file that `names` are of, for messages
     bad: list[BadRecord] = field(default_factory=list)  # taken out by whoever reads
     _rest: bytes = b""
@@ -216,7 +241,7 @@ class CsvRows:
         if self._lost or not buffer or (len(buffer) < self._wait and not last):
             self._rest = b"" if self._lost else buffer
             return
-        if not self._began:
+        if self.begins and not self._began:
             if len(buffer) < len(_BOM) and not last:
                 self._rest = buffer
                 return

@@ -15,10 +15,10 @@ import sqlite3
 from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -144,6 +144,29 @@ class Dialect(ABC):
         """AVG, a float."""
 
 
+@dataclass(frozen=True)
+class DocumentPath:
+    """A path into a document, as both engines have it."""
+
+    dialect: Dialect
+    document: str
+    keys: tuple[str, ...]
+
+    @property
+    def _path(self) -> str:
+        return self.dialect.mark(json_path(self.keys))
+
+    @property
+    def _type(self) -> str:
+        return f"json_type({self.document}, {self._path})"
+
+    def at(self, keys: Sequence[str]) -> Self:
+        return replace(self, keys=(*self.keys, *keys))
+
+    def length(self) -> str:
+        return f"json_array_length({self.document}, {self._path})"
+
+
 _TYPES = {
     "str": "VARCHAR",
     "int": "BIGINT",
@@ -214,28 +237,18 @@ class DuckDb(Dialect):
 
     def total(self, sql: str, kind: str) -> str:
         decimals = decimal_type(kind)
-        return f"CAST(SUM({sql}) AS {_TYPES[kind] if decimals is None else decimals.total.sql})"
+        if decimals is None:
+            return f"CAST(SUM({sql}) AS {_TYPES[kind]})"
+        # By its text: DuckDB lets a sum grow a digit too long, and looks at digits there only.
+        return f"CAST(CAST(SUM({sql}) AS VARCHAR) AS {decimals.total.sql})"
 
     def mean(self, sql: str, kind: str) -> str:
         return f"CAST(AVG({sql}) AS DOUBLE)"
 
 
 @dataclass(frozen=True)
-class DuckJson(Json):
+class DuckJson(DocumentPath, Json):
     dialect: DuckDb
-    document: str
-    keys: tuple[str, ...]
-
-    @property
-    def _path(self) -> str:
-        return self.dialect.mark(json_path(self.keys))
-
-    @property
-    def _type(self) -> str:
-        return f"json_type({self.document}, {self._path})"
-
-    def at(self, keys: Sequence[str]) -> Json:
-        return DuckJson(self.dialect, self.document, (*self.keys, *keys))
 
     def absent(self) -> str:
         return f"(COALESCE({self._type}, 'NULL') = 'NULL')"
@@ -255,9 +268,6 @@ class DuckJson(Json):
                 return f"TRY_CAST({text} AS {_sql_type(kind)})"
             case _:
                 return text
-
-    def length(self) -> str:
-        return f"json_array_length({self.document}, {self._path})"
 
     def some(self, alias: str, condition: Callable[[Json], str]) -> str:
         path = self.dialect.mark(f"{json_path(self.keys)}[*]")
@@ -323,7 +333,8 @@ class _DecimalSum:
         if decimals is None:
             return None
         if abs(self._units) >= 10**MAX_PRECISION:
-            raise OverflowError("a sum of more digits than a decimal has")
+            # Not OverflowError, which sqlite3 takes for a text that is too long.
+            raise ValueError("a sum of more digits than a decimal has")
         total = decimals.total
         return total.to_sqlite(total.of_unscaled(self._units))
 
@@ -462,20 +473,10 @@ class _SqliteValue(Json):
 
 
 @dataclass(frozen=True)
-class SqliteJson(_SqliteValue):
+class SqliteJson(DocumentPath, _SqliteValue):
     """A path into a document."""
 
     dialect: Sqlite
-    document: str
-    keys: tuple[str, ...]
-
-    @property
-    def _path(self) -> str:
-        return self.dialect.mark(json_path(self.keys))
-
-    @property
-    def _type(self) -> str:
-        return f"json_type({self.document}, {self._path})"
 
     @property
     def _value(self) -> str:
@@ -491,12 +492,6 @@ class SqliteJson(_SqliteValue):
             f"CASE WHEN instr({self.document}, {_NUL}) "
             f"THEN ontologia_text({self._document}) ELSE {self._value} END"
         )
-
-    def at(self, keys: Sequence[str]) -> Json:
-        return SqliteJson(self.dialect, self.document, (*self.keys, *keys))
-
-    def length(self) -> str:
-        return f"json_array_length({self.document}, {self._path})"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
+    from storage_engine.repository.duck import Duck
     from storage_engine.repository.history import RecordedHistory
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
@@ -412,6 +413,10 @@ class Repository(Protocol):
     def history(self) -> RecordedHistory:
         """Its commits as they were recorded, for copies of whole storages."""
 
+    @property
+    def duck(self) -> Duck:
+        """DuckDB, for what is computed on rows that are at hand."""
+
     def head_commit_id(self) -> int:
         """The latest commit, 0 when there is none. Always asks the storage."""
 
@@ -430,13 +435,12 @@ class Repository(Protocol):
         holder: Mapping[str, Any] | None = None,
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
-        announce: bool = True,
     ) -> StagedWrite:
         """Begin a write whose parts others put into the store before they are published.
 
         Only engine v2 on an object store can; others raise UnsupportedEngineError. `attempt`:
-        one under which parts were staged already, without anybody's heartbeat; `announce`: begin
-        the heartbeat now.
+        one under which parts were staged already, without anybody's heartbeat. Its own begins
+        when it is entered.
         """
 
     def read(

@@ -12,6 +12,7 @@ from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import Document, Documents
+from storage_engine.commitlog.parsing import is_name
 from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.errors import SchemaMetadataError
 
@@ -186,4 +187,4 @@ def _records(document: Document | None, field: str, required: Sequence[str]) -> 
 
 
 def _names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return isinstance(value, list) and all(is_name(name) for name in value)

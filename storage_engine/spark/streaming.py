@@ -121,7 +121,6 @@ class Sink:
                 spec,
                 idempotency=arguments.unit_of_work(options.idempotency),
                 order_by=options.order_by,
-                announce=False,
             )
             applied = attempt.applied is not None
             target = target_of(attempt, options)
@@ -150,7 +149,7 @@ class Sink:
             if attempt.applied is not None:
                 self.discard()
                 return
-            with attempt:
+            with attempt, attempt:  # twice: Ctrl-C may come at the first instruction of leaving
                 ascending = take_parts(attempt, reports, self.target.part_bytes)
                 if attempt.top is not None or options.order_by is not None:
                     attempt.keep_differing(since=self.base, part_bytes=self.target.part_bytes)

@@ -150,7 +150,7 @@ class _Write:
         )
         if attempt.applied is not None:
             return self._applied(attempt.applied.commit_id, attempt)
-        with attempt:
+        with attempt, attempt:  # twice: Ctrl-C may come at the first instruction of leaving
             jobs = Jobs(self._df.sparkSession, attempt.attempt, self._options.progress)
             target = target_of(attempt, self._options)
             try:

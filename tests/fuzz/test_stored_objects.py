@@ -246,6 +246,7 @@ SHOWN = [
     ("manifest of head", "parent_manifest_path: path out", "log", True),
     ("manifest of head", "type_head_buckets.buckets.63 missing", "verify", False),
     ("manifest of head", "type_head_buckets.buckets.63 missing", "info", True),
+    ("manifest of head", "files.0.type_name: path out", "compact", True),
     ("manifest of head", "type_head_buckets.types: largest", "restore preview", True),
 ]
 

@@ -137,6 +137,11 @@ _csv("blank lines", "id,s\n\na,x\n\n\nb,y\n\n", rows=_texts(a="x", b="y"))
 _csv("blank lines before the header", "\n\nid,s\na,x\n", rows=_texts(a="x"))
 _csv("byte order mark", b"\xef\xbb\xbfid,s\na,x\n", rows=_texts(a="x"))
 _csv("byte order mark and quotes", b'\xef\xbb\xbf"id","s"\na,x\n', rows=_texts(a="x"))
+_csv(
+    "byte order mark of a later row",
+    b"id,s\na,x\n\xef\xbb\xbfb,y\n",
+    rows={"a": {"s": "x"}, "\ufeffb": {"s": "y"}},
+)
 _csv("header alone", "id,s\n")
 _csv("header alone, no line end", "id,s")
 _csv("empty file", "", refused="no header", session="the first line must name the columns")
@@ -338,9 +343,9 @@ _csv(
 )
 _csv(
     "backslash before quotes, said so",
-    'id,s\na,"say \\"hi\\"\nthere"\n',
+    'id,s\na,"say \\"hi\\"\nthere"\nb,C:\\dir\nc,"C:\\\\d\\ir"\n',
     options={"escape": "\\"},
-    rows=_texts(a='say "hi"\nthere'),
+    rows=_texts(a='say "hi"\nthere', b="C:\\dir", c="C:\\d\\ir"),
     differs=Differs(AFTER),
 )
 _csv(
@@ -609,6 +614,14 @@ _gz(
 )
 _gz("bz2", bz2.compress(GOOD), "a.csv.bz2", rows=_texts(a="x"))
 _gz("zst that is none", GOOD, "a.csv.zst", refused="a.csv.zst")
+_case(
+    "bz2 that is none, among others",
+    {"in/a.csv": GOOD, "in/b [1].csv.bz2": GOOD * 9, "in/c.csv.bz2": bz2.compress(b"")},
+    "csv",
+    columns="id s",
+    refused=r"/in/b \[1\].csv.bz2: nothing in it can be unpacked.* or no bz2 file",
+    session="the name must end in",
+)
 
 
 def _zipped(members: Mapping[str, bytes]) -> bytes:
@@ -642,6 +655,18 @@ _zip(
     _zipped({"a.csv": b'id,s\na,"x\ny"\n', "b/c.csv": b"id,s\nb,y\n"}),
     rows=_texts(a="x\ny", b="y"),
 )
+_zip(
+    "zip with backslashes before quotes",
+    _zipped({"a.csv": b'id,s\na,"say \\"hi\\"\nthere"\nb,C:\\dir\nc,"C:\\\\d\\ir"\n'}),
+    options={"escape": "\\"},
+    rows=_texts(a='say "hi"\nthere', b="C:\\dir", c="C:\\d\\ir"),
+)
+_zip(
+    "zip, separator of two characters",
+    _zipped({"a.csv": GOOD}),
+    options={"sep": "::"},
+    refused="one ASCII character",
+)
 _zip("zip from a Mac", _zipped({"a.csv": GOOD, "__MACOSX/._a.csv": b"\0"}), rows=_texts(a="x"))
 _zip("zip that is none", GOOD, refused="a.zip: cannot be read as a zip file")
 _zip("zip of nothing", _zipped({}), refused="a.zip.*no CSV files")
@@ -662,7 +687,7 @@ _zip(
 _zip(
     "zip with other headers",
     _zipped({"a.csv": GOOD, "b.csv": b"s,id\ny,b\n"}),
-    refused="a.zip/b.csv and .*a.zip/a.csv have different headers",
+    refused="a.zip/b.csv and .*a.zip/a.csv have different columns",
 )
 _zip(
     "zip with a quote never closed",
@@ -705,7 +730,11 @@ def _line(name: str, line: str | bytes, fault: str = MALFORMED, **expected: Any)
 _json("JSON", '{"id": "a", "s": "x"}\n{"s": "y", "id": "b"}\n', rows=_texts(a="x", b="y"))
 _json("JSON, blank lines", '\n{"id": "a", "s": "x"}\n  \n\n', rows=_texts(a="x"))
 _json("JSON, CRLF", '{"id": "a", "s": "x"}\r\n', rows=_texts(a="x"))
-_json("JSON, byte order mark", b'\xef\xbb\xbf{"id": "a", "s": "x"}\n', rows=_texts(a="x"))
+_json(
+    "JSON, byte order marks",
+    b'\xef\xbb\xbf{"id": "a", "s": "x"}\n\xef\xbb\xbf{"id": "b"}\n',
+    rows=_texts(a="x", b=None),
+)
 _json("JSON, no line end", '{"id": "a", "s": "x"}', rows=_texts(a="x"))
 _json(
     "JSON, keys missing and null",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,77 @@ def test_rows_of_csv_are_repaired_and_replayed(
     assert rows(uri, ALL)[3] == ("c4", "DEE", None)
 
 
+def test_a_folder_is_replayed_twice_with_what_the_first_replay_has_put_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """What is bad again stands in the folder twice, and is the same row. Texts for null are null
+    in a replay as well."""
+    (tmp_path / "a.csv").write_text("id,name,seats\n1,NA,3\n2,NA,many\n3,cid,few\n4,dee,5,x\n")
+    uri, aside = new_storage(tmp_path), str(tmp_path / "aside")
+    source = Source(
+        format="csv",
+        paths=(str(tmp_path / "a.csv"),),
+        row_schema="id STRING, name STRING, seats INT",
+        null_value="NA",
+    )
+    order = order_for(
+        uri,
+        source,
+        on_bad_rows="quarantine",
+        quarantine=aside,
+        drift=DriftPolicy(retyped="quarantine"),
+        idempotency=("crm", 1),
+    )
+    assert ingest(spark, order).quarantined == 3
+
+    def repair(row: Row) -> None:
+        row["row"] = row["row"].replace("many", "NA")
+        row["line"] = row["line"] and "4,NA,5"
+
+    _repaired(aside, repair)
+    first = ingest(spark, order, replay=aside)
+    assert (first.inserted, first.quarantined) == (2, 1)
+    assert rows(uri, ALL) == [("1", None, 3), ("2", None, None), ("4", None, 5)]
+    assert pq.read_table(aside).num_rows == 4
+    again = ingest(spark, order, replay=aside)
+    assert (again.already_applied, again.commit_id) == (True, first.commit_id)
+    plain = ingest(spark, order.replace(idempotency=None), replay=aside, dry_run=True)
+    assert (plain.unchanged, plain.quarantined, plain.problem) == (2, 1, None)
+
+
+def test_a_zip_and_a_file_with_their_columns_in_another_order_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A line that is set aside tells no names: a replay would put its values into others."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.csv", "seats,id\n1,a\n2,b,x\n")
+    (tmp_path / "in" / "name=x").mkdir(parents=True)
+    source = Source(format="csv", paths=(str(tmp_path / "in"), str(tmp_path / "a.zip")))
+    uri = new_storage(tmp_path)
+    order = order_for(uri, source, columns={"seats": "int(seats)"}, on_bad_rows="quarantine")
+    for file, header, columns in (
+        (tmp_path / "in" / "b.csv", "id,seats", "id, seats"),
+        (tmp_path / "in" / "name=x" / "b.csv", "seats,id", "seats, id, name"),
+    ):
+        file.write_text(f"{header}\n3,3\n")
+        with pytest.raises(ConfigurationError) as caught:
+            ingest(spark, order)
+        assert f"{tmp_path}/a.zip and {tmp_path}/in have different columns" in str(caught.value)
+        assert f"(seats, id and {columns})" in str(caught.value)
+        file.unlink()
+    (tmp_path / "in" / "b.csv").write_text("seats,id\n3,c\n")
+    result = ingest(spark, order)
+    assert (result.inserted, result.quarantined) == (2, 1)
+    assert result.quarantine is not None
+
+    def repair(row: Row) -> None:
+        row["line"] = "2,b"
+
+    _repaired(result.quarantine, repair)
+    assert ingest(spark, order, replay=result.quarantine).inserted == 1
+    assert rows(uri, ALL) == [("a", None, 1), ("b", None, 2), ("c", None, 3)]
+
+
 def test_rows_of_json_and_parquet(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"id": "1", "seats": 1.5}\n{"id": "2", "seats": 2\n')
     json_lines = Source(
@@ -149,6 +221,9 @@ def test_what_is_no_side_table_is_refused(spark: SparkSession, tmp_path: Path) -
     uri = new_storage(tmp_path)
     (tmp_path / "a.csv").write_text("id\n1\n")
     order = order_for(uri, Source(format="csv", paths=(str(tmp_path / "a.csv"),)))
+    for missing in (tmp_path / "aside", tmp_path / "aside" / "a.jsonl"):
+        with pytest.raises(ConfigurationError, match="there is no such folder or file"):
+            ingest(spark, order, replay=str(missing))
     (tmp_path / "aside").mkdir()
     with pytest.raises(ConfigurationError, match="no rows of Customer that were set aside"):
         ingest(spark, order, replay=str(tmp_path / "aside"))

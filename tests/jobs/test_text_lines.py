@@ -48,6 +48,43 @@ def test_what_cannot_be_read_at_all_is_refused(data: bytes, encoding: str, messa
         assert not [*rows.feed(data), *rows.close()]
 
 
+CUT = {
+    "byte order marks": (
+        CsvDialect(),
+        b'\xef\xbb\xbfid,s\na,x\n\xef\xbb\xbfb,y\nc,"\xef\xbb\xbf"\n\xef\xbb\xbfd,z',
+        [["a", "x"], ["\ufeffb", "y"], ["c", "\ufeff"], ["\ufeffd", "z"]],
+    ),
+    "escapes": (
+        CsvDialect(escape="\\"),
+        b'id,s\na,"x\\"y\\\\"\nb,C:\\dir\nc,x\\\nd,"\\\n"\n"e\\"",\\"\n',
+        [["a", 'x"y\\'], ["b", "C:\\dir"], ["c", "x\\"], ["d", "\\\n"], ['e"', '\\"']],
+    ),
+    "doubled quotes": (
+        CsvDialect(),
+        b'id,s\r\na,"x""y\r\n"\r\n"b\n",\r\n',
+        [["a", 'x"y\r\n'], ["b\n", None]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_where_a_file_is_cut_makes_no_difference(name: str) -> None:
+    """At any byte, and at any two that follow each other by three."""
+    dialect, data, expected = CUT[name]
+    for at in range(len(data) + 1):
+        rows = CsvRows(dialect, "f")
+        tables = [*rows.feed(data[:at]), *rows.feed(data[at : at + 3]), *rows.feed(data[at + 3 :])]
+        tables += rows.close()
+        got = [list(row.values()) for table in tables for row in table.to_pylist()]
+        assert (got, rows.bad, rows.names) == (expected, [], ["id", "s"]), at
+
+
+def test_a_part_that_is_not_the_first_keeps_its_byte_order_mark() -> None:
+    rows = CsvRows(CsvDialect(), "f", ["id"], header=False, begins=False)
+    tables = [*rows.feed(b"\xef\xbb\xbfa\n"), *rows.close()]
+    assert [row for table in tables for row in table.to_pylist()] == [{"id": "\ufeffa"}]
+
+
 def again(line: str, **options: str) -> tuple[object, str | None]:
     row = _csv_record(SetAside(json.dumps({"id": None, "s": None}), SOURCE, line, "f"), options)
     return row.values, row.fault

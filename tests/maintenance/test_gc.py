@@ -282,7 +282,7 @@ def test_staged_parts_of_a_silent_writer_go_with_its_heartbeat(world: World) -> 
 def staged_before_they_are_announced(world: World) -> Callable[[], Any]:
     """As by Spark's data source, whose tasks stage parts before anyone beats for them. Returns
     what publishes them."""
-    part = world.open("task").repo.begin_staged(CUSTOMER, attempt="late", announce=False)
+    part = world.open("task").repo.begin_staged(CUSTOMER, attempt="late")
     part.stage(table_of(CUSTOMER, [customer("b", age=1)]), inserted=1)
     driver = world.open("driver")
 

@@ -191,6 +191,33 @@ def test_ctrl_c_in_the_heartbeat_of_a_bulk_load(uri: str) -> None:
     repository.close()
 
 
+def test_ctrl_c_in_a_write_whose_parts_others_stage(uri: str) -> None:
+    """At every line: no beats go on, and what a commit names is there."""
+    repository, reader = open_repository(uri, CONFIG), open_repository(uri, CONFIG)
+    number, stopped = 0, True
+    while stopped:
+        number += 1
+        table = rows_of(CUSTOMER, customer("a", age=number), customer(f"n{number}")).table
+        assert table is not None
+
+        def write(rows: pa.Table = table) -> None:
+            attempt = repository.begin_staged(CUSTOMER)
+            with attempt, attempt:
+                attempt.stage(rows, inserted=1)
+                repository.commit(CommitRequest([attempt.as_input()]))
+
+        before = repository.head_commit_id()
+        stopped = Interrupts(number, modules=BEATS).during(write) is not None
+        wait_until(lambda: not renewing("onto-attempt"), f"beats go on after line {number}")
+        repository.flush()
+        after = repository.head_commit_id()
+        ages = {r["entity_key"]: r["age"] for r in reader.read(CUSTOMER).to_pylist()}
+        assert (ages.get("a") == number) is (after > before), f"line {number}"
+    assert number > 60, "the trace saw the write"
+    repository.close()
+    reader.close()
+
+
 class LockedForGood:
     """Ctrl-C inside a condition's own `with`, between taking its lock and what gives it back."""
 

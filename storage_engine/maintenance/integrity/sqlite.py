@@ -103,7 +103,7 @@ def _check_counts(
     report: IntegrityReport,
 ) -> None:
     counted: dict[int, int] = {}
-    for table in repository._all_tables(connection, *spec.ref):
+    for table in repository.all_tables(connection, *spec.ref):
         rows = connection.execute(
             f"SELECT h.commit_id, COUNT(*) FROM main.{quoted(table.name)} AS h "
             f"WHERE {table.of_type('h')} GROUP BY h.commit_id",

@@ -348,22 +348,20 @@ class ObjectRepository(ABC):
         holder: Mapping[str, Any] | None = None,
         on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
-        announce: bool = True,
     ) -> StagedWrite:
         if self.engine_version != "v2":
             raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
-        begun = StagedWrite(
+        return StagedWrite(
             self.chain,
             self._versions,
             self._config,
             spec,
             idempotency=idempotency,
             order_by=order_by,
+            holder={**self._holder, **(holder or {})},
+            on_lost=on_lost,
             attempt=attempt,
         )
-        if announce and begun.applied is None:
-            begun.begin({**self._holder, **(holder or {})}, on_lost)
-        return begun
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""

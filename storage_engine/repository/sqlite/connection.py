@@ -43,6 +43,7 @@ from storage_engine.objectstore.local import advice, shortened
 from storage_engine.process import Owner, renew_after_fork, settle_before_fork, unforked
 from storage_engine.query.compiler import Statement
 from storage_engine.query.dialects import install
+from storage_engine.repository.sqlite import forward
 
 BATCH_ROWS = 16_384
 INSTRUCTIONS = 200_000  # of SQLite's machine between two looks: some hundredths of a second
@@ -89,7 +90,7 @@ def plan_of(connection: sqlite3.Connection, statement: Statement) -> list[str]:
 @contextmanager
 def _asking(connection: sqlite3.Connection) -> Iterator[None]:
     try:
-        with _interruptible(connection):
+        with _interruptible(connection), forward.refusals():
             yield
     except sqlite3.OperationalError as error:
         if str(error) == "integer overflow":
@@ -229,6 +230,7 @@ def connect(path: str, timeout_ms: int, *, create: bool) -> sqlite3.Connection:
     ):
         connection.execute(f"PRAGMA {pragma}")
     install(connection)
+    forward.install(connection)
     return connection
 
 

@@ -29,6 +29,7 @@ from storage_engine.repository.protocol import (
     TypeChange,
 )
 from storage_engine.repository.sqlite.stored import StoredRow
+from storage_engine.repository.sqlite.type_histories import DROPPED_TYPES, ended
 from storage_engine.schema.diff import outdated
 
 LOCK_NAME = "ontology_write"
@@ -78,7 +79,7 @@ def insert_commit(
     metadata: str,
     events: str,
     changes: Sequence[TypeChange],
-    idempotency: Idempotency | None,
+    idempotency: Idempotency | None = None,
     kind: str = "data",
 ) -> None:
     types = [
@@ -279,16 +280,19 @@ def register(
 
 
 def type_refs(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Kind and name of every registered type."""
-    return connection.execute(
+    """Kind and name of every registered type, but for those that were dropped."""
+    rows = connection.execute(
         "SELECT type_kind, type_name FROM schema_registry ORDER BY type_kind, type_name"
     ).fetchall()
+    gone = ended(connection)
+    return [ref for ref in rows if ref not in gone]
 
 
 def known_types(
     connection: sqlite3.Connection, ref: tuple[str, str] | None = None
 ) -> list[tuple[int, TypeSpec]]:
-    """Every registered type's current version and schema, by kind and name; of one, if told."""
+    """Every registered type's current version and schema, by kind and name; of one, if told.
+    Those that were dropped are left out."""
     only = "WHERE r.type_kind = ? AND r.type_name = ? " if ref is not None else ""
     rows = connection.execute(
         "SELECT r.type_kind, r.type_name, r.current_schema_version_id, v.schema_sha256, "
@@ -300,7 +304,10 @@ def known_types(
         ref or (),
     ).fetchall()
     types = []
+    gone = ended(connection, ref)
     for kind, name, *rest in rows:
+        if (kind, name) in gone:
+            continue
         stored = _registered(kind, name, *rest)
         spec = stored.spec(kind, name)
         if spec.ref != (kind, name):
@@ -312,7 +319,7 @@ def known_types(
 
 
 BACKEND = "sqlite"
-FORMAT = 2
+FORMAT = 3
 LOG_ID = "log_id"
 ENGINE_VERSIONS = ("v1", "v2")
 
@@ -344,6 +351,7 @@ CONTROL_TABLES = (
         WHERE idempotency_app IS NOT NULL
     """,
     APPLIED_UNITS,
+    DROPPED_TYPES,
     """
     CREATE TABLE IF NOT EXISTS schema_registry (
         type_kind                  TEXT NOT NULL,
@@ -564,9 +572,15 @@ def _add_applied_units(connection: sqlite3.Connection, _engine_version: str) -> 
     connection.execute(APPLIED_UNITS)
 
 
+def _add_dropped_types(connection: sqlite3.Connection, _engine_version: str) -> None:
+    """2 -> 3: types can have several schema versions, and end."""
+    connection.execute(DROPPED_TYPES)
+
+
 MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection, str], None]] = {
     0: _stamp_file,
     1: _add_applied_units,
+    2: _add_dropped_types,
 }
 
 

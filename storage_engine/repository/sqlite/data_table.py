@@ -26,10 +26,12 @@ import pyarrow.compute as pc
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import row_schema
+from storage_engine.model.columns import times_of_text
 from storage_engine.model.decimals import decimal_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import ReadWindow, TypeInput
 from storage_engine.repository.sqlite.connection import rollback
+from storage_engine.repository.sqlite.forward import Forward
 
 # Microseconds of 0001-01-01 and 9999-12-31T23:59:59.999999, days of the same: outside, text of
 # four-digit years would neither sort nor come back.
@@ -53,8 +55,10 @@ def to_values(column: pa.Array, storage: str) -> list[Any]:
 
 def from_values(values: Sequence[Any], storage: str, arrow_type: pa.DataType) -> pa.Array:
     """What `to_values` made, as the Arrow column it came from."""
-    if storage in ("datetime", "date", "time"):
+    if storage in ("datetime", "date"):
         return pa.array(values, pa.string()).cast(arrow_type)
+    if storage == "time":
+        return times_of_text(pa.array(values, pa.string()))
     decimals = decimal_type(storage)
     if decimals is not None:
         read = [None if v is None else decimals.from_sqlite(v) for v in values]
@@ -151,7 +155,9 @@ class DataTable:
     type_name: str
     type_column: str | None = None  # set when the table holds other types too
     activation_commit_id: int = 0  # there are no rows from before it
-    version: int | None = None  # of the rows that are meant, where it holds others too
+    after_commit_id: int = 0  # rows up to it are those of a dropped type that had the same name
+    schema_version_id: int | None = None  # only rows of that version, where there are others
+    forward: Forward | None = None  # set when it has rows of older versions too
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -161,12 +167,22 @@ class DataTable:
     def parameters(self) -> dict[str, str | int]:
         return {"type": self.type_name}
 
-    def of_type(self, alias: str) -> str:
+    def of_type(self, alias: str, parameter: str = "type") -> str:
         """The condition that a row is of this type."""
-        condition = f"{alias}.{quoted(self.type_column)} = :type" if self.type_column else "TRUE"
-        if self.version is not None:
-            condition += f" AND {alias}.schema_version_id = {int(self.version)}"
-        return condition
+        conditions = []
+        if self.type_column:
+            conditions.append(f"{alias}.{quoted(self.type_column)} = :{parameter}")
+        if self.after_commit_id:  # the plus keeps SQLite from going by the commits' index
+            conditions.append(f"+{alias}.commit_id > {self.after_commit_id}")
+        if self.schema_version_id is not None:
+            conditions.append(f"{alias}.schema_version_id = {self.schema_version_id}")
+        return " AND ".join(conditions) or "TRUE"
+
+    def value(self, alias: str, column: str) -> str:
+        """A payload column, in the version that is read."""
+        if self.forward is not None:
+            return self.forward.column(alias, column)
+        return f"{alias}.{quoted(column)}"
 
     def ids(self, alias: str) -> str:
         return _list(self.identity, alias)
@@ -328,7 +344,7 @@ def select(
         conditions.append(f"{commit} > :since")
     where = " AND ".join(conditions)
     ids = table.ids("h")
-    rest = "".join(f", h.{quoted(name)}" for name in payload)
+    rest = "".join(f", {table.value('h', name)}" for name in payload)
     if window.history:
         return (
             f"SELECT h.commit_id, {ids}{rest} FROM {source} WHERE {where} "
@@ -370,12 +386,13 @@ def head_of(table: DataTable) -> str:
 
 def changes(tables: Sequence[DataTable]) -> str:
     """Identities that commit :commit_id wrote in any of a type's tables, and whether an earlier
-    version exists in any of them."""
+    version, after commit :after, exists in any of them."""
     parts = []
     for table in tables:
         earlier = " OR ".join(
             f"EXISTS (SELECT 1 FROM main.{quoted(other.name)} AS m WHERE {other.of_type('m')} "
-            f"AND {_equal(table, 'm', 'h')} AND m.commit_id < :commit_id)"
+            f"AND {_equal(table, 'm', 'h')} AND m.commit_id < :commit_id "
+            "AND m.commit_id > :after)"
             for other in tables
         )
         parts.append(

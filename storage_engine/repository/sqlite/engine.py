@@ -51,7 +51,13 @@ from storage_engine.repository.protocol import (
     overtaken_note,
     repetition_note,
 )
-from storage_engine.repository.sqlite import control_tables, data_table, event_tables, tags
+from storage_engine.repository.sqlite import (
+    control_tables,
+    data_table,
+    event_tables,
+    tags,
+    type_histories,
+)
 from storage_engine.repository.sqlite.connection import (
     Connections,
     ask,
@@ -74,8 +80,11 @@ from storage_engine.repository.sqlite.data_table import (
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
 from storage_engine.repository.sqlite.history import SqliteHistory
+from storage_engine.repository.sqlite.migration import SqliteMigration
 from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
 from storage_engine.repository.sqlite.visible import LAST_ID, named
+from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 
 class SqliteRepository(ABC):
@@ -117,25 +126,31 @@ class SqliteRepository(ABC):
         """The table for a schema version that its first commit is about to write."""
 
     @abstractmethod
-    def table_of_version(
-        self, connection: sqlite3.Connection, kind: str, name: str, version: int
-    ) -> DataTable | None:
-        """The table with the rows of a schema version."""
-
-    @abstractmethod
-    def _current_table(
+    def current_table(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> DataTable | None:
         """The table that typed reads see, None for an unknown type."""
 
     @abstractmethod
-    def _all_tables(
+    def version_table(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        """The table with the rows of one schema version, None when there is none."""
+
+    @abstractmethod
+    def end_type(
+        self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
+    ) -> None:
+        """Nothing of a type is current any more; with `purge`, its rows are taken away."""
+
+    @abstractmethod
+    def all_tables(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> Sequence[DataTable]:
         """Every table that has rows of a type, of older schema versions too."""
 
     @abstractmethod
-    def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
+    def payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
         """The columns besides commit and identity."""
 
     @abstractmethod
@@ -158,13 +173,11 @@ class SqliteRepository(ABC):
             ExitStack() as until_given_back,
             self._connections.use("commit", create=True, lasting=True) as connection,
         ):
-            if request.idempotency is not None and self._has_tables(connection):
+            if request.idempotency is not None and self.has_tables(connection):
                 applied = control_tables.applied(connection, request.idempotency)
                 if applied is not None:  # spares reading a stream; looked up again under the lock
                     return applied.result()
-            with staged_inputs(
-                connection, request.inputs, self.encoded_rows, self._payload
-            ) as staged:
+            with staged_inputs(connection, request.inputs, self.to_rows, self.payload) as staged:
                 until_given_back.enter_context(unforked())
                 waited = begin_write(connection, self._config.s3_lock_timeout_ms)
                 try:
@@ -176,6 +189,9 @@ class SqliteRepository(ABC):
                     rollback(connection)
                     raise
         return result
+
+    def migrate(self, request: MigrationRequest) -> MigrationOutcome:
+        return SqliteMigration(self, request).run()
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         with self.reading("look up a unit of work") as connection:
@@ -195,7 +211,7 @@ class SqliteRepository(ABC):
     ) -> tuple[CommitResult | None, bool]:
         """All that happens under the write lock; and whether something was written, so that the
         caller commits, or else rolls back."""
-        self._prepare(connection)
+        self.prepare(connection)
         if request.idempotency is not None:
             applied = control_tables.applied(connection, request.idempotency)
             if applied is not None:
@@ -255,7 +271,7 @@ class SqliteRepository(ABC):
                     notes.append(overtaken_note(part.spec, changed))
         for part in written:
             notes += end_notes(
-                part.spec, lambda ref: control_tables.registered(connection, *ref) is not None
+                part.spec, lambda ref: bool(control_tables.known_types(connection, ref))
             )
         return notes
 
@@ -264,8 +280,10 @@ class SqliteRepository(ABC):
     ) -> tuple[TypeChange, int | None]:
         """How the intents of one type differ from its latest state, and its schema version."""
         spec, staged = part.spec, part.staged
+        if (ending := type_histories.ending_of(connection, *spec.ref)) is not None:
+            raise ending.refusal()
         stored = control_tables.check_schema(connection, spec)
-        table = self._current_table(connection, *spec.ref) if stored else None
+        table = self.current_table(connection, *spec.ref) if stored else None
         if table is not None and snapshot is not None and snapshot.refuses:
             later = connection.execute(
                 data_table.changed_since(table, staged),
@@ -287,7 +305,7 @@ class SqliteRepository(ABC):
         commit_id: int,
         now: str,
     ) -> None:
-        table = self._current_table(connection, *part.spec.ref) if version else None
+        table = self.current_table(connection, *part.spec.ref) if version else None
         if version is None or table is None:
             version = 1
             control_tables.register(connection, part.spec, version, commit_id, now)
@@ -307,11 +325,11 @@ class SqliteRepository(ABC):
             if actual != expected:
                 raise ExpectedVersionMismatchError(type=name, expected=expected, actual=actual)
 
-    def encoded_rows(self, spec: TypeSpec, rows: pa.Table | pa.RecordBatch) -> Iterator[Any]:
+    def to_rows(self, spec: TypeSpec, rows: pa.Table | pa.RecordBatch) -> Iterator[Any]:
         table = checked_rows(spec, rows)
         return rows_of([*encode(spec, table, spec.identity), *self._encode(spec, table)])
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def prepare(self, connection: sqlite3.Connection) -> None:
         """Make the storage writable, inside the transaction that writes."""
         stamp = self._stamp(connection)
         if stamp is None:
@@ -371,15 +389,27 @@ class SqliteRepository(ABC):
         parts += [self.to_arrow(spec, columns) for columns in batches(ask(connection, statement))]
         return pa.concat_tables(parts)
 
-    def table_on(self, connection: sqlite3.Connection | None, spec: TypeSpec) -> DataTable | None:
-        """Where the rows of a type are, None when nothing of it is stored. Refuses a class that
-        differs from the stored schema."""
-        if connection is None or control_tables.check_schema(connection, spec) is None:
+    def table_on(
+        self,
+        connection: sqlite3.Connection | None,
+        spec: TypeSpec,
+        schema_version: int | None = None,
+    ) -> DataTable | None:
+        """Where the rows of a type are, None when nothing of it is stored, or it was dropped.
+        Refuses a class that differs from the stored schema, unless a version is asked for, whose
+        schema the caller has."""
+        if connection is None:
             return None
-        return self._current_table(connection, *spec.ref)
+        if schema_version is not None:
+            return self.version_table(connection, *spec.ref, schema_version)
+        if type_histories.ending_of(connection, *spec.ref) is not None:
+            return None
+        if control_tables.check_schema(connection, spec) is None:
+            return None
+        return self.current_table(connection, *spec.ref)
 
     def payload_names(self, spec: TypeSpec) -> list[str]:
-        return [column.name for column in self._payload(spec)]
+        return [column.name for column in self.payload(spec)]
 
     def to_arrow(self, spec: TypeSpec, columns: Sequence[Sequence[Any]]) -> pa.Table:
         """Rows as SQLite gave them, in columns. IntegrityError names a row that is not ours."""
@@ -472,10 +502,12 @@ class SqliteRepository(ABC):
             return self._type_head(connection, *spec.ref) if connection else 0
 
     def _type_head(self, connection: sqlite3.Connection, kind: str, name: str) -> int:
-        table = self._current_table(connection, kind, name)
-        if table is None:
-            return 0
-        head: int = connection.execute(data_table.head_of(table), table.parameters).fetchone()[0]
+        """The last commit that wrote rows of a type, or changed or ended it."""
+        head = type_histories.last_change(connection, kind, name)
+        table = self.current_table(connection, kind, name)
+        if table is not None:
+            sql = data_table.head_of(table)
+            head = max(head, connection.execute(sql, table.parameters).fetchone()[0])
         return head
 
     def list_commits(
@@ -523,12 +555,16 @@ class SqliteRepository(ABC):
                 return changes
             for kind, name in control_tables.touched_types(connection, commit_id):
                 columns = ("key",) if kind == "entity" else data_table.identity_columns(kind)
-                tables = self._all_tables(connection, kind, name)
+                tables = self.all_tables(connection, kind, name)
+                ends = type_histories.endings(connection, (kind, name))
+                if not tables and any(ending.purged for ending in ends):
+                    continue
                 if not tables:
                     problem = f"types names the {kind} {name}, which has no table"
                     raise StoredRow("commits", commit_id).damaged(problem)
                 sql = data_table.changes(tables)
-                parameters = {"type": name, "commit_id": commit_id}
+                after = max((e.commit_id for e in ends if e.commit_id < commit_id), default=0)
+                parameters = {"type": name, "commit_id": commit_id, "after": after}
                 for *identity, earlier in connection.execute(sql, parameters):
                     changes.append(
                         {"kind": kind, "type_name": name}
@@ -553,6 +589,12 @@ class SqliteRepository(ABC):
             if connection is None:
                 return []
             return [spec for ref in refs for _, spec in control_tables.known_types(connection, ref)]
+
+    def type_histories(
+        self, refs: Sequence[tuple[str, str]] | None = None
+    ) -> dict[tuple[str, str], TypeHistory]:
+        with self.reading("read schema") as connection:
+            return type_histories.histories(connection, refs) if connection else {}
 
     def storage_info(self) -> dict[str, Any]:
         with self.reading("read storage info") as connection:
@@ -598,9 +640,9 @@ class SqliteRepository(ABC):
             return
         use = self._connections.use(operation, lasting=lasting)
         with use as connection, snapshot(connection):
-            yield connection if self._has_tables(connection) else None
+            yield connection if self.has_tables(connection) else None
 
-    def _has_tables(self, connection: sqlite3.Connection) -> bool:
+    def has_tables(self, connection: sqlite3.Connection) -> bool:
         return self._stamp(connection) is not None
 
     def _stamp(self, connection: sqlite3.Connection) -> FileStamp | None:
@@ -637,7 +679,7 @@ class SqliteRepository(ABC):
         with self._connections.use(operation, create=True) as connection:
             begin_write(connection, self._config.s3_lock_timeout_ms)
             try:
-                self._prepare(connection)
+                self.prepare(connection)
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:

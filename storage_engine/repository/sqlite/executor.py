@@ -39,6 +39,7 @@ from storage_engine.repository.sqlite.data_table import (
     read_schema,
 )
 from storage_engine.repository.sqlite.traversal import Hops
+from storage_engine.repository.sqlite.type_histories import ending_of
 from storage_engine.repository.sqlite.visible import (
     Seen,
     Visible,
@@ -338,7 +339,8 @@ class SqliteExecutor:
         self, connection: sqlite3.Connection | None, spec: QuerySpec, seen: Seen
     ) -> dict[str, _Type]:
         """The queried type, and the endpoint types that its filter asks about."""
-        types = {_ROWS: self._type(connection, _ROWS, spec.type, seen)}
+        version = spec.when.schema_version
+        types = {_ROWS: self._type(connection, _ROWS, spec.type, seen, version)}
         sides: list[tuple[Literal["left", "right"], bool]] = [
             ("left", spec.left),
             ("right", spec.right),
@@ -359,14 +361,22 @@ class SqliteExecutor:
         ]
 
     def _type(
-        self, connection: sqlite3.Connection | None, name: str, spec: TypeSpec, seen: Seen
+        self,
+        connection: sqlite3.Connection | None,
+        name: str,
+        spec: TypeSpec,
+        seen: Seen,
+        version: int | None = None,
     ) -> _Type:
         payload = self._repository.payload_names(spec)
-        table = self._repository.table_on(connection, spec)
+        table = self._repository.table_on(connection, spec, version)
+        remarks: tuple[Diagnostic, ...] = ()
         if table is None:
             columns = ["commit_id", *spec.identity, *payload]
-            return _Type(spec, None, nothing(name, columns), ())
-        remarks: tuple[Diagnostic, ...] = ()
+            ending = ending_of(connection, *spec.ref) if connection is not None else None
+            if ending is not None:
+                remarks = ({"reason": "type_dropped", "dropped_commit_id": ending.commit_id},)
+            return _Type(spec, None, nothing(name, columns), remarks)
         if seen.upto < table.activation_commit_id:
             activation = table.activation_commit_id
             remarks = ({"reason": "commit_before_activation", "activation_commit_id": activation},)

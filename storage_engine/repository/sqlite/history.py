@@ -99,7 +99,7 @@ class SqliteHistory:
         with repository.reading("read history", lasting=True) as connection:
             if connection is None:
                 return
-            table = repository.table_of_version(connection, *spec.ref, schema_version_id)
+            table = repository.version_table(connection, *spec.ref, schema_version_id)
             if table is None:
                 return
             window = ReadWindow(history=True, since=since, as_of=upto)
@@ -197,7 +197,7 @@ class SqliteHistory:
         counts: dict[tuple[int, TypeRef], int],
     ) -> None:
         repository, spec = self._repository, given.spec
-        table = repository.table_of_version(connection, *spec.ref, given.schema_version_id)
+        table = repository.version_table(connection, *spec.ref, given.schema_version_id)
         assert table is not None, "it was registered"
         sql = _insertion(table, repository.payload_names(spec))
         constants = {table.type_column: spec.name} if table.type_column else {}
@@ -205,9 +205,7 @@ class SqliteHistory:
             place = commit_id, spec.ref
             counts[place] = counts.get(place, 0) + piece.num_rows
             fixed = (commit_id, given.schema_version_id, *constants.values())
-            connection.executemany(
-                sql, ((*fixed, *row) for row in repository.encoded_rows(spec, piece))
-            )
+            connection.executemany(sql, ((*fixed, *row) for row in repository.to_rows(spec, piece)))
 
     def _record(
         self,

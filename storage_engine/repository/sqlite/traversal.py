@@ -86,7 +86,8 @@ class Hops:
         """Place, commit, identity and payload of what paths go through. Parameter :type."""
         same = [table.of_type("h"), "h.commit_id = s.commit_id"]
         same += [f"h.{quoted(c)} = s.k{n}" for n, c in enumerate(table.identity)]
-        listed = ", ".join(f"h.{quoted(c)}" for c in ("commit_id", *table.identity, *payload))
+        columns = [f"h.{quoted(c)}" for c in ("commit_id", *table.identity)]
+        listed = ", ".join([*columns, *(table.value("h", c) for c in payload)])
         return (
             f"SELECT s.n, {listed} FROM temp.{self._hop(number)} AS s "
             f"CROSS JOIN main.{quoted(table.name)} AS h ON {' AND '.join(same)} "

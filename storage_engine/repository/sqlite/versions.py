@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,10 @@ from storage_engine.repository.sqlite.data_table import (
     quoted,
 )
 from storage_engine.repository.sqlite.engine import SqliteRepository
+from storage_engine.repository.sqlite.forward import forward
 from storage_engine.repository.sqlite.stored import StoredRow
+from storage_engine.repository.sqlite.type_histories import histories, last_ending
+from storage_engine.schema.history import SchemaVersion
 
 _FIELDS_JSON = TableColumn("fields_json", "TEXT")
 
@@ -56,22 +60,36 @@ class SqliteRepositoryV1(SqliteRepository):
     ) -> DataTable:
         return _history(*spec.ref)
 
-    def table_of_version(
-        self, connection: sqlite3.Connection, kind: str, name: str, version: int
-    ) -> DataTable | None:
-        return DataTable(f"{kind}_history", kind, name, type_column=f"{kind}_type", version=version)
-
-    def _current_table(
+    def current_table(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> DataTable | None:
-        return _history(kind, name)
+        return _history(kind, name, *_incarnation(connection, (kind, name)))
 
-    def _all_tables(
+    def version_table(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        history = histories(connection, [(kind, name)]).get((kind, name))
+        stored = history.version(version) if history is not None else None
+        if stored is None:
+            return None
+        return replace(
+            _history(kind, name),
+            activation_commit_id=stored.activation_commit_id,
+            schema_version_id=version,
+        )
+
+    def end_type(
+        self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
+    ) -> None:
+        if purge:
+            connection.execute(f"DELETE FROM {kind}_history WHERE {kind}_type = ?", (name,))
+
+    def all_tables(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> Sequence[DataTable]:
         return [_history(kind, name)]
 
-    def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
+    def payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
         return [_FIELDS_JSON]
 
     def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:
@@ -81,8 +99,28 @@ class SqliteRepositoryV1(SqliteRepository):
         return table_from_fields_json(spec, identity, pa.array(payload[0], pa.string()))
 
 
-def _history(kind: str, name: str) -> DataTable:
-    return DataTable(f"{kind}_history", kind, name, type_column=f"{kind}_type")
+def _history(
+    kind: str, name: str, after: int = 0, versions: Sequence[SchemaVersion] = ()
+) -> DataTable:
+    return DataTable(
+        f"{kind}_history",
+        kind,
+        name,
+        type_column=f"{kind}_type",
+        activation_commit_id=versions[0].activation_commit_id if after and versions else 0,
+        after_commit_id=after,
+        forward=forward(versions) if versions else None,
+    )
+
+
+def _incarnation(
+    connection: sqlite3.Connection, ref: tuple[str, str]
+) -> tuple[int, Sequence[SchemaVersion]]:
+    """The commit that ended an earlier type of the same name, 0 if none did; the versions since."""
+    history = histories(connection, [ref]).get(ref)
+    after = last_ending(connection, *ref)
+    versions = history.versions if history is not None else ()
+    return after, [v for v in versions if v.activation_commit_id > after]
 
 
 TYPE_LAYOUT_CATALOG = """
@@ -140,38 +178,38 @@ class SqliteRepositoryV2(SqliteRepository):
         )
         return DataTable(name, *spec.ref, activation_commit_id=commit_id)
 
-    def _current_table(
+    def current_table(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> DataTable | None:
-        row = connection.execute(
-            "SELECT table_name, activation_commit_id FROM type_layout_catalog "
-            "WHERE type_kind = ? AND type_name = ? AND is_current = 1",
-            (kind, name),
-        ).fetchone()
-        if row is None:
-            return None
-        place = StoredRow("type_layout_catalog", (kind, name))
-        return DataTable(
-            place.text("table_name", row[0]),
-            kind,
-            name,
-            activation_commit_id=place.integer("activation_commit_id", row[1]),
+        return _layout(
+            connection, "type_kind = ? AND type_name = ? AND is_current = 1", (kind, name)
         )
 
-    def table_of_version(
+    def version_table(
         self, connection: sqlite3.Connection, kind: str, name: str, version: int
     ) -> DataTable | None:
-        row = connection.execute(
-            "SELECT table_name FROM type_layout_catalog WHERE type_kind = ? AND type_name = ? "
-            "AND schema_version_id = ?",
+        return _layout(
+            connection,
+            "type_kind = ? AND type_name = ? AND schema_version_id = ?",
             (kind, name, version),
-        ).fetchone()
-        if row is None:
-            return None
-        place = StoredRow("type_layout_catalog", (kind, name, version))
-        return DataTable(place.text("table_name", row[0]), kind, name)
+        )
 
-    def _all_tables(
+    def end_type(
+        self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
+    ) -> None:
+        ref = (kind, name)
+        if purge:
+            for table in self.all_tables(connection, *ref):
+                connection.execute(f"DROP TABLE {quoted(table.name)}")
+            sql = "DELETE FROM type_layout_catalog WHERE type_kind = ? AND type_name = ?"
+        else:
+            sql = (
+                "UPDATE type_layout_catalog SET is_current = 0 "
+                "WHERE type_kind = ? AND type_name = ?"
+            )
+        connection.execute(sql, ref)
+
+    def all_tables(
         self, connection: sqlite3.Connection, kind: str, name: str
     ) -> Sequence[DataTable]:
         rows = connection.execute(
@@ -182,7 +220,7 @@ class SqliteRepositoryV2(SqliteRepository):
         place = StoredRow("type_layout_catalog", (kind, name))
         return [DataTable(place.text("table_name", table), kind, name) for (table,) in rows]
 
-    def _payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
+    def payload(self, spec: TypeSpec) -> Sequence[TableColumn]:
         return [TableColumn(f.name, sqlite_type(f.storage)) for f in spec.fields]
 
     def _encode(self, spec: TypeSpec, table: pa.Table) -> list[list[Any]]:
@@ -222,6 +260,26 @@ class SqliteRepositoryV2(SqliteRepository):
             else:
                 described["historical_versions"].append(version)
         return {"type_layouts": dict(zip(labels(list(layouts)), layouts.values(), strict=True))}
+
+
+def _layout(
+    connection: sqlite3.Connection, condition: str, parameters: Sequence[Any]
+) -> DataTable | None:
+    """The table that the catalog names."""
+    row = connection.execute(
+        f"SELECT table_name, activation_commit_id FROM type_layout_catalog WHERE {condition}",
+        parameters,
+    ).fetchone()
+    if row is None:
+        return None
+    kind, name, *_ = parameters
+    place = StoredRow("type_layout_catalog", (kind, name))
+    return DataTable(
+        place.text("table_name", row[0]),
+        kind,
+        name,
+        activation_commit_id=place.integer("activation_commit_id", row[1]),
+    )
 
 
 def _free_name(connection: sqlite3.Connection, wanted: str) -> str:

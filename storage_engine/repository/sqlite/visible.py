@@ -63,7 +63,7 @@ class Visible:
 
 def visible(name: str, table: DataTable, payload: Sequence[str], seen: Seen) -> Visible:
     """`commit_id`, identity and payload columns of the versions that are seen."""
-    where = [_of_type(table, "h", name)]
+    where = [table.of_type("h", f"{name}_type")]
     # The plus keeps SQLite from going by the commits' index, where all versions must be looked at.
     commit = "h.commit_id" if seen.history else "+h.commit_id"
     bounded = seen.upto < seen.head
@@ -73,7 +73,7 @@ def visible(name: str, table: DataTable, payload: Sequence[str], seen: Seen) -> 
         if seen.since:
             where.append(f"{commit} > :since")
     else:
-        newer = [_of_type(table, "m", name)]
+        newer = [table.of_type("m", f"{name}_type")]
         newer += [f"m.{quoted(c)} = h.{quoted(c)}" for c in table.identity]
         newer.append("m.commit_id > h.commit_id")
         if bounded:
@@ -81,7 +81,9 @@ def visible(name: str, table: DataTable, payload: Sequence[str], seen: Seen) -> 
         where.append(
             f"NOT EXISTS (SELECT 1 FROM main.{quoted(table.name)} AS m WHERE {_all(newer)})"
         )
-    listed = ", ".join(f"h.{quoted(c)}" for c in ("commit_id", *table.identity, *payload))
+    columns = [f"h.{quoted(c)}" for c in ("commit_id", *table.identity)]
+    columns += [f"{table.value('h', c)} AS {quoted(c)}" for c in payload]
+    listed = ", ".join(columns)
     sql = f"SELECT {listed} FROM main.{quoted(table.name)} AS h WHERE {_all(where)}"
     parameters = {f"{name}_type": table.type_name, "upto": seen.upto, "since": seen.since}
     return Visible(name, sql, parameters)
@@ -98,12 +100,6 @@ def with_tables(tables: Iterable[Visible], sql: str) -> str:
     order can use their indexes."""
     named = ", ".join(f"{quoted(t.name)} AS NOT MATERIALIZED ({t.sql})" for t in tables)
     return f"WITH {named} {sql}"
-
-
-def _of_type(table: DataTable, alias: str, name: str) -> str:
-    if table.type_column is None:
-        return "TRUE"
-    return f"{alias}.{quoted(table.type_column)} = :{name}_type"
 
 
 def _all(conditions: Iterable[str]) -> str:

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -41,12 +42,8 @@ from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec
 from storage_engine.spark.jobs.program import spark_said
-from storage_engine.spark.jobs.sources import (
-    Opened,
-    declared_schema,
-    open_source,
-    source_columns,
-)
+from storage_engine.spark.jobs.source_lines import source_columns
+from storage_engine.spark.jobs.sources import Opened, declared_schema, open_source
 from storage_engine.spark.jobs.text_lines import FACTS, FAULT
 from storage_engine.spark.schema import quoted
 from storage_engine.spark.staged_parts import HELPERS, ORIGIN, REASONS
@@ -234,6 +231,10 @@ def _converted(
             return F.when(source.rlike(_NUMBER), source.try_cast(declared))
         case BinaryType():
             return F.encode(source, "UTF-8")
+        case DecimalType():
+            # Spark would round; zeros at the end are no digits that are lost.
+            whole = rf"^\s*[+-]?[0-9]*(\.[0-9]{{0,{declared.scale}}}0*)?\s*$"
+            return F.when(source.rlike(whole), source.try_cast(declared))
         case ArrayType() | StructType() | MapType():
             return F.from_json(source, declared.simpleString())
         case _:

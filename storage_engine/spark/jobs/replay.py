@@ -24,20 +24,19 @@ from pyspark.sql.types import StringType, StructField, StructType
 from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.csv_text import KEPT_OF_RECORD, MALFORMED, CsvRows
 from storage_engine.model.spec import TypeSpec
-from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.open import open_store, parse_uri
 from storage_engine.objectstore.protocol import ObjectStoreError
 from storage_engine.spark.ingest_spec import IngestSpec
+from storage_engine.spark.jobs.csv_source import csv_dialect, with_nulls
 from storage_engine.spark.jobs.mapping import MappedRows, mapped
 from storage_engine.spark.jobs.program import storage_config
+from storage_engine.spark.jobs.source_lines import source_columns
 from storage_engine.spark.jobs.sources import (
     Opened,
-    csv_dialect,
     declared_schema,
     json_columns,
     open_source,
-    source_columns,
     text_types,
-    with_nulls,
 )
 from storage_engine.spark.jobs.text_lines import FACT_FIELDS, FAULT, FILE, LINE, VALUE, json_fault
 from storage_engine.spark.quarantine import SOURCE, TYPE, SetAside
@@ -56,9 +55,14 @@ def replayed(spark: SparkSession, spec: IngestSpec, type_spec: TypeSpec, place: 
     """The rows of a side table for the writer, and the unit of work that they are."""
     # What a replay has set aside again, in the same place, is the same row.
     rows = list({row.to_text(): row for row in read_side_table(place, type_spec.name)}.values())
+    if not rows and not _is_there(place):
+        raise ConfigurationError(
+            f"{place}: there is no such folder or file; name the one that the run has told"
+        )
     if not rows:
         raise ConfigurationError(
-            f"{place}: there are no rows of {type_spec.name} that were set aside"
+            f"{place}: there are no rows of {type_spec.name} that were set aside; name the folder "
+            "or file that the run has told"
         )
     of_source = [row for row in rows if row.columns == SOURCE]
     of_type = [row for row in rows if row.columns == TYPE]
@@ -94,6 +98,12 @@ def read_side_table(place: str, type_name: str) -> Iterator[SetAside]:
         store.close()
 
 
+def _is_there(place: str) -> bool:
+    """Told of a directory; a bucket knows no folders."""
+    path = parse_uri(place).path
+    return path is None or path.exists()
+
+
 def _rows(content: bytes, label: str) -> list[dict[str, Any]]:
     try:
         if label.endswith(".parquet"):
@@ -125,7 +135,8 @@ def _unit_of_work(spec: IngestSpec, rows: Sequence[SetAside]) -> tuple[str, int 
     """Not that of the run that has set the rows aside, which was applied."""
     if spec.idempotency is None:
         return None
-    digest = hashlib.sha256("\n".join(row.to_text() for row in rows).encode()).hexdigest()
+    texts = sorted(row.to_text() for row in rows)  # whatever their files are called
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
     return f"{spec.idempotency[0]}/replay", digest[:32]
 
 
@@ -168,7 +179,7 @@ def _csv_record(row: SetAside, options: Mapping[str, str]) -> _Row:
     if (fault := _not_as_it_was(row.line)) is not None:
         return _Row(None, [*names, *labels], row.line, row.file, fault)
     dialect = replace(csv_dialect(options), encoding="utf-8")  # as the side table has it
-    rows = CsvRows(dialect, row.file or "", names, header=False)
+    rows = CsvRows(dialect, row.file or "", names, header=False, begins=False)
     tables = [*rows.feed(row.line.encode()), *rows.close()]
     read = [made for table in tables for made in table.to_pylist()]
     if rows.bad or len(read) != 1:

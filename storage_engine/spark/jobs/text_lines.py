@@ -114,7 +114,7 @@ class CsvTask:
                     if rows is not None:
                         yield from self._made(rows, rows.close(), labels)
                     at, labels = (part.path, part.start), part.labels
-                    rows = self._rows(path_shown(part.path), header=part.start == 0)
+                    rows = self._rows(path_shown(part.path), begins=part.start == 0)
                 assert rows is not None
                 yield from self._made(rows, rows.feed(_joined(part.lines)), labels)
         if rows is not None:
@@ -123,14 +123,20 @@ class CsvTask:
     def whole(self, contents: Iterable[tuple[str, bytes]]) -> Iterator[pa.RecordBatch]:
         """Of whole files, by their labels."""
         for label, content in contents:
-            rows = self._rows(label, header=True)
+            rows = self._rows(label, begins=True)
             for begin in range(0, len(content), _PIECE):
                 yield from self._made(rows, rows.feed(content[begin : begin + _PIECE]), {})
             yield from self._made(rows, rows.close(), {})
 
-    def _rows(self, label: str, *, header: bool) -> CsvRows:
-        header = header and self.dialect.header
-        return CsvRows(self.dialect, label, list(self.names), header=header, first=self.first)
+    def _rows(self, label: str, *, begins: bool) -> CsvRows:
+        return CsvRows(
+            self.dialect,
+            label,
+            list(self.names),
+            header=begins and self.dialect.header,
+            begins=begins,
+            first=self.first,
+        )
 
     def _made(
         self, rows: CsvRows, tables: Iterable[pa.Table], labels: dict[str, Any]

@@ -116,6 +116,8 @@ class CommitRun:
             if self._is_void(first):
                 return None
             settled = False
+            for attempt in self._attempts.values():
+                attempt.publishing()
             published = self._publisher.publish(self._draft)
             settled = True
             if published is None:

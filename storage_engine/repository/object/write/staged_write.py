@@ -73,7 +73,9 @@ class Staging:
         self._heartbeat: Heartbeat | None = None
 
     def begin(self, holder: Mapping[str, Any], on_lost: Callable[[], None] | None = None) -> None:
-        """Announce the attempt and keep it announced until `end`."""
+        """Announce the attempt and keep it announced until `end`. Again, it does nothing."""
+        if self._heartbeat is not None:
+            return
         self._heartbeat = Heartbeat(
             self._store, self.attempt, holder=holder, beat_s=self._beat_s, on_lost=on_lost
         )
@@ -170,7 +172,13 @@ class PartFolder:
 
 
 class StagedWrite:
-    """One type's staged write. Use as a context manager, once."""
+    """One type's staged write. It is announced while it is used as a context manager:
+
+        with attempt, attempt:
+
+    Twice, as Ctrl-C may come at the first instruction of leaving; entering or leaving again does
+    nothing.
+    """
 
     def __init__(
         self,
@@ -181,8 +189,11 @@ class StagedWrite:
         *,
         idempotency: Idempotency | None,
         order_by: str | None,
+        holder: Mapping[str, Any] | None = None,
+        on_lost: Callable[[], None] | None = None,
         attempt: str | None = None,
     ) -> None:
+        """`on_lost` is called once nothing of it can be published."""
         head = chain.read_head().head
         heads = chain.type_heads_at(head)
         top = heads.get(spec.ref)
@@ -208,20 +219,14 @@ class StagedWrite:
         self._upto = head.commit_id  # our rows take account of what was written until then
         self._published: Sequence[CommitFile] = ()
         self._unknown = False
+        self._publishing = False
         self._lost = False
+        self._closed = False
+        self._holder = dict(holder or {})
+        self._on_lost = on_lost
         self.kept = 0  # rows that another commit had changed: left as it made them
 
     # -- while others stage -------------------------------------------------------------------
-
-    def begin(self, holder: Mapping[str, Any], on_lost: Callable[[], None] | None) -> None:
-        """Announce the attempt; `on_lost` is called once nothing of it can be published."""
-
-        def lost() -> None:
-            self._lost = True
-            if on_lost is not None:
-                on_lost()
-
-        self._staging.begin(holder, lost)
 
     @property
     def uri(self) -> str:
@@ -384,28 +389,45 @@ class StagedWrite:
         """Before the CAS: all parts are still ours, and there, whole."""
         self._staging.check(files)
 
+    def publishing(self) -> None:
+        """Said before each publish: until it is settled, it may have landed."""
+        if self._publishing:
+            self._unknown = True  # the one before was stopped on its way
+        self._publishing = True
+
     def settle(self, published: Sequence[CommitFile] | None) -> None:
         """What became of a publish: the published files, or None when it cannot be told."""
         if published is None:
             self._unknown = True
         else:
             self._published = published
+            self._publishing = False
 
     @property
     def unknown(self) -> bool:
         """Whether a publish may have landed."""
-        return self._unknown
+        return self._unknown or self._publishing
 
     # -- lifetime -----------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self._unknown:
-            self._staging.leave()
-        else:
+        self._staging.leave()
+        if not (self.unknown or self._closed):
             self._staging.end(self._published, listed=True)
+        self._closed = True
+
+    def _note_loss(self) -> None:
+        self._lost = True
+        if self._on_lost is not None:
+            self._on_lost()
 
     def __enter__(self) -> Self:
-        return self
+        try:
+            self._staging.begin(self._holder, self._note_loss)
+            return self
+        except BaseException:
+            self._staging.leave()
+            raise
 
     def __exit__(
         self,
