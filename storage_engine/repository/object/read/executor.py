@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 import pyarrow as pa
 
+from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.records import Head, TypeHead, TypeRef
+from storage_engine.index.resolve import Resolution
+from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import arrow_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
@@ -46,7 +49,7 @@ from storage_engine.repository.object.read.plan import (
     visible,
 )
 from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
-from storage_engine.repository.object.stored_schema import check_schema
+from storage_engine.repository.object.stored_schema import check_schema, recorded_spec
 from storage_engine.repository.protocol import ReadWindow, distinct_values
 from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
 
@@ -197,7 +200,12 @@ class ObjectExecutor:
         window = self._window(spec.when, head)
         # The steps must see the state that the sources are read from.
         sources = self.rows(
-            replace(spec, via=(), backwards=frozenset(), when=When(as_of=window.upto))
+            replace(
+                spec,
+                via=(),
+                backwards=frozenset(),
+                when=When(as_of=window.upto, schema_version=spec.when.schema_version),
+            )
         )
         tables = [pa.Table.from_batches(sources.batches, schema=sources.schema)]
         steps = []
@@ -205,7 +213,9 @@ class ObjectExecutor:
         for number, relation in enumerate(spec.via):
             start, end = spec.ends(number)
             keys = pa.table({f"{start}_key": tables[-1].column(column).unique()})
-            step, relations = self._fetch(head, relation, window, keys)
+            step, relations = self._fetch(
+                head, relation, replace(window, schema_version=None), keys
+            )
             steps.append(step)
             tables.append(relations)
             column = f"{end}_key"
@@ -289,6 +299,15 @@ class ObjectExecutor:
         """
         return scan_share(self._engine, plan, columns, shown, condition)
 
+    def latest(self, spec: TypeSpec, head: Head) -> Iterator[pa.RecordBatch]:
+        """All latest rows as of a head, in the row schema and in no order."""
+        window = CommitWindow(head.commit_id)
+        (plan,) = self._plan(head, window, [spec], (), None)
+        if not self._engine.scanner.has(plan.files):
+            (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
+        names = row_schema(spec).names
+        return self.scan(plan, {name: name for name in names}, names).batches
+
     def _planned(self, spec: TypeSpec, when: When) -> tuple[Head, TypePlan]:
         head = self._engine.chain.read_head().head
         window = self._window(when, head)
@@ -323,7 +342,7 @@ class ObjectExecutor:
         unclear = []
         for item in plan.rows:
             low, high = field_bounds(item.file, field, storage)
-            if item.entry.min_commit_id < item.entry.max_commit_id:
+            if item.stored is not None or item.entry.min_commit_id < item.entry.max_commit_id:
                 unclear.append(item)  # of several commits: its rows tell of which
             elif low is not None and high is not None and alike(low, high):
                 yield item.entry.max_commit_id, low
@@ -459,11 +478,20 @@ class ObjectExecutor:
         trust_index: bool = True,
     ) -> list[TypePlan]:
         engine = self._engine
-        resolutions = engine.versions.resolve_all(specs, head, trust_index=trust_index)
+        resolutions = engine.versions.resolve_all(
+            specs,
+            head,
+            trust_index=trust_index,
+            only=window.schema_version,
+            upto=window.upto,
+            history=window.history,
+        )
         plans = []
         for n, (spec, resolution) in enumerate(zip(specs, resolutions, strict=True)):
             top = engine.versions.type_head(spec, head)
-            check_schema(engine.chain, head, spec, top)
+            as_stored = n == 0 and window.schema_version is not None
+            if not as_stored and not (top is not None and top.is_dropped):
+                check_schema(engine.chain, head, spec, top)
             plans.append(
                 plan_type(
                     spec,
@@ -473,9 +501,44 @@ class ObjectExecutor:
                     conjuncts=conjuncts if n == 0 else (),
                     keys=keys if n == 0 else None,
                     v1=engine.v1,
+                    older=self._older(spec, head, top, resolution, window),
                 )
             )
         return plans
+
+    def _older(
+        self,
+        spec: TypeSpec,
+        head: Head,
+        top: TypeHead | None,
+        resolution: Resolution,
+        window: CommitWindow,
+    ) -> Mapping[int, TypeSpec]:
+        """The type in the versions whose rows v1 reads together with those of the current one."""
+        if not self._engine.v1 or top is None or not top.past_versions:
+            return {}
+        within = resolution.within(since=window.since, upto=window.upto)
+        numbers = {entry.schema_version_id for entry in within} - {top.schema_version_id}
+        if not numbers or window.schema_version is not None:
+            return {}
+        records = state.schema_records(self._engine.chain, head, [spec.ref])[spec.ref]
+        stored = {
+            number: recorded_spec(spec.ref, replace(top, schema_version_id=number), record)
+            for number, record in records.items()
+        }
+        # Fields are followed by the ids that are stored; a class has its own.
+        current = stored[top.schema_version_id]
+        ids = {f.field_id: spec.field(f.name).field_id for f in current.fields}
+        return {
+            number: replace(
+                stored[number],
+                fields=tuple(
+                    replace(f, field_id=ids.get(f.field_id, -f.field_id))
+                    for f in stored[number].fields
+                ),
+            )
+            for number in numbers
+        }
 
     def _window(self, when: When, head: Head) -> CommitWindow:
         upto = head.commit_id if self._pinned is None else _clamp(self._pinned, head)
@@ -485,7 +548,7 @@ class ObjectExecutor:
             if self._pinned is not None and (beyond or asked > upto):
                 raise after_pin(when, upto)
             upto = asked
-        return CommitWindow(upto, when.since or 0, when.history)
+        return CommitWindow(upto, when.since or 0, when.history, when.schema_version)
 
     def _stream(self, prepared: _PreparedQuery, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         with self._engine.duck.errors():

@@ -277,11 +277,13 @@ def holds_only_nulls(file: CommitFile, field: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CommitWindow:
-    """Commits after `since`, up to `upto`; all versions, or the newest of each identity."""
+    """Commits after `since`, up to `upto`; all versions, or the newest of each identity. Of the
+    queried type those of one schema version only, where that is named."""
 
     upto: int
     since: int = 0
     history: bool = False
+    schema_version: int | None = None
 
     def condition(self, entries: Sequence[Entry]) -> str:
         """What of it the entries alone do not say."""
@@ -342,8 +344,11 @@ def plan_type(
     conjuncts: Sequence[Conjunct] = (),
     keys: pa.Table | None = None,
     v1: bool = False,
+    older: Mapping[int, TypeSpec] | None = None,
 ) -> TypePlan:
-    """`conjuncts` are those that may leave files out; `keys` limits the read to identities."""
+    """`conjuncts` are those that may leave files out; `keys` limits the read to identities.
+    `older`: the type in schema versions whose rows are brought forward (v1)."""
+    older = older or {}
     within = resolution.within(since=window.since, upto=window.upto)
     pruned: Counter[str] = Counter()
     pruned["commit window"] = _count(resolution.entries) - _count(within)
@@ -351,7 +356,7 @@ def plan_type(
     for entry in within:
         kept = entry.files if window.history else entry.newest_files(window.upto)
         pruned["superseded"] += len(entry.files) - len(kept)
-        files += [DataFile(entry, file) for file in kept]
+        files += [DataFile(entry, file, older.get(file.schema_version_id)) for file in kept]
     ranges = _ranges(keys)
     by_key = [c.expression for c in conjuncts if c.reach == "identity"]
     by_value = [c.expression for c in conjuncts if c.reach == "typed"]
@@ -360,7 +365,11 @@ def plan_type(
         for item in files
         if may_hold(item.file.key_range, ranges) and all(may_match(c, item.file) for c in by_key)
     ]
-    rows = [item for item in reachable if all(may_match(c, item.file) for c in by_value)]
+    rows = [
+        item
+        for item in reachable
+        if item.stored is not None or all(may_match(c, item.file) for c in by_value)
+    ]
     pruned["key range"] = len(files) - len(reachable)
     pruned["column statistics"] = len(reachable) - len(rows)
     return TypePlan(
@@ -372,7 +381,7 @@ def plan_type(
         pruned={reason: count for reason, count in pruned.items() if count},
         fallback=resolution.fallback,
         warning=resolution.warning,
-        diagnostics=() if v1 else _before_activation(top, window),
+        diagnostics=_remarks(top, window, v1=v1),
     )
 
 
@@ -406,9 +415,14 @@ def _ranges(keys: pa.Table | None) -> dict[str, KeyRange]:
     return {name: KeyRange(b["min"], b["max"]) for name, b in bounds.items()}
 
 
-def _before_activation(top: TypeHead | None, window: CommitWindow) -> tuple[Diagnostic, ...]:
-    """Typed reads cover the current schema version, of which there was nothing yet."""
-    if top is None or window.upto >= top.activation_commit_id:
+def _remarks(top: TypeHead | None, window: CommitWindow, *, v1: bool) -> tuple[Diagnostic, ...]:
+    """Typed reads cover the current schema version (v1: all), of which there is nothing any more,
+    or was nothing yet."""
+    if top is None or window.schema_version is not None:
+        return ()
+    if top.is_dropped:
+        return ({"reason": "type_dropped", "dropped_commit_id": top.dropped_commit_id},)
+    if v1 or window.upto >= top.activation_commit_id:
         return ()
     return (
         {
