@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
 from storage_engine.commitlog.json_object import StillUnknown, Won, create, write_conditionally
 from storage_engine.commitlog.lock import Tenure, WriteLock
-from storage_engine.commitlog.publisher import FORMAT, Upload
+from storage_engine.commitlog.publisher import FORMAT, Upload, proven_head
 from storage_engine.commitlog.records import (
     CheckpointRef,
     CommitFile,
@@ -44,10 +44,18 @@ from storage_engine.commitlog.type_heads import (
 from storage_engine.errors import CommitStateUnknownError, CopyRefusedError
 
 
+class ActivatedVersion(NamedTuple):
+    """A schema version that becomes the current one with a commit."""
+
+    schema_version_id: int
+    schema_sha256: str
+    layout_sha256: str
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayedCommit:
-    """A commit of another log, with its files as they shall lie in this one. `heads`: of the types
-    whose schema version it activates."""
+    """A commit of another log, with its files as they shall lie in this one. `versions`: what its
+    schema records activate."""
 
     commit_id: int
     attempt: str
@@ -57,7 +65,7 @@ class ReplayedCommit:
     metadata: Mapping[str, str]
     files: Sequence[CommitFile]
     uploads: Sequence[Upload]
-    heads: Mapping[TypeRef, TypeHead]
+    versions: Mapping[TypeRef, ActivatedVersion]
     schema: Mapping[str, Any] = field(default_factory=dict)
     idempotency: Mapping[str, Any] | None = None
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
@@ -197,7 +205,7 @@ class _Series:
         files = [replace(file, previous=self._previous(file.ref)) for file in commit.files]
         heads = next_type_heads(
             self._heads,
-            self._touched(commit),
+            self._next_heads(commit),
             self._link,
             lambda number: layout.type_head_bucket(commit.commit_id, commit.attempt, number),
         )
@@ -232,18 +240,34 @@ class _Series:
             origin=self._origin,
         )
 
-    def _touched(self, commit: ReplayedCommit) -> dict[TypeRef, TypeHead]:
-        touched: dict[TypeRef, TypeHead] = {}
-        for ref in dict.fromkeys([*(file.ref for file in commit.files), *commit.heads]):
-            head = commit.heads.get(ref) or self._heads[ref]
-            touched[ref] = replace(
-                head, commit_id=commit.commit_id, manifest_path=commit.path, manifest_sha256=""
-            )
-        return touched
+    def _next_heads(self, commit: ReplayedCommit) -> dict[TypeRef, TypeHead]:
+        """Of the types that a commit writes rows of, or whose schema it changes."""
+        heads: dict[TypeRef, TypeHead] = {}
+        for drop in commit.schema.get("dropped", ()):
+            ref = (drop["kind"], drop["type_name"])
+            if (before := self._heads.get(ref)) is not None:
+                heads[ref] = proven_head(_ended(before, drop, commit.commit_id), self._link)
+        written = {file.ref for file in commit.files}
+        for ref in dict.fromkeys([*commit.versions, *written]):
+            head = self._heads.get(ref)
+            if (version := commit.versions.get(ref)) is not None:
+                head = _activated(head, version, commit.commit_id)
+            assert head is not None, "a type without a schema is registered by its first commit"
+            if ref in written or (head.empty and not head.manifest_path):
+                heads[ref] = replace(
+                    head,
+                    commit_id=commit.commit_id,
+                    manifest_path=commit.path,
+                    manifest_sha256="",
+                    empty=ref not in written,
+                )
+            else:
+                heads[ref] = proven_head(head, self._link)
+        return heads
 
     def _previous(self, ref: TypeRef) -> Previous | None:
         top = self._heads.get(ref)
-        if top is None:
+        if top is None or top.empty:
             return None
         if self._link is not None and top.manifest_path == self._link.path:
             return Previous(top.commit_id, top.manifest_path, self._link.sha256)
@@ -273,3 +297,27 @@ class _Series:
         self._link = ManifestLink(commit.commit_id, commit.path, sha256(data))
         self._before.append((self._link, manifest))
         self.last = commit.path, manifest, data
+
+
+def _activated(before: TypeHead | None, version: ActivatedVersion, commit_id: int) -> TypeHead:
+    """A type's head with another version; whether there are rows of it is not said yet."""
+    head = before if before is not None else TypeHead(commit_id, "", empty=True)
+    named = replace(head, schema_sha256=version.schema_sha256, layout_sha256=version.layout_sha256)
+    began_anew = before is None or before.is_dropped
+    if not began_anew and head.schema_version_id == version.schema_version_id:
+        return named  # recorded late: logs of others do not say what the version is
+    return replace(
+        named,
+        schema_version_id=version.schema_version_id,
+        activation_commit_id=commit_id,
+        dropped_commit_id=None,
+        renamed_to=None,
+        first_version_id=version.schema_version_id if began_anew else head.first_version_id,
+        past_versions=before.succeeded(commit_id) if before is not None else (),
+    )
+
+
+def _ended(before: TypeHead, drop: Mapping[str, Any], commit_id: int) -> TypeHead:
+    if before.is_dropped:
+        return before  # what it had left was purged
+    return replace(before, dropped_commit_id=commit_id, renamed_to=drop.get("renamed_to"))

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChange:
-    """What a commit says that it wrote of one type. Logs of other implementations do not tell how
-    many rows (None), nor which of them were new."""
+    """What a commit says that it wrote of one type. How many rows is not told (None) by logs of
+    other implementations, which do not say either how many of them were new, and of types that
+    were purged since."""
 
     kind: str
     type_name: str
@@ -46,8 +47,8 @@ class RecordedChange:
 class RecordedCommit:
     """A commit with everything that it recorded but its rows.
 
-    `schema` is what the log keeps of schemas that came with it (`registered`: a list of records);
-    `marks` are the units of work between its parent and it that changed nothing.
+    `schema` is what the log keeps of schemas that came with it (`registered`, `dropped`: lists of
+    records, as in manifests); of types that only these name there are no changes. `marks` are the units of work between its parent and it that changed nothing.
     """
 
     id: int
@@ -105,6 +106,12 @@ def _run_length(commits: pa.Array, commit_id: int) -> int:
 def registrations(commit: RecordedCommit) -> Sequence[Mapping[str, Any]]:
     """The schema versions that came with a commit."""
     records: Sequence[Mapping[str, Any]] = commit.schema.get("registered", ())
+    return records
+
+
+def drops(commit: RecordedCommit) -> Sequence[Mapping[str, Any]]:
+    """The types that ended with a commit."""
+    records: Sequence[Mapping[str, Any]] = commit.schema.get("dropped", ())
     return records
 
 

@@ -64,7 +64,12 @@ from storage_engine.repository.protocol import (
     labels,
     no_staging,
 )
-from storage_engine.schema.catalogs import catalog_writes, known_types, write_types_anew
+from storage_engine.schema.catalogs import (
+    catalog_writes,
+    history_writes,
+    known_types,
+    write_types_anew,
+)
 from storage_engine.schema.history import TypeHistory
 from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
@@ -312,24 +317,18 @@ class ObjectRepository(ABC):
     def write_catalogs(self) -> None:
         """Bring the catalogs up to what the log says of all types. What fails is a warning: no
         reader needs them."""
-        head = self.chain.read_head().head
-        heads = self.chain.type_heads_at(head)
-        schemas = state.current_checkpoint(self.chain, head).schemas
-        for ref, top in heads.items():
-            record = schemas.get(ref, {}).get(top.schema_version_id)
-            writes = catalog_writes(
-                self._documents,
-                [record] if record is not None else [],
-                types=heads,
-                commit_id=top.activation_commit_id,
-                engine_version=self.engine_version,
-                now=self.store.now(),
-            )
-            for outcome in self.store.parallel.gather_outcomes(writes):
-                if isinstance(outcome, Exception):
-                    self._warn(f"catalog of {ref[1]}: {outcome}")
-                elif isinstance(outcome, BaseException):
-                    raise outcome
+        writes = history_writes(
+            self._documents,
+            self.type_histories(),
+            types=self.type_refs(),
+            engine_version=self.engine_version,
+            now=self.store.now(),
+        )
+        for outcome in self.store.parallel.gather_outcomes(writes):
+            if isinstance(outcome, Exception):
+                self._warn(f"a catalog was not written: {outcome}")
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     def migrate(self, request: MigrationRequest) -> MigrationOutcome:
         self._owner.check()

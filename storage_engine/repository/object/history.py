@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from storage_engine.commitlog.records import (
     sha256,
 )
 from storage_engine.commitlog.replay import Replay
+from storage_engine.commitlog.schema_log import SchemaRecords
 from storage_engine.commitlog.tags import Tag
 from storage_engine.errors import SchemaMetadataError
 from storage_engine.model.spec import TypeSpec
@@ -57,10 +58,12 @@ class ObjectHistory:
         head = self._chain.read_head().head
         top = self._chain.locate(head, min(upto, head.commit_id))
         stretch = self._chain.stretch(top, above=max(since, 0))
-        return [_recorded(manifest) for _, manifest in reversed(stretch)]
+        purged = _purged(state.schema_records(self._chain, head))
+        return [_recorded(manifest, purged) for _, manifest in reversed(stretch)]
 
     def schema(self, ref: TypeRef, schema_version_id: int) -> TypeSpec:
-        record = _schema_record(self._chain, ref, schema_version_id)
+        head = self._chain.read_head().head
+        record = state.schema_records(self._chain, head, [ref]).get(ref, {}).get(schema_version_id)
         if record is not None:
             return TypeSpec.from_schema_dict(record["schema"])
         # A log of another implementation: its catalogs say, or its files.
@@ -76,11 +79,14 @@ class ObjectHistory:
     def rows(
         self, spec: TypeSpec, schema_version_id: int, *, since: int, upto: int
     ) -> Iterator[pa.RecordBatch]:
-        """v1 has the versions of a type in the same files: there the commit tells which it is."""
-        v1 = self._repository.engine_version == "v1"
-        version = None if v1 else schema_version_id
+        """Files of purged types may be gone, or will be."""
+        head = self._chain.read_head().head
+        purged = _purged(state.schema_records(self._chain, head, [spec.ref]))
+        floor = max(since, purged.get(spec.ref, 0))
+        if floor >= upto:
+            return iter(())
         versions = self._repository.versions
-        return _rows(self._chain, versions, spec, version, since=since, upto=upto)
+        return _rows(self._chain, versions, spec, schema_version_id, since=floor, upto=upto)
 
     def units(self) -> Mapping[str, UnitVersion]:
         head = self._chain.read_head().head
@@ -124,7 +130,7 @@ class ObjectHistory:
         self._repository.publisher.flush()
 
 
-def _recorded(manifest: Manifest) -> RecordedCommit:
+def _recorded(manifest: Manifest, purged: Mapping[TypeRef, int]) -> RecordedCommit:
     mark = manifest.idempotency
     return RecordedCommit(
         id=manifest.commit_id,
@@ -132,53 +138,46 @@ def _recorded(manifest: Manifest) -> RecordedCommit:
         runtime_id=manifest.runtime_id,
         kind=manifest.kind,
         metadata=manifest.metadata,
-        changes=tuple(_change(manifest, ref) for ref in manifest.touched()),
+        changes=tuple(_change(manifest, ref, purged.get(ref, 0)) for ref in manifest.touched()),
         schema=manifest.schema,
         idempotency=Idempotency(mark["app_id"], mark["version"]) if mark is not None else None,
         marks=manifest.marks,
     )
 
 
-def _change(manifest: Manifest, ref: TypeRef) -> RecordedChange:
+def _change(manifest: Manifest, ref: TypeRef, purged_upto: int) -> RecordedChange:
     files = manifest.files_of(ref)
     counts = [file.row_count for file in files]
     inserted = [file.inserted for file in files if file.inserted is not None]
     return RecordedChange(
         *ref,
         schema_version_id=files[0].schema_version_id,
-        rows=sum(counts) if min(counts) >= 0 else None,
+        rows=sum(counts) if min(counts) >= 0 and manifest.commit_id > purged_upto else None,
         inserted=sum(inserted) if len(inserted) == len(files) else None,
         bytes=sum(file.bytes for file in files),
     )
 
 
-def _schema_record(chain: Chain, ref: TypeRef, version: int) -> Mapping[str, Any] | None:
-    """A schema version as the log recorded it; None in logs that did not."""
-    head = chain.read_head().head
-    floor = 0
-    if head.checkpoint is not None:
-        recorded = chain.checkpoint(head.checkpoint).schemas.get(ref, {})
-        if version in recorded:
-            return recorded[version]
-        floor = head.checkpoint.commit_id
-    for _, manifest in chain.stretch(head.link, above=floor):
-        for record in manifest.schema.get("registered", ()):
-            same = (record["kind"], record["type_name"]) == ref
-            if same and record["schema_version_id"] == version:
-                return dict(record)
-    return None
+def _purged(schemas: SchemaRecords) -> dict[TypeRef, int]:
+    """Types whose rows up to a commit were purged."""
+    return {
+        ref: record["dropped_commit_id"]
+        for ref, versions in schemas.items()
+        for record in versions.values()
+        if record.get("purged")
+    }
 
 
 def _rows(
     chain: Chain,
     versions: Versions,
     spec: TypeSpec,
-    schema_version_id: int | None,
+    schema_version_id: int,
     *,
     since: int,
     upto: int,
 ) -> Iterator[pa.RecordBatch]:
-    """In the order of commits and identities; of entries of one schema version, or of any."""
+    """In the order of commits and identities."""
     schema = versioned_schema(spec)
     names = ", ".join(map(quoted, schema.names))
     order = ", ".join(map(quoted, ("commit_id", *spec.identity)))
@@ -204,12 +203,12 @@ def _rows(
 
 
 def _entries(
-    chain: Chain, ref: TypeRef, schema_version_id: int | None, since: int, upto: int
+    chain: Chain, ref: TypeRef, schema_version_id: int, since: int, upto: int
 ) -> list[Entry]:
     head = chain.read_head().head
     top = chain.type_heads_at(head).get(ref)
-    return [
-        entry
-        for entry in state.entries(chain, head, ref, top=top, above=since)
-        if entry.min_commit_id <= upto and schema_version_id in (None, entry.schema_version_id)
-    ]
+    entries = state.entries(chain, head, ref, top=top, above=since)
+    entries = [entry for entry in entries if entry.min_commit_id <= upto]
+    if top is None or not top.past_versions:
+        return entries  # of one version; another implementation may number it in its own way
+    return [entry for entry in entries if entry.schema_version_id == schema_version_id]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,14 +24,16 @@ from storage_engine.repository.history import (
     AdoptedRows,
     RecordedChange,
     RecordedCommit,
+    drops,
     registration,
     registrations,
 )
 from storage_engine.repository.protocol import Idempotency, ReadWindow, TypeChange
-from storage_engine.repository.sqlite import control_tables, data_table, tags
+from storage_engine.repository.sqlite import control_tables, data_table, tags, type_histories
 from storage_engine.repository.sqlite.connection import ask, batches
 from storage_engine.repository.sqlite.data_table import DataTable
 from storage_engine.repository.sqlite.stored import StoredRow
+from storage_engine.repository.sqlite.type_histories import Ending
 
 if TYPE_CHECKING:
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -66,14 +69,15 @@ class SqliteHistory:
         with self._repository.reading("read history") as connection:
             if connection is None:
                 return []
-            marks = _marks(connection)
-            versions = _versions(connection)
+            past = _Past(
+                _versions(connection), type_histories.endings(connection), _marks(connection)
+            )
             rows = connection.execute(
                 "SELECT id, created_at, runtime_id, kind, metadata, types, idempotency_app, "
                 "idempotency FROM commits WHERE id > ? AND id <= ? ORDER BY id",
                 (since, upto),
             )
-            return [_recorded(row, versions, marks.get(row[0] - 1, {})) for row in rows]
+            return [_recorded(row, past) for row in rows]
 
     def schema(self, ref: TypeRef, schema_version_id: int) -> TypeSpec:
         with self._repository.reading("read schema") as connection:
@@ -151,7 +155,7 @@ class SqliteHistory:
                     target=self._repository.uri,
                 )
             for commit in commits:
-                self._register(connection, commit)
+                self._change_schema(connection, commit)
             counts: dict[tuple[int, TypeRef], int] = {}
             for given in rows:
                 self._insert(connection, given, counts)
@@ -182,13 +186,20 @@ class SqliteHistory:
                 if control_tables.applied(connection, unit) is None:
                     control_tables.record_unit(connection, unit, head)
 
-    def _register(self, connection: sqlite3.Connection, commit: RecordedCommit) -> None:
+    def _change_schema(self, connection: sqlite3.Connection, commit: RecordedCommit) -> None:
         now = control_tables.utc_text(commit.created_at)
         for record in registrations(commit):
             spec = TypeSpec.from_schema_dict(record["schema"])
             version = record["schema_version_id"]
             control_tables.register(connection, spec, version, commit.id, now)
-            self._repository.add_table(connection, spec, version, commit.id, now)
+            table = self._repository.add_table(connection, spec, version, commit.id, now)
+            if spec.kind == "relation":
+                connection.execute(data_table.index_right_keys(table))
+        for record in drops(commit):
+            kind, name, purge = record["kind"], record["type_name"], bool(record.get("purge"))
+            self._repository.end_type(connection, kind, name, purge=purge)
+            ending = Ending(kind, name, commit.id, purge, record.get("renamed_to"))
+            type_histories.record_ending(connection, ending)
 
     def _insert(
         self,
@@ -198,7 +209,8 @@ class SqliteHistory:
     ) -> None:
         repository, spec = self._repository, given.spec
         table = repository.version_table(connection, *spec.ref, given.schema_version_id)
-        assert table is not None, "it was registered"
+        if table is None:
+            return  # it was purged within the same run: then there are no rows either
         sql = _insertion(table, repository.payload_names(spec))
         constants = {table.type_column: spec.name} if table.type_column else {}
         for commit_id, piece in given.by_commit():
@@ -220,6 +232,12 @@ class SqliteHistory:
                 raise _differs(commit.id, change, rows)
             inserted = rows if change.inserted is None else change.inserted
             changes.append(TypeChange(*change.ref, inserted=inserted, updated=rows - inserted))
+        written = {change.ref for change in commit.changes}
+        for record in [*registrations(commit), *drops(commit)]:
+            ref = record["kind"], record["type_name"]
+            if ref not in written:
+                changes.append(TypeChange(*ref, inserted=0, updated=0))
+                written.add(ref)
         for app_id, version in commit.marks.items():
             control_tables.record_unit(connection, Idempotency(app_id, version), commit.id - 1)
         control_tables.insert_commit(
@@ -254,6 +272,42 @@ def _differs(commit_id: int, change: RecordedChange, there: int) -> IntegrityErr
 Versions = Mapping[TypeRef, Sequence[tuple[int, int, str, str]]]  # number, commit, schema, hash
 
 
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What is recorded beside the commits, of all of them."""
+
+    versions: Versions
+    endings: Sequence[Ending]
+    marks: Mapping[int, Mapping[str, UnitVersion]]  # by the commit after which they came
+
+    def schema(self, commit_id: int) -> dict[str, Any]:
+        """As a manifest has it."""
+        ended = [ending for ending in self.endings if ending.commit_id == commit_id]
+        before = {(e.kind, e.renamed_to): e.name for e in ended if e.renamed_to is not None}
+        registered = []
+        for ref, numbered in self.versions.items():
+            for number, activated, text, digest in numbered:
+                if activated == commit_id:
+                    spec = StoredRow("schema_versions", (*ref, number)).schema(text, digest)
+                    record = registration(spec, number)
+                    if ref in before:
+                        record["renamed_from"] = before[ref]
+                    registered.append(record)
+        dropped = [_drop_record(ending) for ending in ended]
+        named = {"registered": registered, "dropped": dropped}
+        return {name: records for name, records in named.items() if records}
+
+    def version(self, ref: TypeRef, commit_id: int) -> int:
+        """The one under which a commit wrote rows."""
+        numbers = [n for n, activated, *_ in self.versions.get(ref, ()) if activated <= commit_id]
+        return max(numbers, default=1)
+
+    def is_purged(self, ref: TypeRef, commit_id: int) -> bool:
+        return any(
+            (e.kind, e.name) == ref and e.purged and commit_id <= e.commit_id for e in self.endings
+        )
+
+
 def _versions(connection: sqlite3.Connection) -> Versions:
     """The schema versions of each type, oldest first."""
     versions: dict[TypeRef, list[tuple[int, int, str, str]]] = {}
@@ -265,17 +319,18 @@ def _versions(connection: sqlite3.Connection) -> Versions:
     return versions
 
 
-def _recorded(
-    row: Sequence[Any], versions: Versions, marks: Mapping[str, UnitVersion]
-) -> RecordedCommit:
+def _drop_record(ending: Ending) -> dict[str, Any]:
+    record: dict[str, Any] = {"kind": ending.kind, "type_name": ending.name}
+    if ending.renamed_to is not None:
+        record["renamed_to"] = ending.renamed_to
+    if ending.purged:
+        record["purge"] = True
+    return record
+
+
+def _recorded(row: Sequence[Any], past: _Past) -> RecordedCommit:
     commit_id, created_at, runtime_id, kind, metadata, types, app_id, unit = row
     place = StoredRow("commits", commit_id)
-    registered = [
-        registration(StoredRow("schema_versions", (*ref, number)).schema(text, digest), number)
-        for ref, numbered in versions.items()
-        for number, activated, text, digest in numbered
-        if activated == commit_id
-    ]
     return RecordedCommit(
         id=commit_id,
         created_at=place.instant("created_at", created_at),
@@ -283,30 +338,28 @@ def _recorded(
         kind=place.text("kind", kind),
         metadata=place.texts("metadata", metadata),
         changes=tuple(
-            _change(change, versions, commit_id) for change in place.changes("types", types)
+            _change(change, past, commit_id)
+            for change in place.changes("types", types)
+            if change.inserted or change.updated
         ),
-        schema={"registered": registered} if registered else {},
+        schema=past.schema(commit_id),
         idempotency=(
             Idempotency(app_id, control_tables.unit_version(place, "idempotency", unit))
             if app_id is not None
             else None
         ),
-        marks=marks,
+        marks=past.marks.get(commit_id - 1, {}),
     )
 
 
-def _change(change: TypeChange, versions: Versions, commit_id: int) -> RecordedChange:
-    numbers = [
-        number
-        for number, activated, *_ in versions.get((change.kind, change.type_name), ())
-        if activated <= commit_id
-    ]
+def _change(change: TypeChange, past: _Past, commit_id: int) -> RecordedChange:
+    ref = (change.kind, change.type_name)
+    rows = None if past.is_purged(ref, commit_id) else change.inserted + change.updated
     return RecordedChange(
-        change.kind,
-        change.type_name,
-        schema_version_id=max(numbers, default=1),
-        rows=change.inserted + change.updated,
-        inserted=change.inserted,
+        *ref,
+        schema_version_id=past.version(ref, commit_id),
+        rows=rows,
+        inserted=change.inserted if rows is not None else None,
     )
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.publisher import Upload
-from storage_engine.commitlog.records import CommitFile, TypeHead, TypeRef, timestamp
-from storage_engine.commitlog.replay import ReplayedCommit
+from storage_engine.commitlog.records import CommitFile, TypeRef, timestamp
+from storage_engine.commitlog.replay import ActivatedVersion, ReplayedCommit
 from storage_engine.errors import IntegrityError
 from storage_engine.model.columns import EngineVersion, row_schema
 from storage_engine.model.spec import TypeSpec
@@ -188,28 +188,24 @@ class Adoption:
             metadata=commit.metadata,
             files=[file for file, _ in files],
             uploads=[upload for _, upload in files],
-            heads=_activated(commit),
+            versions=_activated(commit),
             schema=commit.schema,
             idempotency={"app_id": unit.app_id, "version": unit.version} if unit else None,
             marks=commit.marks,
         )
 
 
-def _activated(commit: RecordedCommit) -> dict[TypeRef, TypeHead]:
-    """Heads of the types whose schema version begins with a commit; place and hash are the log's
-    to say."""
-    heads: dict[TypeRef, TypeHead] = {}
+def _activated(commit: RecordedCommit) -> dict[TypeRef, ActivatedVersion]:
+    """The schema versions that begin with a commit."""
+    versions: dict[TypeRef, ActivatedVersion] = {}
     for record in registrations(commit):
         spec = TypeSpec.from_schema_dict(record["schema"])
-        heads[spec.ref] = TypeHead(
-            commit_id=commit.id,
-            manifest_path="",
-            schema_version_id=record["schema_version_id"],
-            schema_sha256=record.get("schema_sha256") or spec.schema_sha256,
-            activation_commit_id=commit.id,
-            layout_sha256=layout_sha256(spec),
+        versions[spec.ref] = ActivatedVersion(
+            record["schema_version_id"],
+            record.get("schema_sha256") or spec.schema_sha256,
+            layout_sha256(spec),
         )
-    return heads
+    return versions
 
 
 def _differs(commit_id: int, name: str, recorded: int | None, there: int) -> IntegrityError:
