@@ -104,6 +104,7 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.UnknownTagError: FAILED,
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
+    errors.CopyRefusedError: FAILED,
     errors.MissingUpgraderError: MISMATCH,
     errors.MigrationError: FAILED,
     errors.TypeDroppedError: MISMATCH,
