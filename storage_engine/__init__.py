@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from storage_engine.model.decimals import Precision
     from storage_engine.model.declarations import Entity, Event, Relation
     from storage_engine.model.field import Field
-    from storage_engine.query.builder import Query, left, right
+    from storage_engine.query.builder import Query, RawQuery, left, right
     from storage_engine.query.results import Path, Plan, Result
     from storage_engine.repository.open import initialize_storage, open_repository
     from storage_engine.runtime.handlers import HandlerContext, on_event
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from storage_engine.runtime.session import Session
     from storage_engine.schema.diff import FieldChange, SchemaDiff
     from storage_engine.schema.history import SchemaVersion, TypeHistory
+    from storage_engine.schema.preview import MigrationPreview, MigrationResult
     from storage_engine.schema.upgraders import load_upgraders, upgrader
 
 __version__ = "0.1.0"
@@ -95,6 +96,8 @@ __all__ = [
     "LockContentionError",
     "MetadataUnavailableError",
     "MigrationError",
+    "MigrationPreview",
+    "MigrationResult",
     "MigrationTokenError",
     "MissingUpgraderError",
     "OntologiaConfig",
@@ -104,6 +107,7 @@ __all__ = [
     "Plan",
     "Precision",
     "Query",
+    "RawQuery",
     "Relation",
     "Result",
     "Schedule",
@@ -145,12 +149,15 @@ _MODULES = {
     "Field": "storage_engine.model.field",
     "FieldChange": "storage_engine.schema.diff",
     "HandlerContext": "storage_engine.runtime.handlers",
+    "MigrationPreview": "storage_engine.schema.preview",
+    "MigrationResult": "storage_engine.schema.preview",
     "OntologiaConfig": "storage_engine.config",
     "Ontology": "storage_engine.runtime.ontology",
     "Path": "storage_engine.query.results",
     "Plan": "storage_engine.query.results",
     "Precision": "storage_engine.model.decimals",
     "Query": "storage_engine.query.builder",
+    "RawQuery": "storage_engine.query.builder",
     "Relation": "storage_engine.model.declarations",
     "Schedule": "storage_engine.events.schedules",
     "Result": "storage_engine.query.results",

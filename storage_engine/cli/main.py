@@ -9,7 +9,7 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import commits, errors, events, maintenance, query, storage
+from storage_engine.cli import commits, errors, events, maintenance, migrate, query, schema, storage
 from storage_engine.cli.arguments import Invocation, with_settings
 
 app = typer.Typer(
@@ -36,9 +36,11 @@ app.add_typer(storage.lock_app, name="lock")
 app.add_typer(commits.tag_app, name="tag")
 app.command("compact")(with_settings(maintenance.compact))
 app.command("gc")(with_settings(maintenance.gc))
+app.command("migrate")(with_settings(migrate.migrate))
 app.command("restore")(with_settings(commits.restore))
 app.command("verify")(with_settings(maintenance.verify))
 app.add_typer(query.app, name="query")
+app.add_typer(schema.app, name="schema")
 
 
 def run(args: Sequence[str]) -> int:

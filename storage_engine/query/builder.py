@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import pyarrow as pa
 
+from storage_engine.model.arrow import table_to_rows
 from storage_engine.model.declarations import Entity, Relation, Side, Stored, spec_of
 from storage_engine.model.expressions import Filter, Operand
 from storage_engine.model.field import FieldRef
-from storage_engine.model.spec import TypeSpec
+from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import INT64_MAX, unknown_name
 from storage_engine.query import aggregates as functions
 from storage_engine.query.aggregates import Aggregate, Having, own_place
@@ -30,12 +31,16 @@ from storage_engine.query.results import (
     Path,
     Plan,
     Result,
+    StoredVersions,
     hydrate,
     objects,
     paths,
     targets,
 )
 from storage_engine.query.spec import Order, QuerySpec, When
+
+if TYPE_CHECKING:
+    from storage_engine.schema.upgraders import UpgraderSource
 
 E = TypeVar("E", bound=Entity)
 
@@ -86,14 +91,25 @@ class Query:
 
     executor: Executor
     bind: Callable[[Any], TypeSpec] = spec_of  # refuses classes that are not to be asked for
+    versions: StoredVersions | None = None
 
     def entities(self, cls: type[En]) -> EntityQuery[En]:
         """Entities of a class."""
-        return EntityQuery(self.executor, QuerySpec(_typed(cls, "entity", self.bind)))
+        spec = QuerySpec(_typed(cls, "entity", self.bind))
+        return EntityQuery(self.executor, spec, self.versions)
 
     def relations(self, cls: type[Re]) -> RowQuery[Re]:
         """Relations of a class."""
-        return RowQuery(self.executor, QuerySpec(_typed(cls, "relation", self.bind)))
+        spec = QuerySpec(_typed(cls, "relation", self.bind))
+        return RowQuery(self.executor, spec, self.versions)
+
+    def raw(
+        self, type_name: str, schema_version: int | None = None, *, kind: Kind | None = None
+    ) -> RawQuery:
+        """Rows of one schema version of a stored type (the newest unless told), as dicts: no class
+        is needed. `kind` tells an entity type from a relation type of the same name."""
+        spec, number = _versions(self.versions).stored(type_name, schema_version, kind)
+        return RawQuery(self.executor, QuerySpec(spec, when=When(schema_version=number)))
 
 
 @dataclass(frozen=True)
@@ -151,6 +167,18 @@ class _Steps:
 @dataclass(frozen=True)
 class RowQuery(_Steps, Generic[S]):
     """A query of entities or relations."""
+
+    versions: StoredVersions | None = None
+
+    def upgraded(self, upgraders: UpgraderSource | None = None) -> Self:
+        """Read what was stored under older schema versions, too, through upgraders: with `as_of`
+        before the last migration, and in history.
+
+        `upgraders` are as for `migrate`, all that were declared unless told. Filters, order and
+        aggregates act on the upgraded rows. MissingUpgraderError where nothing leads from a
+        version that is asked for to the class.
+        """
+        return replace(self, executor=_versions(self.versions).upgraded(upgraders))
 
     def with_history(self) -> Self:
         """Every version, by commit and identity."""
@@ -253,6 +281,54 @@ class RowQuery(_Steps, Generic[S]):
 
 
 @dataclass(frozen=True)
+class RawQuery(RowQuery[Any]):
+    """A query of one schema version of a type, by the names that the version has.
+
+        session.query().raw("Customer", schema_version=1).where(q.field("age") > 3)
+
+    Rows are dicts of Python values: keys and fields, a relation's with `left_key` and `right_key`.
+    """
+
+    commit_ids: bool = False
+
+    def field(self, name: str) -> FieldRef[Any]:
+        """A field of this version, for conditions, order and aggregates."""
+        reference: FieldRef[Any] = FieldRef(self.spec.type, name)
+        assert reference.operand is not None  # a name that is not there is refused here
+        return reference
+
+    def with_commit_ids(self) -> Self:
+        """Rows get another key, `commit_id`: the commit that wrote them."""
+        return replace(self, commit_ids=True)
+
+    def upgraded(self, upgraders: UpgraderSource | None = None) -> NoReturn:
+        raise TypeError(
+            "raw rows are as their version has them; upgraded() is for queries of a class"
+        )
+
+    def collect(self) -> Result[dict[str, Any]]:
+        """All of them, as dicts."""
+        rows = self.executor.rows(self.spec)
+        table = pa.Table.from_batches(rows.batches, schema=rows.schema)
+        return Result(self._dicts(table), rows.diagnostics)
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Dicts as they come, in bounded memory."""
+        for batch in self.executor.rows(self.spec).batches:
+            yield from self._dicts(pa.Table.from_batches([batch]))
+
+    def _dicts(self, table: pa.Table) -> list[dict[str, Any]]:
+        rows = table_to_rows(self.spec.type, table)
+        if not self.commit_ids:
+            return rows
+        numbers = table.column("commit_id").to_pylist()
+        return [{"commit_id": n, **row} for n, row in zip(numbers, rows, strict=True)]
+
+    def _when(self, when: When) -> When:
+        return super()._when(replace(when, schema_version=self.spec.when.schema_version))
+
+
+@dataclass(frozen=True)
 class EntityQuery(RowQuery[En]):
     """A query of entities, which can go on along relations."""
 
@@ -349,6 +425,12 @@ class GroupedQuery:
 
 
 # --- checks -----------------------------------------------------------------------------------
+
+
+def _versions(versions: StoredVersions | None) -> StoredVersions:
+    if versions is None:
+        raise TypeError("older schema versions are asked for through session.query()")
+    return versions
 
 
 def check_filter(spec: TypeSpec, condition: object) -> None:

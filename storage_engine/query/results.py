@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import pyarrow as pa
 
 from storage_engine.errors import IntegrityError, SchemaMetadataError
 from storage_engine.model.arrow import table_to_objects
 from storage_engine.model.declarations import Entity, Relation, Side, Stored, spec_of
-from storage_engine.model.spec import TypeSpec
+from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.query.spec import QuerySpec, When
+
+if TYPE_CHECKING:
+    from storage_engine.schema.upgraders import UpgraderSource
 
 Diagnostic = Mapping[str, Any]
 
@@ -127,6 +130,19 @@ class SqlExecutor(Executor, Protocol):
         """One SELECT (or EXPLAIN of one) in DuckDB's language, over a table for each stored type:
         its visible rows, as `Rows.schema` has them. What else a statement reaches for is refused
         (SqlNotAllowedError), and a mistake in it is a ValueError that names the tables."""
+
+
+class StoredVersions(Protocol):
+    """What is stored of types beside their current schema version."""
+
+    def stored(
+        self, name: str, schema_version: int | None, kind: Kind | None
+    ) -> tuple[TypeSpec, int]:
+        """A type as a version of it was stored, with the version's number: the newest unless
+        told. ConfigurationError names those that exist."""
+
+    def upgraded(self, upgraders: UpgraderSource | None) -> Executor:
+        """Answers of all versions, brought up to the class."""
 
 
 def endpoint_spec(

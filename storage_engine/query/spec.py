@@ -17,7 +17,10 @@ from storage_engine.query.reference import Reference
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """Which versions are seen: latest, as of a reference, all, or all after a commit."""
+    """Which versions are seen: latest, as of a reference, all, or all after a commit.
+
+    `schema_version`: rows of that version of the type alone, whichever is current.
+    """
 
     as_of: Reference | None = None
     history: bool = False

@@ -26,11 +26,15 @@ from storage_engine.repository.sql_functions import bounding_macros
 if TYPE_CHECKING:
     import duckdb
 
+    from storage_engine.query.spec import QuerySpec
+
 _REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 _BATCH_ROWS = 64 * 1024
 _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
 _MANY_COLUMNS = 128
 _COLUMN_BYTES = 512 * KIB  # of a batch of it in each step of a statement, for two threads
+
+_PATH_KEYS = ("entity_key", "left_key", "right_key")
 
 _KINDS = {
     "Out of Memory": "OutOfMemoryException",
@@ -512,6 +516,25 @@ class _SpillsLeft:
 
 
 _spills_left = _SpillsLeft()
+
+
+def path_rows(duck: Duck, spec: QuerySpec, tables: Sequence[pa.Table]) -> pa.Table:
+    """Row numbers of the tables along each complete path of a traversal, in order: the first has
+    the sources, each further one the relations of a step."""
+    names = ["source", *(f"step_{n}" for n in range(len(spec.via)))]
+    with duck.cursor() as cursor:
+        for name, table in zip(names, tables, strict=True):
+            keys = [c for c in table.column_names if c in _PATH_KEYS]
+            numbers = pa.array(range(table.num_rows), pa.int64())
+            cursor.register(name, table.select(keys).append_column("row", numbers))
+        joins, reached = "source", "source.entity_key"
+        for number, name in enumerate(names[1:]):
+            start, end = spec.ends(number)
+            joins += f" JOIN {name} ON {name}.{start}_key = {reached}"
+            reached = f"{name}.{end}_key"
+        listed = ", ".join(f"{name}.row AS {name}" for name in names)
+        order = ", ".join(f"{name}.row" for name in names)
+        return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:

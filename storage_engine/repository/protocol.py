@@ -34,6 +34,7 @@ from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
+    from storage_engine.repository.duck import Duck
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -406,6 +407,10 @@ class Repository(Protocol):
     @property
     def database(self) -> SqliteRepository | None:
         """The tables of a SQLite storage; None for an object store."""
+
+    @property
+    def duck(self) -> Duck:
+        """DuckDB, for what is computed on rows that are at hand."""
 
     def head_commit_id(self) -> int:
         """The latest commit, 0 when there is none. Always asks the storage."""

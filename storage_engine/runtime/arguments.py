@@ -86,6 +86,19 @@ class BoundTypes:
         self._specs[cls] = spec
         return spec
 
+    @property
+    def by_ref(self) -> dict[tuple[str, str], TypeSpec]:
+        return {spec.ref: spec for spec in self._specs.values()}
+
+    def declared(self, call: str) -> list[TypeSpec]:
+        """All types so far, for `call`, which is about them."""
+        if not self._specs:
+            raise ConfigurationError(
+                f"{call}() compares declared types with the storage, and none were given: pass "
+                "entity_types and relation_types"
+            )
+        return list(self._specs.values())
+
     def find(self, named: Any) -> TypeSpec:
         """The type that a class or a stored name stands for."""
         if not isinstance(named, str):
@@ -132,7 +145,7 @@ def declared_types(name: str, *, option: str = "--models") -> dict[tuple[str, st
     `option` is what the user knows the name by.
     """
     specs: dict[tuple[str, str], TypeSpec] = {}
-    for value in vars(_imported(name, option)).values():
+    for value in vars(imported_module(name, option)).values():
         if not (isinstance(value, type) and issubclass(value, Stored)):
             continue
         declaration = getattr(value, "__declaration__", None)
@@ -150,7 +163,8 @@ def declared_types(name: str, *, option: str = "--models") -> dict[tuple[str, st
     return specs
 
 
-def _imported(name: str, option: str) -> ModuleType:
+def imported_module(name: str, option: str) -> ModuleType:
+    """A module that the user names, those of the current folder included."""
     if name.endswith(".py") or "/" in name or not name.strip():
         raise ConfigurationError(
             f"{option} takes the name of a module, such as shop.models, not {name!r}"
@@ -260,6 +274,13 @@ def unit_of_work(given: Any) -> Idempotency | None:
     raise ConfigurationError(
         f"idempotency: the version must be an int of 64 bits or a str, not {version!r}"
     )
+
+
+def check_dry_run(*, dry_run: bool, token: str | None, force: bool) -> None:
+    """What is to be applied is not previewed by mistake."""
+    if dry_run and (token is not None or force):
+        given = "token" if token is not None else "force"
+        raise ConfigurationError(f"migrate({given}=...) is for dry_run=False")
 
 
 def wants_snapshot(isolation: str | None) -> bool:

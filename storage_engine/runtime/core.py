@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -46,6 +46,7 @@ from storage_engine.runtime.intents import Intents
 if TYPE_CHECKING:
     from storage_engine.runtime.session import Session
     from storage_engine.runtime.worker import EventWorker
+    from storage_engine.schema.preview import MigrationResult
 
 log = logging.getLogger(__name__)
 _ROWS_REMEMBERED = 100_000
@@ -303,8 +304,8 @@ class SessionCore:
     def _refuse_reentry(self, operation: str) -> None:
         if self._committing:
             raise ConfigurationError(
-                f"{operation}() was called while commit() of the same session reads a source; "
-                "use another session there"
+                f"{operation}() was called while commit() or migrate() of the same session is at "
+                "work; use another session there"
             )
 
     # --- intents and what they are based on -----------------------------------------------------
@@ -407,6 +408,29 @@ class SessionCore:
             if result is not None:
                 self.last_commit = result
             return result
+
+    def migrate(self, work: Callable[[], MigrationResult]) -> MigrationResult:
+        """Do what makes a commit of its own, without the intents."""
+        if self.intents:
+            raise ConfigurationError(
+                f"migrate(): what was stated of {', '.join(self.intents.type_names)} is still "
+                "pending: commit() it before, or discard() it"
+            )
+        self._committing = True
+        try:
+            result = work()
+        except BaseException:
+            self.counters.failure()
+            raise
+        finally:
+            self._committing = False
+        if result.commit_id is not None:
+            self.last_commit = CommitResult(result.commit_id)
+            self.counters.succeeded(self.last_commit)
+            self.read_set.add_own(result.commit_id)
+            self.read_set.next_unit()
+            self._snapshot = max(self._snapshot or 0, result.commit_id)
+        return result
 
     def commit_handled(
         self,

@@ -1,19 +1,27 @@
-"""What changed: between two commits, and as a feed that can be followed."""
+"""What changed: between two commits, and as a feed that can be followed.
+
+Both go across migrations: rows of older schema versions are brought up to the present one, and the
+commit of a migration is a change only where its rows say something else than the old ones, brought
+up. Where nothing leads up from a version, an entry says so (`not_upgraded`) in its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from itertools import islice
+from typing import Any, NamedTuple, Self
 
-import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from storage_engine.errors import MissingUpgraderError
 from storage_engine.model.spec import TypeSpec
-from storage_engine.query.spec import QuerySpec, When
-from storage_engine.repository.protocol import ReadWindow, Repository
-
-Change = dict[str, Any]
+from storage_engine.query.spec import When
+from storage_engine.repository.protocol import ReadWindow, Repository, TypeRef
+from storage_engine.runtime.stage_rows import Change, TypeLine, described
+from storage_engine.schema.lineage import Stage, lives
+from storage_engine.schema.upgraders import Upgrader, UpgraderKey
 
 
 class Changes(list[Change]):
@@ -56,96 +64,185 @@ class FeedCursor:
         return f"{self.commit_id}/{self.kind}/{self.name}/{self.rows}"
 
 
-def changes(repository: Repository, since: int | str, limit: int) -> Changes:
+_END = 2**62  # after all rows of a commit
+
+
+class _Placed(NamedTuple):
+    """A change with its place in the feed: by the name that its type had when it was written, so
+    that a cursor means the same after a rename."""
+
+    place: tuple[int, str, str, int]
+    line: TypeLine
+    stage: Stage
+    change: Change
+
+
+def type_lines(
+    repository: Repository,
+    declared: Mapping[TypeRef, TypeSpec],
+    upgraders: Mapping[UpgraderKey, Upgrader],
+) -> list[TypeLine]:
+    """All types that a storage has or had."""
+    return [
+        TypeLine(repository, line, upgraders, declared.get(line.last.ref))
+        for line in lives(repository.type_histories())
+    ]
+
+
+def changes(
+    repository: Repository,
+    since: int | str,
+    limit: int,
+    declared: Mapping[TypeRef, TypeSpec],
+    upgraders: Mapping[UpgraderKey, Upgrader],
+) -> Changes:
     """The oldest changes after `since`, by commit, type and identity."""
     if limit < 1:
         raise ValueError(f"limit takes a number from 1 on, not {limit}")
     start = FeedCursor.parse(since)
     head = repository.head_commit_id()
-    placed: list[tuple[tuple[int, str, str, int], TypeSpec, Change]] = []
-    for spec in repository.known_types():
-        placed += _changes_of(repository, spec, start, head, limit)
-    placed.sort(key=lambda item: item[0])
+    placed: list[_Placed] = []
+    for line in type_lines(repository, declared, upgraders):
+        placed += islice(_changes_of(line, start, head, limit), limit)
+    placed.sort(key=lambda item: item.place)
     page = placed[:limit]
-    shown = _with_operations(repository, [(spec, change) for _, spec, change in page], start)
+    _tell_operations(page, start)
+    shown = [item.change for item in page]
     if len(page) < limit or not page:
         return Changes(shown, str(FeedCursor(max(head, start.commit_id))))
-    commit_id, kind, name, place = page[-1][0]
+    commit_id, kind, name, place = page[-1].place
     return Changes(shown, str(FeedCursor(commit_id - 1, kind, name, place + 1)))
 
 
-def _changes_of(
-    repository: Repository, spec: TypeSpec, start: FeedCursor, head: int, limit: int
-) -> list[tuple[tuple[int, str, str, int], TypeSpec, Change]]:
-    """The first `limit` changes of one type after the cursor, each with its place."""
-    since, skipped = start.commit_id, 0
-    if start.kind:
-        here = (start.kind, start.name)
-        if spec.ref < here:
-            since += 1
-        elif spec.ref == here:
-            skipped = start.rows
+def _changes_of(line: TypeLine, start: FeedCursor, head: int, limit: int) -> Iterator[_Placed]:
+    """The changes of one type after the cursor; the first `limit` at least."""
+    for stage in line.line.between(start.commit_id, head):
+        if stage.continued:
+            yield from _migrated(line, stage, start, head)
+        yield from _written(line, stage, start, head, limit)
+    ended = line.line.last.until
+    if ended is not None and _before(start, line.line.last.ref, ended, 0) and ended <= head:
+        change = _marker(line, ended, "drop")
+        yield _Placed((ended, *line.line.last.ref, 0), line, line.line.last, change)
+
+
+def _before(start: FeedCursor, ref: TypeRef, commit_id: int, place: int) -> bool:
+    """Whether a place of the feed is still to come."""
+    if not start.kind:
+        return commit_id > start.commit_id
+    return (start.commit_id + 1, start.kind, start.name, start.rows) <= (commit_id, *ref, place)
+
+
+def _begin(start: FeedCursor, ref: TypeRef) -> tuple[int, int]:
+    """The commit after which a type is to be read, and how many rows of the next one are behind."""
+    here = (start.kind, start.name)
+    if start.kind and ref < here:
+        return start.commit_id + 1, 0
+    return start.commit_id, start.rows if ref == here else 0
+
+
+def _written(
+    line: TypeLine, stage: Stage, start: FeedCursor, head: int, limit: int
+) -> Iterator[_Placed]:
+    """What commits wrote under a version, but for the rows that were brought into it."""
+    since, skipped = _begin(start, stage.ref)
+    if stage.continued and stage.since > since:
+        since, skipped = stage.since, 0
+    if stage.since > start.commit_id + 1:
+        skipped = 0  # the cursor is in an earlier version
     if since >= head:
-        return []
-    asked = QuerySpec(spec, when=When(history=True, since=since), limit=limit, offset=skipped)
-    rows = repository.executor(head).rows(asked)
-    table = pa.Table.from_batches(rows.batches, schema=rows.schema)
-    placed = []
+        return
+    when = When(history=True, since=since)
     commit, place = start.commit_id + 1, skipped
-    for change in _described(spec, table.to_pylist()):
-        if change["commit_id"] != commit:
-            commit, place = change["commit_id"], 0
-        placed.append(((commit, *spec.ref, place), spec, change))
-        place += 1
-    return placed
+    for table in line.batches(stage, when, head, limit=limit, offset=skipped):
+        for change in line.described(stage, table):
+            if change["commit_id"] != commit:
+                commit, place = change["commit_id"], 0
+            yield _Placed((commit, *stage.ref, place), line, stage, change)
+            place += 1
 
 
-def _with_operations(
-    repository: Repository, page: Sequence[tuple[TypeSpec, Change]], start: FeedCursor
-) -> list[Change]:
+def _migrated(line: TypeLine, stage: Stage, start: FeedCursor, head: int) -> Iterator[_Placed]:
+    """Of the rows that a migration brought into a version those that it changed: what the upgraded
+    old row equals is no change."""
+    commit = stage.since
+    since, skipped = _begin(start, stage.ref)
+    if not since < commit <= head:
+        return
+    place = skipped if commit == start.commit_id + 1 else 0
+    if place > _END:
+        return
+    before = line.line.before(stage)
+    assert before is not None
+    when = When(history=True, since=commit - 1)
+    for table in line.batches(stage, when, commit, offset=place):
+        try:
+            compared = line.compared(stage, table, before, commit - 1)
+        except MissingUpgraderError as error:
+            change = _marker(line, commit, "migrate") | {
+                "schema_version": before.number,
+                "not_upgraded": str(error),
+            }
+            yield _Placed((commit, *stage.ref, _END), line, stage, change)
+            return
+        numbers = compared.numbers()
+        differing = line.described(stage, table.take(numbers)) if numbers else []
+        for number, change in zip(numbers, differing, strict=True):
+            change["operation"] = "update"
+            reason = compared.failed.get(_identity(stage.spec, change))
+            if reason is not None:
+                change["not_upgraded"] = reason
+            yield _Placed((commit, *stage.ref, place + number), line, stage, change)
+        place += table.num_rows
+
+
+def _marker(line: TypeLine, commit_id: int, operation: str) -> Change:
+    """What is told of a type as a whole."""
+    kind, name = line.line.last.ref
+    return {"commit_id": commit_id, "kind": kind, "type_name": name, "operation": operation}
+
+
+def _tell_operations(page: Sequence[_Placed], start: FeedCursor) -> None:
     """A change is an update when an earlier commit has its identity, else an insert. `start` is
     where the page begins."""
-    by_type: dict[tuple[str, str], list[tuple[TypeSpec, Change]]] = {}
-    for spec, change in page:
-        by_type.setdefault(spec.ref, []).append((spec, change))
-    for items in by_type.values():
-        spec = items[0][0]
-        first = items[0][1]["commit_id"]
-        now = [change for _, change in items if change["commit_id"] == first]
-        later = [change for _, change in items if change["commit_id"] > first]
-        stored = _stored(repository, spec, first - 1, [*now, *later])
-        _mark(spec, now, stored)
-        if (start.commit_id + 1, start.kind, start.name) == (first, *spec.ref):
+    versions: dict[tuple[TypeRef, int], list[_Placed]] = {}
+    for item in page:
+        if "operation" not in item.change:
+            versions.setdefault((item.stage.ref, item.stage.number), []).append(item)
+    for items in versions.values():
+        line, stage = items[0].line, items[0].stage
+        first = items[0].change["commit_id"]
+        now = [item.change for item in items if item.change["commit_id"] == first]
+        later = [item.change for item in items if item.change["commit_id"] > first]
+        stored = line.stored(stage, first - 1, _distinct(stage, [*now, *later]))
+        _mark(stage, now, stored)
+        if (start.commit_id + 1, start.kind, start.name) == (first, *stage.ref):
             # The page begins within a commit, of which an earlier page has had a part.
-            stored |= _stored(repository, spec, first, later)
-        _mark(spec, later, stored)
-    return [change for _, change in page]
+            stored |= line.stored(stage, first, _distinct(stage, later))
+        _mark(stage, later, stored)
 
 
-def _mark(spec: TypeSpec, page: Iterable[Change], stored: set[tuple[str, ...]]) -> None:
+def _mark(stage: Stage, page: Iterable[Change], stored: set[tuple[str, ...]]) -> None:
     for change in page:
-        identity = _identity(spec, change)
+        identity = _identity(stage.spec, change)
         change["operation"] = "update" if identity in stored else "insert"
         stored.add(identity)
 
 
-def _stored(
-    repository: Repository, spec: TypeSpec, commit_id: int, page: Sequence[Change]
-) -> set[tuple[str, ...]]:
-    """The identities of these changes that were stored as of a commit."""
-    identities = sorted({_identity(spec, change) for change in page})
-    if not identities:
-        return set()
-    keys = pa.table(
-        [pa.array(column, pa.string()) for column in zip(*identities, strict=True)],
-        names=list(spec.identity),
-    )
-    rows = repository.read(spec, ReadWindow(as_of=commit_id), keys=keys)
-    columns = [rows.column(name).to_pylist() for name in spec.identity]
-    return set(zip(*columns, strict=True))
+def _distinct(stage: Stage, page: Sequence[Change]) -> list[tuple[str, ...]]:
+    return sorted({_identity(stage.spec, change) for change in page})
 
 
-def diff(repository: Repository, before: int, after: int) -> list[Change]:
+# --- between two commits ------------------------------------------------------------------------
+
+
+def diff(
+    repository: Repository,
+    before: int,
+    after: int,
+    declared: Mapping[TypeRef, TypeSpec],
+    upgraders: Mapping[UpgraderKey, Upgrader],
+) -> list[Change]:
     """What differs between two commits, by type and identity.
 
     A row that was changed and changed back does not differ.
@@ -153,26 +250,76 @@ def diff(repository: Repository, before: int, after: int) -> list[Change]:
     if before > after:
         raise ValueError(f"diff goes from the older commit to the newer: diff({after}, {before})")
     differences: list[Change] = []
-    for spec in repository.known_types():
-        differences += _differences(repository, spec, before, after)
+    for line in type_lines(repository, declared, upgraders):
+        differences += _differences(line, before, after)
     return differences
 
 
-def _differences(repository: Repository, spec: TypeSpec, before: int, after: int) -> list[Change]:
+def _differences(line: TypeLine, before: int, after: int) -> Iterable[Change]:
+    old, new = line.line.at(before), line.line.at(after)
+    if new is None:
+        ended = line.line.last.until
+        return [_marker(line, ended, "drop")] if old is not None and ended is not None else []
+    if line.simple or (old is new is line.line.last and new.until is None):
+        return _of_one_version(line, before, after)
+    return _of_versions(line, old, new, before, after)
+
+
+def _of_one_version(line: TypeLine, before: int, after: int) -> list[Change]:
+    spec, repository = line.final, line.repository
     changed = repository.read(spec, ReadWindow(as_of=after, since=before))
     if not changed.num_rows:
         return []
     keys = changed.select(list(spec.identity))
-    rows = repository.read(spec, ReadWindow(as_of=before), keys=keys).to_pylist()
-    earlier = {
+    earlier = repository.read(spec, ReadWindow(as_of=before), keys=keys)
+    return _field_differences(line, changed, earlier)
+
+
+def _of_versions(
+    line: TypeLine, old: Stage | None, new: Stage, before: int, after: int
+) -> Iterator[Change]:
+    """Batch by batch, so that only what differs is held."""
+    for table in line.batches(new, When(as_of=after), after):
+        rows = table.filter(pc.greater(table.column("commit_id"), before))
+        if not rows.num_rows:
+            continue
+        try:
+            changed, failed = line.upgraded(new, rows)
+            was, unclear = changed.slice(0, 0), failed
+            if old is not None:
+                was, unclear = line.upgraded(old, line.within(old, before, rows))
+        except MissingUpgraderError as error:
+            yield _marker(line, new.since, "migrate") | {
+                "schema_version": (old or new).number,
+                "not_upgraded": str(error),
+            }
+            return
+        for change in _field_differences(line, changed, was):
+            reason = unclear.get(_identity(line.final, change))
+            yield change if reason is None else _unclear(change, change["after"], reason)
+        for change in line.described(new, rows) if failed else ():
+            if "not_upgraded" in change:
+                yield _unclear(change, change.pop("fields"), change["not_upgraded"])
+
+
+def _unclear(change: Change, fields: Mapping[str, Any], reason: str) -> Change:
+    """Of a row that cannot be compared."""
+    told = {"operation": "update", "before": None, "after": fields, "not_upgraded": reason}
+    return {**change, **told}
+
+
+def _field_differences(line: TypeLine, changed: pa.Table, earlier: pa.Table) -> list[Change]:
+    spec = line.final
+    stored_rows = {
         _identity(spec, change): (row, change["fields"])
-        for row, change in zip(rows, _described(spec, rows), strict=True)
+        for row, change in zip(
+            earlier.to_pylist(), described(spec, line.name, earlier), strict=True
+        )
     }
-    rows = changed.to_pylist()
     differences = []
-    for row, change in zip(rows, _described(spec, rows), strict=True):
+    for row, change in zip(changed.to_pylist(), described(spec, line.name, changed), strict=True):
         new = change.pop("fields")
-        stored, old = earlier.get(_identity(spec, change), (None, None))
+        stored, old = stored_rows.get(_identity(spec, change), (None, None))
         # As stored: in JSON 1, 1.0 and true are three values, which Python takes for one.
         names = [name for name in new if stored is None or stored[name] != row[name]]
         if stored is not None and not names:
@@ -182,22 +329,6 @@ def _differences(repository: Repository, spec: TypeSpec, before: int, after: int
         change["after"] = {name: new[name] for name in names}
         differences.append(change)
     return differences
-
-
-def _described(spec: TypeSpec, rows: Iterable[Mapping[str, Any]]) -> Iterable[Change]:
-    """Rows as commit, type, identity and fields; nested fields as they are in JSON."""
-    nested = {field.name for field in spec.fields if field.storage == "json"}
-    for row in rows:
-        change = {"commit_id": row["commit_id"], "kind": spec.kind, "type_name": spec.name}
-        names = ("key",) if spec.kind == "entity" else spec.identity
-        change |= {name: row[column] for name, column in zip(names, spec.identity, strict=True)}
-        change["fields"] = {
-            field.name: orjson.loads(row[field.name])
-            if field.name in nested and row[field.name] is not None
-            else row[field.name]
-            for field in spec.fields
-        }
-        yield change
 
 
 def _identity(spec: TypeSpec, change: Change) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ClosedError
@@ -16,10 +16,16 @@ from storage_engine.process import renew_after_fork
 from storage_engine.query.builder import Query
 from storage_engine.repository.open import bind, open_repository
 from storage_engine.repository.protocol import Repository
+from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import BoundTypes
 from storage_engine.runtime.core import SessionCore, SessionSettings, internals
 from storage_engine.runtime.reads import Reads
 from storage_engine.runtime.session import Session, session_on
+
+if TYPE_CHECKING:
+    from storage_engine.schema.migration import Progress
+    from storage_engine.schema.preview import MigrationPreview, MigrationResult
+    from storage_engine.schema.upgraders import UpgraderSource
 
 
 class Ontology:
@@ -71,6 +77,65 @@ class Ontology:
         """Begin a query, without a session."""
         self._check_open("query")
         return self._reads().query()
+
+    def validate(self) -> None:
+        """Compare the declared types with the storage. SchemaOutdatedError names everything that
+        differs, TypeDroppedError a type that was dropped; new types are fine."""
+        from storage_engine.runtime import migration
+
+        self._check_open("validate")
+        migration.validate(self._repository, self._types.declared("validate"))
+
+    @overload
+    def migrate(
+        self, *, dry_run: Literal[True] = True, upgraders: UpgraderSource | None = None
+    ) -> MigrationPreview: ...
+
+    @overload
+    def migrate(
+        self,
+        *,
+        dry_run: Literal[False],
+        token: str | None = None,
+        force: bool = False,
+        upgraders: UpgraderSource | None = None,
+        progress: Progress | None = None,
+    ) -> MigrationResult: ...
+
+    def migrate(
+        self,
+        *,
+        dry_run: bool = True,
+        token: str | None = None,
+        force: bool = False,
+        upgraders: UpgraderSource | None = None,
+        progress: Progress | None = None,
+    ) -> MigrationPreview | MigrationResult:
+        """Bring the storage to the declared types: show how, or with `dry_run=False` do it.
+
+        It is one commit: new schema versions become current, with the latest rows rewritten for
+        them; what was stored before stays as it was.
+
+        token:      of the preview that is to be applied: MigrationTokenError if the storage or the
+                    plan is another one by now. `force` goes without
+        upgraders:  for changes that are not additive: a mapping {("Customer", 1): function},
+                    functions marked with `@upgrader`, or a module of them; all that were declared
+                    unless told
+        progress:   is told the type's name and how many more of its rows are rewritten
+
+        MissingUpgraderError and MigrationError (which names the type, the identity and the old
+        row) leave the storage as it is.
+        """
+        from storage_engine.runtime import migration
+
+        arguments.check_dry_run(dry_run=dry_run, token=token, force=force)
+        self._check_open("migrate")
+        declared = self._types.declared("migrate")
+        if dry_run:
+            return migration.preview(self._repository, declared, upgraders)
+        return migration.apply(
+            self._repository, declared, upgraders, token=token, force=force, progress=progress
+        )
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None

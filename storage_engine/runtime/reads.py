@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from storage_engine.model.spec import TypeSpec
+from storage_engine.errors import ConfigurationError
+from storage_engine.model.spec import Kind, TypeSpec
+from storage_engine.model.validation import unknown_name
 from storage_engine.query.builder import Query
 from storage_engine.query.reference import Reference, checked_reference
-from storage_engine.query.results import Parameters, Plan, Rows, SqlExecutor, Traversal
+from storage_engine.query.results import (
+    Executor,
+    Parameters,
+    Plan,
+    Rows,
+    SqlExecutor,
+    StoredVersions,
+    Traversal,
+)
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import Repository
+from storage_engine.repository.upgraded import UpgradedExecutor
 from storage_engine.runtime import history
 from storage_engine.runtime.arguments import BoundTypes
+from storage_engine.runtime.stage_rows import Change
+from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.upgraders import (
+    Upgrader,
+    UpgraderKey,
+    UpgraderSource,
+    resolve_upgraders,
+)
 
 if TYPE_CHECKING:
     from storage_engine.runtime.core import ReadSet
+
+
+_NAMES_SHOWN = 20
 
 
 class OpenExecutor:
@@ -34,12 +56,17 @@ class OpenExecutor:
         check_open: Callable[[str], None],
         pinned: int | None = None,
         reads: ReadSet | None = None,
+        upgraders: Mapping[UpgraderKey, Upgrader] | None = None,
     ) -> None:
+        """With `upgraders`, the past is read in all schema versions."""
         self._repository = repository
         self._check_open = check_open
         self._pinned = pinned
         self._reads = reads
         self._plain = repository.executor(pinned)
+        self._past: Executor = self._plain
+        if upgraders is not None:
+            self._past = UpgradedExecutor(repository, self._plain, upgraders, pinned)
 
     def rows(self, spec: QuerySpec) -> Rows:
         self._check_open("query")
@@ -77,22 +104,25 @@ class OpenExecutor:
 
     def explain(self, spec: QuerySpec) -> Plan:
         self._check_open("query")
-        return self._plain.explain(spec)
+        return self._past.explain(spec)
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         self._check_open("sql")
-        executor, heads = self._begin(None)
+        heads: list[int] = []
+        executor = self._plain
+        if self._reads is not None and self._pinned is None:
+            executor = self._repository.executor(on_head=heads.append)
         rows = executor.sql(statement, parameters)
         if self._reads is not None and heads:
             self._reads.add_everything(heads[0])
         return replace(rows, batches=self._checked(rows.batches))
 
-    def _begin(self, spec: QuerySpec | None) -> tuple[SqlExecutor, list[int]]:
+    def _begin(self, spec: QuerySpec) -> tuple[Executor, list[int]]:
         """An executor, and the list to which it adds the head that its answer is of; nothing is
         added where the latest state is not what is asked for."""
-        past = spec is not None and (spec.when.history or spec.when.as_of is not None)
+        past = not spec.when.latest or spec.when.schema_version is not None
         if self._reads is None or self._pinned is not None or past:
-            return self._plain, []
+            return self._past, []
         heads: list[int] = []
         return self._repository.executor(on_head=heads.append), heads
 
@@ -123,6 +153,48 @@ class OpenExecutor:
                 self._note_rows(spec, heads, batch)
             yield batch
             self._check_open("query")
+
+
+@dataclass(frozen=True)
+class _Versions:
+    """Reaches older schema versions of a storage, for queries."""
+
+    repository: Repository
+    executor: Callable[[Mapping[UpgraderKey, Upgrader]], Executor]
+
+    def stored(
+        self, name: str, schema_version: int | None, kind: Kind | None
+    ) -> tuple[TypeSpec, int]:
+        history = stored_history(self.repository, name, kind)
+        version = history.last if schema_version is None else history.version(schema_version)
+        if version is None:
+            numbers = ", ".join(str(v.version) for v in history.versions)
+            raise ConfigurationError(
+                f"{name} has no schema version {schema_version!r}: the storage has {numbers}"
+            )
+        return version.spec, version.version
+
+    def upgraded(self, upgraders: UpgraderSource | None) -> Executor:
+        return self.executor(resolve_upgraders(upgraders))
+
+
+def stored_history(repository: Repository, name: str, kind: Kind | None = None) -> TypeHistory:
+    """The versions of a stored type; ConfigurationError names the types that there are."""
+    histories = repository.type_histories()
+    named = [h for h in histories.values() if h.name == name and kind in (None, h.kind)]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise ConfigurationError(
+            f"{name!r} is an entity type and a relation type; say which: kind='entity' or "
+            "kind='relation'"
+        )
+    if not histories:
+        raise ConfigurationError(f"no type {name!r}: nothing is stored yet")
+    names = sorted({h.name for h in histories.values() if kind in (None, h.kind)})
+    listed = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    unknown = unknown_name(name, names, what="type").removesuffix("?")
+    raise ConfigurationError(f"{unknown}: the storage has {listed}")
 
 
 @dataclass(frozen=True)
@@ -160,10 +232,11 @@ class View:
     commit_id: int
     executor: SqlExecutor
     types: BoundTypes
+    versions: StoredVersions
 
     def query(self) -> Query:
         """Begin a query; its latest state is that of this view's commit."""
-        return Query(self.executor, self.types.bind)
+        return Query(self.executor, self.types.bind, self.versions)
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> SqlQuery:
         """SQL over the types as of this view's commit."""
@@ -187,21 +260,28 @@ class Reads:
         self._read_set = read_set
 
     def query(self) -> Query:
-        return Query(self._executor(), self._types.bind)
+        return Query(self._executor(), self._types.bind, self._versions())
 
     def sql(self, statement: str, parameters: Parameters | None) -> SqlQuery:
         return SqlQuery(self._executor(), statement, parameters)
 
     def at(self, reference: Reference) -> View:
         commit_id = self._commit_at(reference, "at")
-        return View(commit_id, self._executor(commit_id), self._types)
+        versions = self._versions(commit_id)
+        return View(commit_id, self._executor(commit_id), self._types, versions)
 
-    def diff(self, before: Reference, after: Reference) -> list[history.Change]:
+    def diff(
+        self, before: Reference, after: Reference, upgraders: UpgraderSource | None
+    ) -> list[Change]:
         older, newer = (self._commit_at(reference, "diff") for reference in (before, after))
-        return history.diff(self._repository, older, newer)
+        ways = resolve_upgraders(upgraders)
+        return history.diff(self._repository, older, newer, self._types.by_ref, ways)
 
-    def changes(self, since: int | str, limit: int) -> history.Changes:
-        return history.changes(self._repository, since, limit)
+    def changes(
+        self, since: int | str, limit: int, upgraders: UpgraderSource | None
+    ) -> history.Changes:
+        ways = resolve_upgraders(upgraders)
+        return history.changes(self._repository, since, limit, self._types.by_ref, ways)
 
     def list_commits(self, limit: int, since_commit_id: int | None) -> list[dict[str, Any]]:
         records = self._repository.list_commits(limit, since_commit_id)
@@ -214,5 +294,12 @@ class Reads:
     def _commit_at(self, reference: Reference, call: str) -> int:
         return self._repository.commit_at(checked_reference(reference, call))
 
-    def _executor(self, pinned: int | None = None) -> OpenExecutor:
-        return OpenExecutor(self._repository, self._check_open, pinned, self._read_set)
+    def _executor(
+        self,
+        pinned: int | None = None,
+        upgraders: Mapping[UpgraderKey, Upgrader] | None = None,
+    ) -> OpenExecutor:
+        return OpenExecutor(self._repository, self._check_open, pinned, self._read_set, upgraders)
+
+    def _versions(self, pinned: int | None = None) -> StoredVersions:
+        return _Versions(self._repository, lambda upgraders: self._executor(pinned, upgraders))

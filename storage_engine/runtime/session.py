@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.declarations import Entity, Event, Relation
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
         CompactionReport,
     )
     from storage_engine.maintenance.metrics import Metrics
+    from storage_engine.schema.migration import Progress
+    from storage_engine.schema.preview import MigrationPreview, MigrationResult
+    from storage_engine.schema.upgraders import UpgraderSource
 
 
 class Session:
@@ -190,20 +193,35 @@ class Session:
         with self._core.use("at"):
             return self._reads.at(reference)
 
-    def diff(self, before: Reference, after: Reference) -> list[dict[str, Any]]:
+    def diff(
+        self, before: Reference, after: Reference, *, upgraders: UpgraderSource | None = None
+    ) -> list[dict[str, Any]]:
         """What differs between two commits: kind, type_name, identity, commit_id (the last that
-        changed it), operation, and the fields that differ, `before` (None: insert) and `after`."""
-        with self._core.use("diff"):
-            return self._reads.diff(before, after)
+        changed it), operation, and the fields that differ, `before` (None: insert) and `after`.
 
-    def changes(self, since: int | str = 0, limit: int = 1000) -> Changes:
+        Rows of older schema versions are brought up to the present one, by `upgraders` as for
+        `migrate`; where that cannot be, an entry of the type says so (`not_upgraded`)."""
+        with self._core.use("diff"):
+            return self._reads.diff(before, after, upgraders)
+
+    def changes(
+        self,
+        since: int | str = 0,
+        limit: int = 1000,
+        *,
+        upgraders: UpgraderSource | None = None,
+    ) -> Changes:
         """The change feed: the oldest changes after a commit id or a cursor, at most `limit`.
 
         Each is a dict: commit_id, kind, type_name, identity, fields, operation (insert or
         update). The page's `cursor` is where to go on; it is a text that can be kept.
+
+        Rows of older schema versions are brought up to the present one, as in `diff`; one that
+        cannot be has its fields as they were stored, with `schema_version` and `not_upgraded`,
+        which says why. A type that was dropped ends with an entry whose operation is `drop`.
         """
         with self._core.use("changes"):
-            return self._reads.changes(since, limit)
+            return self._reads.changes(since, limit, upgraders)
 
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
@@ -221,6 +239,75 @@ class Session:
         """What a commit wrote: kind, type_name, identity and operation (insert or update)."""
         with self._core.use("list_commit_changes"):
             return self._core.repository.list_commit_changes(commit_id)
+
+    # --- schema ---------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Compare the declared types with the storage. SchemaOutdatedError names everything that
+        differs, TypeDroppedError a type that was dropped; new types are fine."""
+        from storage_engine.runtime import migration
+
+        with self._core.use("validate"):
+            migration.validate(self._core.repository, self._core.types.declared("validate"))
+
+    @overload
+    def migrate(
+        self, *, dry_run: Literal[True] = True, upgraders: UpgraderSource | None = None
+    ) -> MigrationPreview: ...
+
+    @overload
+    def migrate(
+        self,
+        *,
+        dry_run: Literal[False],
+        token: str | None = None,
+        force: bool = False,
+        upgraders: UpgraderSource | None = None,
+        progress: Progress | None = None,
+    ) -> MigrationResult: ...
+
+    def migrate(
+        self,
+        *,
+        dry_run: bool = True,
+        token: str | None = None,
+        force: bool = False,
+        upgraders: UpgraderSource | None = None,
+        progress: Progress | None = None,
+    ) -> MigrationPreview | MigrationResult:
+        """Bring the storage to the declared types: show how, or with `dry_run=False` do it.
+
+        It is one commit: new schema versions become current, with the latest rows rewritten for
+        them; what was stored before stays as it was.
+
+        token:      of the preview that is to be applied: MigrationTokenError if the storage or the
+                    plan is another one by now. `force` goes without
+        upgraders:  for changes that are not additive: a mapping {("Customer", 1): function},
+                    functions marked with `@upgrader`, or a module of them; all that were declared
+                    unless told
+        progress:   is told the type's name and how many more of its rows are rewritten
+
+        MissingUpgraderError and MigrationError (which names the type, the identity and the old
+        row) leave the storage as it is.
+        """
+        from storage_engine.runtime import migration
+
+        arguments.check_dry_run(dry_run=dry_run, token=token, force=force)
+        with self._core.use("migrate"):
+            core, declared = self._core, self._core.types.declared("migrate")
+            if dry_run:
+                return migration.preview(core.repository, declared, upgraders)
+            return core.migrate(
+                lambda: migration.apply(
+                    core.repository,
+                    declared,
+                    upgraders,
+                    token=token,
+                    force=force,
+                    progress=progress,
+                    holder=core.settings.instance_metadata,
+                )
+            )
 
     # --- events ---------------------------------------------------------------------------------
 

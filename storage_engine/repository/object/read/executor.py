@@ -28,7 +28,7 @@ from storage_engine.query.results import (
     endpoint_spec,
 )
 from storage_engine.query.spec import QuerySpec, When, after_pin
-from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, quoted
+from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, path_rows, quoted
 from storage_engine.repository.object.read.files import (
     Brought,
     MissingFileError,
@@ -105,7 +105,6 @@ def _type_lines(plan: TypePlan) -> list[str]:
 
 
 _ASKED = "asked"
-_PATH_KEYS = ("entity_key", "left_key", "right_key")
 Side = Literal["left", "right"]
 
 
@@ -216,7 +215,7 @@ class ObjectExecutor:
             tables.append(relations)
             column = f"{end}_key"
         remarks = sources.diagnostics or _remarks(steps)
-        paths = self._paths(spec, tables)
+        paths = path_rows(self._engine.duck, spec, tables)
         return Traversal(tables[0], tuple(tables[1:]), paths, remarks, window.upto)
 
     def endpoints(self, spec: QuerySpec, side: Side, keys: pa.Array) -> pa.Table:
@@ -497,23 +496,6 @@ class ObjectExecutor:
         with self._engine.duck.errors():
             for batch in prepared.stream(self._engine.duck).batches():
                 yield batch.cast(schema)
-
-    def _paths(self, spec: QuerySpec, tables: Sequence[pa.Table]) -> pa.Table:
-        """Row numbers of the tables along each complete path, in order."""
-        names = ["source", *(f"step_{n}" for n in range(len(spec.via)))]
-        with self._engine.duck.cursor() as cursor:
-            for name, table in zip(names, tables, strict=True):
-                keys = [c for c in table.column_names if c in _PATH_KEYS]
-                numbers = pa.array(range(table.num_rows), pa.int64())
-                cursor.register(name, table.select(keys).append_column("row", numbers))
-            joins, reached = "source", "source.entity_key"
-            for number, name in enumerate(names[1:]):
-                start, end = spec.ends(number)
-                joins += f" JOIN {name} ON {name}.{start}_key = {reached}"
-                reached = f"{name}.{end}_key"
-            listed = ", ".join(f"{name}.row AS {name}" for name in names)
-            order = ", ".join(f"{name}.row" for name in names)
-            return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()
 
 
 def _sum_overflow(spec: QuerySpec) -> OverflowError:
