@@ -84,7 +84,7 @@ def column_schema(spec: TypeSpec) -> dg.TableSchema:
         unique = field.name == spec.primary_key
         columns.append(
             dg.TableColumn(
-                field.name, field.storage, None, _constraints(field.nullable, unique=unique)
+                field.name, field.column_type, None, _constraints(field.nullable, unique=unique)
             )
         )
     return dg.TableSchema(columns=columns)

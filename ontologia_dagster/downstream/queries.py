@@ -12,7 +12,7 @@ found the same triggers nothing further down.
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -144,6 +144,6 @@ def _number(table: pa.Table, column: str) -> float | None:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
-    if isinstance(value, datetime | date):
+    if isinstance(value, datetime | date | time):
         return value.isoformat()
     return "" if value is None else str(value)

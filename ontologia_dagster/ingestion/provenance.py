@@ -86,9 +86,15 @@ def source_fingerprints(
     source, files = declared.source, SourceFiles(ontology)
     if not keys or not any(PARTITION_KEY in path for path in source.paths):
         return dict.fromkeys(keys or [""], source_fingerprint(source, source.paths, files))
-    return {
-        key: source_fingerprint(source, expand_paths(source.paths, [key]), files) for key in keys
-    }
+    if source.fingerprint is not None or source.format == "jdbc":
+        return {
+            key: source_fingerprint(source, expand_paths(source.paths, [key]), files)
+            for key in keys
+        }
+    by_key = {key: expand_paths(source.paths, [key]) for key in keys}
+    places = list(dict.fromkeys(path for paths in by_key.values() for path in paths))
+    looks = dict(zip(places, files.at_each(places), strict=True))
+    return {key: state_of(looks[path] for path in paths) for key, paths in by_key.items()}
 
 
 def combine(prints: Iterable[str | None]) -> str | None:
@@ -107,7 +113,7 @@ def source_fingerprint(source: SourceSpec, paths: Sequence[str], files: SourceFi
         return _digest([str(_call(source.fingerprint, source))])
     if source.format == "jdbc":
         return None
-    return state_of(files.at(path) for path in paths)
+    return state_of(files.at_each(paths))
 
 
 def state_of(by_path: Iterable[Sequence[SourceFile] | None]) -> str | None:

@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import glob
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
+
+from storage_engine.errors import StorageBackendError
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -23,6 +29,8 @@ PARTITION_KEY = "{partition_key}"
 _MARK = "\ue000"  # stands for the partition's key while a path is taken apart
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<rest>/.*)", re.S)
 _S3 = frozenset({"s3", "s3a"})
+_AT_ONCE = 16  # paths that are looked at
+_ANSWER_S = 20.0  # in which a server answers; Dagster ends a tick after 60
 _SPECIAL = re.compile(r"[*?\[{\\]")
 
 
@@ -39,9 +47,61 @@ class SourceFiles:
 
     def __init__(self, ontology: OntologyResource) -> None:
         self._ontology = ontology
+        self._heard_at = 0.0  # when a server answered last
 
     def at(self, path: str) -> list[SourceFile] | None:
-        """The files that a path names, by name; None where nobody can tell."""
+        """The files that a path names, by name; None where nobody can tell. StorageBackendError
+        when a server does not answer."""
+        return self.at_each([path])[0]
+
+    def at_each(self, paths: Sequence[str]) -> list[list[SourceFile] | None]:
+        """The same of many paths, together."""
+        if any(_parts(path)[0] in _S3 for path in paths):
+            self._client  # noqa: B018 - made by one thread, used by all
+        self._heard_at = time.monotonic()
+        waiting = list(enumerate(paths))[::-1]
+        done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+        def look() -> None:
+            while waiting:
+                try:
+                    number, path = waiting.pop()
+                except IndexError:
+                    return  # another was faster
+                try:
+                    done.put((number, self._at(path)))
+                except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                    done.put((number, error))
+
+        for _ in range(min(_AT_ONCE, len(paths))):
+            # One that is stuck must not keep its process from ending.
+            threading.Thread(target=look, name="onto-source-files", daemon=True).start()
+        files: dict[int, list[SourceFile] | None] = {}
+        try:
+            while len(files) < len(paths):
+                number, outcome = self._next(done, paths)
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                files[number] = outcome
+        finally:
+            waiting.clear()
+        return [files[number] for number in range(len(paths))]
+
+    def _next(self, done: SimpleQueue[tuple[int, Any]], paths: Sequence[str]) -> tuple[int, Any]:
+        while True:
+            patience = self._heard_at + _ANSWER_S - time.monotonic()
+            if patience <= 0:
+                more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+                raise StorageBackendError(
+                    f"{paths[0]}{more}: no answer for {_ANSWER_S:g} s from "
+                    f"{self._ontology.s3.endpoint_url or 'S3'}: check the network and the endpoint",
+                    operation="list",
+                    retryable=True,
+                )
+            with suppress(Empty):
+                return done.get(timeout=patience)
+
+    def _at(self, path: str) -> list[SourceFile] | None:
         scheme, bucket, rest = _parts(path)
         if scheme == "file":
             return sorted(set(_local(rest)))
@@ -70,13 +130,27 @@ class SourceFiles:
         whole = key.rstrip("/")
         named = "|".join(_regex(alternative) for alternative in alternatives(whole))
         inside = re.compile(f"(?:{named})(?:/(?P<below>.*))?" if whole else "(?P<below>.*)", re.S)
-        pages = self._client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=bucket, Prefix=_SPECIAL.split(whole, maxsplit=1)[0]):
+        for page in self._pages(bucket, _SPECIAL.split(whole, maxsplit=1)[0]):
             for item in page.get("Contents", []):
                 match = inside.fullmatch(item["Key"])
                 if match and not item["Key"].endswith("/") and not _is_hidden(match["below"] or ""):
                     name = f"s3://{bucket}/{item['Key']}"
                     yield SourceFile(name, f"{item['Size']} {item['ETag']}")
+
+    def _pages(self, bucket: str, prefix: str) -> Iterator[Any]:
+        pages = self._client.get_paginator("list_objects_v2")
+        try:
+            for page in pages.paginate(Bucket=bucket, Prefix=prefix):
+                self._heard_at = time.monotonic()
+                yield page
+        except Exception as error:
+            # botocore's, which only the engine's S3 adapter imports. A server that has answered
+            # would say the same again.
+            raise StorageBackendError(
+                f"s3://{bucket}/{prefix} cannot be listed: {error}",
+                operation="list",
+                retryable=not hasattr(error, "response"),
+            ) from error
 
     @cached_property
     def _client(self) -> Any:

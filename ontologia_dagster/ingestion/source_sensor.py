@@ -8,7 +8,6 @@ any partition: when they change, all partitions are asked for, in one run.
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _INTERVAL_S = 60
 _PER_TICK = 50  # runs
 _TICK_S = 10.0  # of looking things up; Dagster ends a tick after 60
-_AT_ONCE = 16  # places that are looked at
 _WHOLE = ""  # the key of a type that is not cut
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
@@ -84,8 +82,7 @@ def read_states(declared: OntologyAsset, ontology: "OntologyResource") -> dict[s
             by_path.append(files.at(path))
         elif spec is not None and spec.kind == "static":
             places = [path.replace(PARTITION_KEY, key) for key in keys]
-            with ThreadPoolExecutor(_AT_ONCE) as threads:
-                looks = dict(zip(keys, threads.map(files.at, places), strict=True))
+            looks = dict(zip(keys, files.at_each(places), strict=True))
             by_path.append(None if None in looks.values() else looks)
         else:
             by_path.append(files.by_key(path, keys))

@@ -94,8 +94,7 @@ def event_sensor(
         )
         if run_id is not None:
             return dg.SensorResult(skip_reason=f"{summary}; run {run_id} is on it")
-        due = seen.due if seen.is_exact else seen.pending
-        tags = {"ontologia/events_due": str(due), "ontologia/events": summary}
+        tags = {"ontologia/events_due": str(due_events(seen)), "ontologia/events": summary}
         return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
 
     return events_due
@@ -106,6 +105,12 @@ def read_backlog(
 ) -> "Backlog":
     with ontology.bus() as bus:
         return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
+
+
+def due_events(seen: "Peek") -> int:
+    """How many could be handled now. Where not all were looked at and some are due, it is all that
+    are left."""
+    return seen.due if seen.is_exact or not seen.due else seen.pending
 
 
 def describe(seen: "Peek") -> str:

@@ -26,7 +26,7 @@ from ontologia_dagster.downstream.metadata import before_and_after, request_meta
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.resources.spark import PIPES, submit
 from ontologia_dagster.storage import checks
-from ontologia_dagster.storage.events import age_s, load_handlers
+from ontologia_dagster.storage.events import age_s, due_events, load_handlers
 from storage_engine.config import duration
 
 if TYPE_CHECKING:
@@ -313,10 +313,18 @@ def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> 
         figures = {"dead_letters": (letters, "Events that handlers gave up on.")}
         if handlers:
             subscriptions = [handler.subscription() for handler in load_handlers(handlers)]
-            seen = bus.backlog(ontology.namespace, subscriptions, 10_000)
+            seen = bus.peek(ontology.namespace, subscriptions)
             figures |= {
-                "events_due": (seen.due, "Events that could be handled now."),
-                "events_waiting": (seen.waiting, "Events with a worker, or between attempts."),
+                "events_pending": (seen.pending, "Events left to handle, as far as counted."),
+                "events_more": (int(seen.more), "Whether there are more than were counted."),
+                "events_due": (
+                    due_events(seen),
+                    "Events that could be handled now; of many, all that are left if some could.",
+                ),
+                "events_waiting": (
+                    seen.waiting,
+                    "Events with a worker, or between attempts, of those looked at.",
+                ),
                 "events_oldest_seconds": (int(age_s(seen.oldest)), "Age of the oldest of these."),
             }
     label = f'{{storage="{ontology.storage_uri}",namespace="{ontology.namespace}"}}'

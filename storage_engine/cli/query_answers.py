@@ -120,7 +120,9 @@ def answer_rows(
         rows = asked.executor.rows(spec)
         nested = _nested(spec.type)
         places = {column: rows.schema.get_field_index(column) for column in named.values()}
-        columns = [OutputColumn(n, places[named[n]], named[n] in nested) for n in names]
+        columns = [
+            OutputColumn(n, places[named[n]], named[n] in nested, declared=True) for n in names
+        ]
         asked.write(Answer(rows.schema, rows.batches, columns, members, rows.diagnostics))
 
 
@@ -336,7 +338,9 @@ def _path_columns(
         places = {name: width + n for n, name in enumerate(_stored_names(hop))}
         for name, stored in row_columns(hop):
             label = ".".join(map(str, (*place, name)))
-            columns[label] = OutputColumn(label, places[stored], stored in nested, (*place, name))
+            columns[label] = OutputColumn(
+                label, places[stored], stored in nested, (*place, name), declared=True
+            )
         if number == 0:
             keys.append(OutputColumn(hop.name, places["entity_key"]))
         elif hop is not target:

@@ -15,14 +15,17 @@ import re
 from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
+from decimal import Decimal
 from itertools import takewhile
 from typing import Any, Literal
 
 import orjson
 
+from storage_engine.model.decimals import exact_number
 from storage_engine.model.declarations import Side
-from storage_engine.model.expressions import Filter
+from storage_engine.model.expressions import Filter, base_kinds
 from storage_engine.model.field import FieldRef
+from storage_engine.model.scalars import read_time
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.aggregates import own_place
@@ -253,7 +256,8 @@ def filter_from_text(
 ) -> Filter:
     """The filter that a user typed; `value` is JSON, and left out for tests such as `is_null`.
 
-    Datetimes and dates are JSON strings in ISO 8601, bytes are base64.
+    Datetimes, dates and times are JSON strings in ISO 8601, bytes are base64, decimals are strings
+    or numbers, which are taken digit by digit.
     """
     op = operator.strip().lower()
     if op == "=":
@@ -268,7 +272,7 @@ def filter_from_text(
                 raise ValueError(f"{path} {op}: takes no value")
             made: Filter = getattr(ref, op)()
             return made
-        return _with_value(ref, op, _parsed(f"{path} {operator}", value))
+        return _with_value(ref, op, _parsed(f"{path} {operator}", value, ref))
     except TypeError as error:
         raise ValueError(_plain(str(error))) from None
 
@@ -302,11 +306,16 @@ def field_from_text(
     return ref
 
 
-def _parsed(where: str, value: str | None) -> Any:
+def _parsed(where: str, value: str | None, ref: FieldRef[Any]) -> Any:
     if value is None:
         raise ValueError(f"{where}: needs a value, written as JSON")
+    kinds = ref.operand.kinds
+    inner = ref.place.items(repr(ref)).kinds if "list" in kinds else frozenset()
     try:
-        return orjson.loads(value)
+        parsed = orjson.loads(value)
+        if "decimal" in base_kinds(kinds | inner):
+            return json.loads(value, parse_float=Decimal)
+        return parsed
     except orjson.JSONDecodeError:
         raise ValueError(
             f"{where} {value}: the value is not JSON; a text needs quotes: '\"{value}\"'"
@@ -347,6 +356,10 @@ def _decoded(kinds: frozenset[str], value: Any, ref: FieldRef[Any]) -> Any:
             return datetime.fromisoformat(value)
         if "date" in kinds:
             return date.fromisoformat(value)
+        if "time" in kinds:
+            return read_time(value)
+        if "decimal" in base_kinds(kinds):
+            return exact_number(value)
         if "bytes" in kinds:
             return b64decode(value, validate=True)
     except ValueError:

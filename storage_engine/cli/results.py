@@ -5,8 +5,8 @@ Arrow stream breaks off in the middle of a message. CSV has no end to miss; ther
 tells.
 
 Values of declared types are written as in canonical JSON: datetimes in ISO 8601 with microseconds,
-bytes in base64. What SQL computes beyond that becomes the nearest thing: decimals are numbers, and
-NaN and infinity, which JSON lacks, are null there.
+bytes in base64, decimals as texts with all their digits. What SQL computes beyond that becomes the
+nearest thing: decimals are numbers, and NaN and infinity, which JSON lacks, are null there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
@@ -39,13 +39,16 @@ _UNTOUCHED: tuple[Callable[[pa.DataType], bool], ...] = (
 )
 
 
-def json_values(column: pa.Array, *, nested: bool = False) -> list[Any]:
-    """A column in JSON's own types. `nested`: its texts are JSON already."""
+def json_values(column: pa.Array, *, nested: bool = False, declared: bool = False) -> list[Any]:
+    """A column in JSON's own types. `nested`: its texts are JSON already; `declared`: it is that
+    of a field."""
     values = plain_values(column)
     if nested:
         return [None if value is None else orjson.loads(value) for value in values]
     if any(test(column.type) for test in _UNTOUCHED):
         return values
+    if declared and pa.types.is_decimal(column.type):
+        return [None if value is None else leaf(value) for value in values]
     return [json_value(value) for value in values]
 
 
@@ -64,7 +67,7 @@ def json_value(value: Any) -> Any:
             return value
         case float():
             return value if math.isfinite(value) else None
-        case datetime() | date() | bytes():
+        case datetime() | date() | time() | bytes():
             return leaf(value)
         case Decimal():
             return _number(value)
@@ -91,7 +94,7 @@ def text_value(value: Any) -> str:
             return "true" if value else "false"
         case float():
             return repr(value)
-        case datetime() | date() | bytes():
+        case datetime() | date() | time() | bytes() | Decimal():
             return leaf(value)
         case list() | Mapping():
             return json.dumps(json_value(value), ensure_ascii=False)
@@ -114,7 +117,8 @@ def table_cell(value: Any) -> Any:
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if isinstance(value, Decimal):
-        return _number(value)
+        number = _number(value)
+        return number if Decimal(repr(number)) == value else text_value(value)
     if isinstance(value, datetime) and not value.microsecond and value.tzinfo is not None:
         return moment(value)
     return text_value(value)
@@ -135,6 +139,7 @@ class OutputColumn:
     source: int
     nested: bool = False  # texts that are JSON
     place: tuple[str | int, ...] = ()  # in a row's JSON document; its name unless told
+    declared: bool = False  # of a field, not what SQL has computed
 
 
 @dataclass(frozen=True)
@@ -212,7 +217,8 @@ def _rows(answer: Answer, convert: Callable[[Any], Any]) -> Iterator[list[Any]]:
 
 def _documents(answer: Answer, batch: pa.RecordBatch) -> list[Any]:
     columns = [
-        json_values(batch.column(column.source), nested=column.nested) for column in answer.columns
+        json_values(batch.column(column.source), nested=column.nested, declared=column.declared)
+        for column in answer.columns
     ]
     rows = zip(*columns, strict=True)
     if not any(column.place for column in answer.columns):

@@ -56,7 +56,8 @@ from storage_engine.process import at_end_of_child
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
+_FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
 _MARKS_IN_HEAD = 256
 
 
@@ -97,6 +98,8 @@ class Draft:
     files: Sequence[CommitFile]
     uploads: Sequence[Upload]
     touched: Mapping[TypeRef, TypeHead]  # type heads after this commit, of touched types
+    # Of types whose schema changes and of which no rows are written: as they will be.
+    amended: Mapping[TypeRef, TypeHead] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     kind: str = "data"
     schema: Mapping[str, Any] = field(default_factory=dict)
@@ -346,6 +349,12 @@ class Publisher:
             {
                 ref: replace(head, commit_id=base.commit_id, manifest_path=path)
                 for ref, head in draft.touched.items()
+            }
+            | {
+                ref: replace(head, commit_id=base.commit_id, manifest_path=path)
+                if head.empty and not head.manifest_path
+                else _proven_head(head, link)
+                for ref, head in draft.amended.items()
             },
             link,
             lambda number: layout.type_head_bucket(base.commit_id, base.attempt, number),
@@ -509,7 +518,14 @@ def _newest(
         if what == "events"
         else (parent.acks, parent.acks_before)
     )
-    return link if carried or parent.format < FORMAT else before
+    return link if carried or parent.format < _FORMAT_OF_POINTERS else before
+
+
+def _proven_head(head: TypeHead, parent: ManifestLink | None) -> TypeHead:
+    """What the parent wrote about itself lacks the parent's hash."""
+    if parent is None or head.manifest_path != parent.path:
+        return head
+    return replace(head, manifest_sha256=parent.sha256)
 
 
 def _unknown(head: Head) -> CommitStateUnknownError:

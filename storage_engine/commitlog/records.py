@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import orjson
 
@@ -175,9 +175,22 @@ class Head:
         return head
 
 
+class PastVersion(NamedTuple):
+    """A schema version that is current no more."""
+
+    schema_version_id: int
+    activation_commit_id: int
+    superseded_at_commit_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class TypeHead:
-    """The commit that last touched a type, and the schema version that is current there."""
+    """The commit that last wrote rows of a type, and the schema version that is current.
+
+    A commit that changes the schema and writes no rows, or drops the type, leaves commit and
+    manifest as they are: they are what indices are proven by. `empty`: there are no rows yet, of
+    no version, and the commit is the one that made the version.
+    """
 
     commit_id: int
     manifest_path: str
@@ -186,10 +199,48 @@ class TypeHead:
     activation_commit_id: int = 1
     layout_sha256: str = ""  # of the schema with its field order and ids: how files are written
     manifest_sha256: str = ""
+    empty: bool = False
+    dropped_commit_id: int | None = None
+    renamed_to: str | None = None
+    first_version_id: int = 1  # those before are of a type of this name that was dropped
+    past_versions: tuple[PastVersion, ...] = ()
 
     @property
     def link(self) -> ManifestLink:
         return ManifestLink(self.commit_id, self.manifest_path, self.manifest_sha256)
+
+    @property
+    def is_dropped(self) -> bool:
+        return self.dropped_commit_id is not None
+
+    def succeeded(self, commit_id: int) -> tuple[PastVersion, ...]:
+        """The past versions once another one takes the place of the current one."""
+        until = self.dropped_commit_id if self.dropped_commit_id is not None else commit_id
+        ended = PastVersion(self.schema_version_id, self.activation_commit_id, until)
+        return (*self.past_versions, ended)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without what most types have nothing to say of: all heads are written by all commits."""
+        payload: dict[str, Any] = {
+            "commit_id": self.commit_id,
+            "manifest_path": self.manifest_path,
+            "schema_version_id": self.schema_version_id,
+            "schema_sha256": self.schema_sha256,
+            "activation_commit_id": self.activation_commit_id,
+            "layout_sha256": self.layout_sha256,
+            "manifest_sha256": self.manifest_sha256,
+        }
+        if self.empty:
+            payload["empty"] = True
+        if self.dropped_commit_id is not None:
+            payload["dropped_commit_id"] = self.dropped_commit_id
+        if self.renamed_to is not None:
+            payload["renamed_to"] = self.renamed_to
+        if self.first_version_id != 1:
+            payload["first_version_id"] = self.first_version_id
+        if self.past_versions:
+            payload["past_versions"] = [list(past) for past in self.past_versions]
+        return payload
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -201,7 +252,19 @@ class TypeHead:
             activation_commit_id=optional_int(raw, "activation_commit_id", 1),
             layout_sha256=optional_text(raw, "layout_sha256", ""),
             manifest_sha256=optional_text(raw, "manifest_sha256", ""),
+            empty=raw.get("empty") is True,
+            dropped_commit_id=optional_int(raw, "dropped_commit_id"),
+            renamed_to=optional_text(raw, "renamed_to"),
+            first_version_id=optional_int(raw, "first_version_id", 1),
+            past_versions=tuple(_past_version(v) for v in optional_list(raw, "past_versions")),
         )
+
+
+def _past_version(item: Any) -> PastVersion:
+    match item:
+        case [int(), int(), int()]:
+            return PastVersion(*item)
+    raise FieldError("past_versions", "a list of versions with their commits", item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +394,8 @@ class Manifest:
     log_id: str = ""
     write_id: str = ""
     kind: str = "data"
-    schema: Mapping[str, Any] = field(default_factory=dict)  # {"registered": [...]}
+    # {"registered": [...new versions...], "dropped": [...types that end...]}
+    schema: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Mapping[str, Any], ...] = ()
     acks: tuple[Mapping[str, Any], ...] = ()
     idempotency: Mapping[str, Any] | None = None
@@ -399,6 +463,11 @@ class Manifest:
 
     def touched(self) -> list[TypeRef]:
         return list(dict.fromkeys(f.ref for f in self.files))
+
+    def schema_changed(self) -> list[TypeRef]:
+        """The types that got another version, or ended."""
+        records = [*self.schema.get("registered", ()), *self.schema.get("dropped", ())]
+        return list(dict.fromkeys((r["kind"], r["type_name"]) for r in records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,10 +619,10 @@ def _are_hashes(rest: Sequence[Any]) -> bool:
     return len(rest) < 2 and all(isinstance(item, str) for item in rest)
 
 
-def type_heads_json(heads: Mapping[TypeRef, TypeHead]) -> dict[str, dict[str, TypeHead]]:
-    payload: dict[str, dict[str, TypeHead]] = {folder: {} for folder in layout.FOLDERS.values()}
+def type_heads_json(heads: Mapping[TypeRef, TypeHead]) -> dict[str, dict[str, Any]]:
+    payload: dict[str, dict[str, Any]] = {folder: {} for folder in layout.FOLDERS.values()}
     for (kind, name), head in heads.items():
-        payload[layout.FOLDERS[kind]][name] = head
+        payload[layout.FOLDERS[kind]][name] = head.to_dict()
     return payload
 
 
@@ -620,7 +689,17 @@ def _schema_changes(raw: Mapping[str, Any]) -> dict[str, Any]:
     registered = optional_objects(raw, "registered")
     for record in registered:
         _check_registration(record)
-    return {**raw, "registered": registered} if registered else dict(raw)
+    dropped = optional_objects(raw, "dropped")
+    for record in dropped:
+        require_choice(record, "kind", _KINDS)
+        require_name(record, "type_name")
+        optional_text(record, "renamed_to")
+    changes = dict(raw)
+    if registered:
+        changes["registered"] = registered
+    if dropped:
+        changes["dropped"] = dropped
+    return changes
 
 
 def _registration(versions: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -634,6 +713,10 @@ def _check_registration(record: Mapping[str, Any]) -> None:
     require_name(record, "type_name")
     require_int(record, "schema_version_id")
     require_object(record, "schema")
+    for name in ("activation_commit_id", "superseded_at_commit_id", "dropped_commit_id"):
+        optional_int(record, name)
+    for name in ("created_at", "renamed_to", "renamed_from"):
+        optional_text(record, name)
 
 
 def _texts(raw: Mapping[str, Any]) -> dict[str, str]:

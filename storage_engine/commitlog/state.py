@@ -7,12 +7,12 @@ catalog) is missing, behind or in doubt.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import layout, schema_log
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Checkpoint,
@@ -60,7 +60,7 @@ def entries(
     `top` is the type's head: the walk starts there, so a type that was last touched long ago
     costs no walk over what others wrote since.
     """
-    if top is None or top.commit_id <= above:
+    if top is None or top.empty or top.commit_id <= above:
         return []
     collected: list[Entry] = []
     floor = above
@@ -206,6 +206,20 @@ def schema_record(chain: Chain, head: Head, ref: TypeRef, at: TypeHead) -> Mappi
     return None
 
 
+def schema_records(
+    chain: Chain, head: Head, refs: Iterable[TypeRef] | None = None
+) -> schema_log.SchemaRecords:
+    """All recorded versions of these types, or of all, by number."""
+    base = chain.checkpoint(head.checkpoint) if head.checkpoint is not None else None
+    wanted = set(refs) if refs is not None else None
+    records = schema_log.recorded(base, wanted)
+    since = chain.stretch(head.link, above=base.commit_id if base else 0)
+    for _, step in reversed(since):
+        if step.schema:
+            schema_log.fold(records, step)
+    return records if wanted is None else {r: v for r, v in records.items() if r in wanted}
+
+
 def next_checkpoint(chain: Chain, head: Head, manifest: Manifest, path: str) -> Checkpoint:
     """What head's checkpoint says, plus the manifests since, plus the commit being written."""
     own = ManifestLink(manifest.commit_id, path)  # the checkpoint is named in it: no hash yet
@@ -227,11 +241,7 @@ def _extended(
     base = chain.checkpoint(head.checkpoint) if head.checkpoint is not None else None
     since = chain.stretch(head.link, above=base.commit_id if base else 0)
     by_type = {ref: list(older) for ref, older in base.entries.items()} if base else {}
-    schemas = (
-        {ref: dict(versions_before) for ref, versions_before in base.schemas.items()}
-        if base
-        else {}
-    )
+    schemas = schema_log.recorded(base)
     marks = dict(base.idempotency) if base else {}
     points = list(_proven_points(head, base, since)) if base else []
     for link, step in [*reversed(since), *more]:
@@ -240,9 +250,7 @@ def _extended(
             by_type.setdefault(ref, []).append(
                 Entry(step.commit_id, step.commit_id, step.files_of(ref))
             )
-        for record in step.schema.get("registered", ()):
-            versions = schemas.setdefault((record["kind"], record["type_name"]), {})
-            versions[record["schema_version_id"]] = record
+        schema_log.fold(schemas, step)
         marks |= _unchanged(step.marks)
         if step.idempotency is not None:
             mark = step.idempotency

@@ -10,7 +10,7 @@ as the manifest that it was written with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, Set, ValuesView
 from dataclasses import dataclass, replace
 
 from storage_engine.commitlog.parsing import parsing, require_object
@@ -84,6 +84,23 @@ class BucketedTypeHeads(Mapping[TypeRef, TypeHead]):
     def bucket(self, number: int) -> Bucket:
         ref = self.table.buckets[number]
         return _bucket_in(self._load([ref])[0], number, ref) if ref is not None else {}
+
+
+class LiveTypes(Set[TypeRef]):
+    """The types that were not dropped. To ask for one costs no more than to ask for its head."""
+
+    def __init__(self, heads: Mapping[TypeRef, TypeHead]) -> None:
+        self._heads = heads
+
+    def __contains__(self, ref: object) -> bool:
+        head = self._heads.get(ref)  # type: ignore[call-overload]
+        return head is not None and not head.is_dropped
+
+    def __iter__(self) -> Iterator[TypeRef]:
+        return (ref for ref, head in self._heads.items() if not head.is_dropped)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def index_writes(
         return lambda: indices.update(
             ref,
             log_id=log_id,
-            is_new=ref not in before,
+            is_new=ref not in before or before[ref].empty,
             change=lambda index: _advanced(chain, index, published, ref, before.get(ref)),
         )
 
@@ -46,7 +46,7 @@ def _advanced(
     manifest = published.manifest
     ours = entry_of(manifest, ref)
     top = before
-    if ours is not None:
+    if ours is not None or ref in manifest.schema_changed():
         top = (chain.type_heads(manifest) or {}).get(ref)
     if index.max_indexed_commit >= manifest.commit_id:
         _, newest = index.upto(manifest.commit_id)
@@ -84,13 +84,16 @@ def described(
     ref: TypeRef, entries: Iterable[Entry], *, commit_id: int, log_id: str, top: TypeHead | None
 ) -> TypeIndex:
     """The index of a type with these entries, the newest of which `top` committed."""
+    dropped = top is not None and top.is_dropped
+    past = () if top is None else top.succeeded(0) if dropped else top.past_versions
     return TypeIndex(
         ref[1],
         max_indexed_commit=commit_id,
         entries=tuple(entries),
         log_id=log_id,
-        current_schema_version_id=top.schema_version_id if top else None,
-        activation_commit_id=top.activation_commit_id if top else None,
+        current_schema_version_id=top.schema_version_id if top and not dropped else None,
+        activation_commit_id=top.activation_commit_id if top and not dropped else None,
+        historical_versions=tuple(version._asdict() for version in past),
         max_indexed_manifest=top.manifest_path if top else None,
     )
 

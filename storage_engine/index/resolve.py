@@ -80,7 +80,7 @@ def resolve_type(
 ) -> Resolution:
     """The entries up to `head`, where `top` last touched the type, without a request while the
     index is proven and complete."""
-    if top is None:
+    if top is None or top.empty:
         return Resolution(())
     name = ref[1]
     lag = _lag(index, head, top, name, watermark_is_head)

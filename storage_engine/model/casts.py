@@ -12,8 +12,10 @@ Pydantic's strict mode: a bulk source is converted, never coerced.
     bool      booleans
     datetime  timestamps of any unit and zone; without zone they are UTC; whole microseconds only
     date      date32, date64
-    time      times of day of any unit; whole microseconds only
-    decimal   decimals and integers of any width, with no more digits than declared
+    time      times of day of any unit, whole microseconds only; texts of ISO 8601, as Spark has no
+              such type
+    decimal   decimals and integers of any width, and texts of decimal numbers, with no more digits
+              than declared
     bytes     any binary type, dictionaries of them
     json      nested or scalar values, taken as they are; a string column is JSON text, except
               where `str` itself is a declared member (`str | int`): there it is the value;
@@ -40,7 +42,7 @@ from storage_engine.model.canonical import dumps
 from storage_engine.model.columns import ARROW_TYPES, arrow_type
 from storage_engine.model.decimals import Precision, decimal_type
 from storage_engine.model.field_types import classify, is_uuid, scalar_spec, takes_strings
-from storage_engine.model.scalars import UUID_TEXT, listed
+from storage_engine.model.scalars import UUID_TEXT, listed, read_time
 from storage_engine.model.spec import Storage
 from storage_engine.model.validation import INT64_MAX, say, validator
 
@@ -449,8 +451,10 @@ def _bytes(source: pa.DataType) -> Cast | None:
     return Cast(pa.binary(), lambda c: c.cast(pa.binary())) if is_binary else None
 
 
-def _time(source: pa.DataType) -> Cast | None:
+def _time(source: pa.DataType) -> Caster | None:
     target = ARROW_TYPES["time"]
+    if _is_string(source):
+        return _time_of_text
     if not pa.types.is_time(source):
         return None
     last = 86_400 * _PER_SECOND[source.unit] - 1
@@ -458,6 +462,26 @@ def _time(source: pa.DataType) -> Cast | None:
     if source.unit == "ns":
         checks.append((_sub_micro, "is finer than microseconds"))
     return Cast(target, lambda c: c.cast(target), tuple(checks))
+
+
+def _time_of_text(column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    return _read_each(read_time, column, ARROW_TYPES["time"], "is not a time of day")
+
+
+def _read_each(
+    read: Callable[[Any], Any], column: pa.Array, target: pa.DataType, what: str
+) -> tuple[pa.Array, list[Problem]]:
+    made: list[Any] = []
+    faults: dict[int, str] = {}
+    for row, scalar in enumerate(column):
+        try:
+            value = scalar.as_py()
+            made.append(None if value is None else read(value))
+        except ValueError:  # text that is not UTF-8, too
+            faults[row] = f"got {_shown_value(scalar)}"
+            made.append(None)
+    problems = [_faulty(what, faults, len(column))] if faults else []
+    return pa.array(made, target), problems
 
 
 def _outside_clock(column: pa.Array, *, last: int) -> pa.Array:
@@ -468,7 +492,7 @@ def _outside_clock(column: pa.Array, *, last: int) -> pa.Array:
 def _decimal(source: pa.DataType, target: Precision) -> Caster | None:
     if pa.types.is_integer(source) or pa.types.is_decimal(source):
         return partial(_to_decimal, target)
-    return None
+    return partial(_decimal_of, target) if _is_string(source) else None
 
 
 def _to_decimal(target: Precision, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
@@ -476,21 +500,13 @@ def _to_decimal(target: Precision, column: pa.Array) -> tuple[pa.Array, list[Pro
         made = column.cast(target.arrow)
         made.validate(full=True)  # a cast to the same scale does not look at the digits
         return made, []
-    except pa.ArrowInvalid:
-        pass
-    made_values: list[Decimal | None] = []
-    faults: dict[int, str] = {}
-    for row, value in enumerate(column.to_pylist()):
-        try:
-            made_values.append(None if value is None else target.read(value))
-        except ValueError as error:
-            faults[row] = f"{error} (got {value})"
-            made_values.append(None)
-    array = pa.array(made_values, target.arrow)
-    if not faults:  # Arrow's cast of wide integers gives up by their type
-        return array, []
-    name = f"decimal of {target.precision} digits with {target.scale} after the point"
-    return array, [_faulty(f"is no {name}", faults, len(column))]
+    except pa.ArrowInvalid:  # of wide integers by their type, whatever the values are
+        return _decimal_of(target, column)
+
+
+def _decimal_of(target: Precision, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+    what = f"is no decimal of {target.precision} digits with {target.scale} after the point"
+    return _read_each(target.read, column, target.arrow, what)
 
 
 def _uuid(source: pa.DataType) -> Caster | None:
@@ -513,7 +529,7 @@ def _uuid_of_text(column: pa.Array) -> tuple[pa.Array, list[Problem]]:
     return _refused(column, wrong, "is not a UUID")
 
 
-def _one_of(values: list[Any], plan: Cast, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+def _one_of(values: list[Any], plan: Caster, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
     array, problems = plan(column)
     if problems:
         return array, problems
@@ -546,7 +562,7 @@ def _faulty(what: str, faults: Mapping[int, str], rows: int) -> Problem:
     return Problem(f"{what}, {faults[first]},", len(faults), first, mask, faults)
 
 
-_SCALARS: dict[Storage, Callable[[pa.DataType], Cast | None]] = {
+_SCALARS: dict[Storage, Callable[[pa.DataType], Caster | None]] = {
     "str": _str,
     "int": _int,
     "float": _float,

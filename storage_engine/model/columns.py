@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_engine.model.decimals import decimal_type
 from storage_engine.model.spec import FieldSpec, Storage, TypeSpec
@@ -52,6 +53,12 @@ def sqlite_type(storage: Storage) -> str:
     """The declared type of such a column in SQLite."""
     decimals = decimal_type(storage)
     return SQLITE_TYPES[storage] if decimals is None else decimals.in_sqlite
+
+
+def times_of_text(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Texts of ISO 8601 as times of day, for which Arrow has no cast; ArrowInvalid for others."""
+    moments = pc.binary_join_element_wise("1970-01-01T", column.cast(pa.string()), "")
+    return moments.cast(pa.timestamp("us")).cast(pa.time64("us"))
 
 
 # Part of the file format: never renumber. User fields start at spec.FIRST_FIELD_ID.

@@ -14,7 +14,6 @@ or for negative numbers `0` and what the digits lack to nines.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal, DivisionByZero, Inexact, InvalidOperation, Overflow
 from functools import lru_cache
@@ -79,9 +78,7 @@ class Precision:
     def read(self, value: Decimal | int | str) -> Decimal:
         """The value with all its digits; ValueError, as the end of a sentence, if it has others."""
         if isinstance(value, str):
-            if not _NUMBER.fullmatch(value):
-                raise ValueError("is not a decimal number")
-            value = Decimal(value)
+            value = exact_number(value)
         elif not isinstance(value, Decimal):
             value = Decimal(int(value))
         if not value.is_finite():
@@ -92,7 +89,7 @@ class Precision:
             exact = value.quantize(_UNITS[self.scale], context=_CONTEXT)
         except Inexact:
             raise ValueError(f"has more than {self.scale} digits after the point") from None
-        return exact if exact else _UNITS[self.scale] * 0
+        return exact if exact else exact.copy_abs()
 
     def unscaled(self, value: Decimal) -> int:
         """How many units of the last digit a value is."""
@@ -132,10 +129,11 @@ class Precision:
 
     def bound(self, op: Any, value: Decimal) -> DecimalBound:
         """The comparison `x op value` for values x of this type; a bool when all answer alike."""
-        largest = self.of_unscaled(10**self.precision - 1)
+        most = 10**self.precision - 1
+        largest, least = self.of_unscaled(most), self.of_unscaled(-most)
         if value > largest:
             return op in ("<", "<=", "!=")
-        if value < -largest:
+        if value < least:
             return op in (">", ">=", "!=")
         floor = value.quantize(_UNITS[self.scale], rounding="ROUND_FLOOR", context=_ROUNDING)
         if floor == value:
@@ -147,7 +145,7 @@ class Precision:
                 bounded: Literal["<=", ">"] = "<="
             case _:
                 bounded = ">"
-        if floor < -largest:
+        if floor < least:
             return bounded == ">"
         return bounded, self.read(floor)
 
@@ -163,6 +161,13 @@ def decimal_type(kind: str) -> Precision | None:
     return Precision(int(match[1]), int(match[2])) if match else None
 
 
+def exact_number(text: str) -> Decimal:
+    """A decimal number of any size; ValueError for another text."""
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("is not a decimal number")
+    return Decimal(text)
+
+
 def text_of(value: Decimal) -> str:
     """The one text of a value that `Precision.read` has given: no exponent, all digits."""
     return format(value, "f")
@@ -173,10 +178,3 @@ def exact_sum(values: list[Decimal]) -> Decimal:
     exponent = min(int(value.as_tuple().exponent) for value in values)
     units = sum(int(value.scaleb(-exponent, _CONTEXT)) for value in values)
     return Decimal(units).scaleb(exponent, _CONTEXT)
-
-
-def adder(kind: str) -> Callable[[Any], int]:
-    """From a stored SQLite value to units of the last digit."""
-    precision = decimal_type(kind)
-    assert precision is not None
-    return lambda stored: precision.unscaled(precision.from_sqlite(stored))

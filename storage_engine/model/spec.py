@@ -20,6 +20,7 @@ from storage_engine.model.field_types import (
     Storage,
     build_type_spec,
     classify,
+    describe,
     is_uuid,
     scalar_spec,
     unknown_storage,
@@ -95,6 +96,11 @@ class FieldSpec:
         if scalar["kind"] == "literal":
             return "literal"
         return "uuid" if is_uuid(scalar) else None
+
+    @property
+    def column_type(self) -> str:
+        """For people: how it is stored, or what an enum, a Literal or a UUID is beyond that."""
+        return self.storage if self.logical is None else describe(scalar_spec(self.type_spec))
 
     def restored(self, value: Any) -> Any:
         """The value that a stored scalar, or decoded JSON, stands for in Python."""
@@ -182,6 +188,12 @@ class TypeSpec:
     @property
     def folder(self) -> str:
         return "entities" if self.kind == "entity" else "relations"
+
+    def without_class(self) -> TypeSpec:
+        """Without anything of the user's code, which another process may not be able to import;
+        rows are written and read the same, but no objects are made of them."""
+        fields = tuple(replace(f, revive=None) for f in self.fields)
+        return replace(self, fields=fields, python_class=None)
 
     @property
     def ref(self) -> tuple[str, str]:

@@ -32,6 +32,12 @@ class When:
         return self.as_of is None and not self.history
 
     def __str__(self) -> str:
+        shown = self._shown()
+        if self.schema_version is None:
+            return shown
+        return f"{shown} of schema version {self.schema_version}"
+
+    def _shown(self) -> str:
         if self.since is not None:
             return f"history_since({self.since})"
         if self.history:
@@ -147,6 +153,11 @@ class QuerySpec:
                 "as_of": json_form(as_of) if as_of is not None else None,
                 "history": self.when.history,
                 "since": self.when.since,
+                **(
+                    {"schema_version": self.when.schema_version}
+                    if self.when.schema_version is not None
+                    else {}
+                ),
             },
             "where": self.where.as_json() if self.where is not None else None,
             "order": [

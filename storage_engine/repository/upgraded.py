@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.model.arrow import ARROW_TYPES, row_schema
+from storage_engine.model.arrow import row_schema
+from storage_engine.model.columns import arrow_type
 from storage_engine.model.declarations import Side
 from storage_engine.model.expressions import Filter, Source
 from storage_engine.model.spec import TypeSpec
@@ -149,7 +150,7 @@ class UpgradedExecutor:
         kinds = result_kinds(spec)
         return pa.Table.from_arrays(
             [
-                column.cast(ARROW_TYPES[kind])  # type: ignore[index]
+                column.cast(arrow_type(kind))
                 for column, (_, kind) in zip(table.columns, kinds, strict=True)
             ],
             names=[name for name, _ in kinds],

@@ -187,7 +187,7 @@ def described(spec: TypeSpec, name: str, table: pa.Table) -> list[Change]:
 
 def _with_commits(table: pa.Table, upgrade: Rewrite) -> pa.Table:
     made = upgrade(table.drop_columns(["commit_id"]))
-    return made.add_column(0, "commit_id", table.column("commit_id"))
+    return made.add_column(0, table.schema.field("commit_id"), table.column("commit_id"))
 
 
 def _brought_up(table: pa.Table, upgrade: Rewrite, target: TypeSpec) -> tuple[pa.Table, Failed]:

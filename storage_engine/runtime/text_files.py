@@ -27,7 +27,7 @@ from pydantic_core import from_json, to_json
 from storage_engine.errors import ValidationError
 from storage_engine.model.canonical import encode
 from storage_engine.model.casts import Problem
-from storage_engine.model.columns import arrow_type
+from storage_engine.model.columns import arrow_type, times_of_text
 from storage_engine.model.csv_text import BadRecord, CsvDialect, CsvRows, shown
 from storage_engine.model.decimals import Precision, decimal_type
 from storage_engine.model.field_types import Storage
@@ -138,7 +138,7 @@ def _times(column: pa.Array) -> pa.Array:
     plain = pc.match_substring_regex(column, TIME_TEXT)
     if not pc.all(plain, min_count=0).as_py():
         raise ValueError("not a time of day")
-    return column.cast(pa.time64("us"))
+    return times_of_text(column)
 
 
 def _decimals(precision: Precision, column: pa.Array) -> pa.Array:

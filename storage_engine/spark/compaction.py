@@ -64,7 +64,7 @@ from storage_engine.objectstore.open import open_store
 from storage_engine.repository.object.write.parquet import EncodedPart, SnapshotSettings
 from storage_engine.spark.driver import Cancelled, Jobs
 from storage_engine.spark.schema import quoted
-from storage_engine.spark.staged_parts import task_label
+from storage_engine.spark.staged_parts import exchanged, taken_back, task_label
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,9 +119,8 @@ def _rows(file: Input, schema: pa.Schema, current: bool) -> Iterator[pa.RecordBa
                 given = pa.scalar(file.commit_id, pa.int64())
                 arrays["commit_id"] = pa.repeat(given, batch.num_rows)
             columns = [arrays[name] for name in schema.names]
-            yield pa.RecordBatch.from_arrays(
-                [*columns, pa.repeat(current, batch.num_rows)], names=[*schema.names, IS_CURRENT]
-            )
+            rows = pa.RecordBatch.from_arrays(columns, schema=schema).cast(exchanged(schema))
+            yield rows.append_column(IS_CURRENT, pa.repeat(current, batch.num_rows))
 
 
 @dataclass(frozen=True)
@@ -198,7 +197,7 @@ def _report(key: str, output: MergedFile) -> str:
 
 
 def _table(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+    return pa.Table.from_batches([taken_back(batch, schema)])
 
 
 _LOOK_EVERY_S = 0.5
@@ -275,7 +274,8 @@ class SparkBuild:
             self._repository.uri, self._config, schema.serialize().to_pybytes(), tuple(entries)
         )
         columns = [
-            StructField(field.name, field.dataType) for field in from_arrow_schema(schema).fields
+            StructField(field.name, field.dataType)
+            for field in from_arrow_schema(exchanged(schema)).fields
         ]
         numbers = self._spark.range(0, len(entries), 1, max(1, len(entries)))
         return numbers.mapInArrow(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -91,7 +91,7 @@ def target_of(attempt: StagedWrite, options: WriteOptions) -> StageTarget:
         uri=attempt.uri,
         config=attempt.config,
         attempt=attempt.attempt,
-        spec=replace(attempt.spec, python_class=None),
+        spec=attempt.spec.without_class(),
         schema_version_id=attempt.schema_version_id,
         part_bytes=options.target_part_bytes or attempt.config.target_part_bytes,
         quarantine=_quarantine(attempt, options) if options.sets_aside else None,

@@ -12,6 +12,7 @@ rows are set aside, those that refer to one of them must follow, and those that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, NumericType, StringType
+from pyspark.sql.types import DataType, DecimalType, NumericType, StringType
 from pyspark.sql.window import Window
 
 from storage_engine.errors import ConfigurationError, ValidationError
@@ -225,6 +226,8 @@ def _breaks(expectation: Expectation, frame: DataFrame) -> Column:
 
 def _bound(value: Any, kind: DataType) -> Column:
     """Texts are dates, times or texts, as the column is; numbers are compared as numbers."""
+    if isinstance(value, float) and isinstance(kind, DecimalType):
+        return F.lit(Decimal(repr(value)))  # else decimals would be compared as floats
     return F.lit(value).cast(kind) if isinstance(value, str) else F.lit(value)
 
 

@@ -28,7 +28,13 @@ from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.session import Session
 from storage_engine.spark.driver import commit_of, find_type, opened
 from storage_engine.spark.scans import Scan, in_arrow, scan_of
-from storage_engine.spark.schema import COMMIT_ID, chosen_columns, spark_schema, stored_columns
+from storage_engine.spark.schema import (
+    COMMIT_ID,
+    chosen_columns,
+    spark_schema,
+    stored_columns,
+)
+from storage_engine.spark.staged_parts import exchanged
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -195,7 +201,7 @@ def _by_engine(
             f"{repository.uri} lives in the memory of this process, where Spark's workers cannot "
             "read it; give a file or a directory"
         )
-    schema = pa.schema([versioned_schema(spec).field(name) for name in columns])
+    schema = exchanged(pa.schema([versioned_schema(spec).field(name) for name in columns]))
     plain = TypeSpec.from_schema_dict(spec.schema_dict())  # without the user's class
     work = partial(read_by_engine, repository.uri, "{}", plain, when, schema)
     return in_arrow(spark, 1, work, schema)

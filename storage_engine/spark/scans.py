@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import LongType, StructField, StructType
 
 from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.model.spec import TypeSpec
@@ -35,7 +35,8 @@ from storage_engine.repository.object.read.files import (
 from storage_engine.repository.object.read.plan import Entry
 from storage_engine.repository.object.read.splits import packed
 from storage_engine.repository.object.write.staged_write import StagedWrite
-from storage_engine.spark.schema import COMMIT_ID
+from storage_engine.spark.schema import COMMIT_ID, quoted
+from storage_engine.spark.staged_parts import exchanged
 
 _NAMED = 8  # the largest staged commits: one expression tells their parts; the others are joined
 _TASK_BYTES = 32 * MIB
@@ -120,6 +121,33 @@ def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> 
     return pa.schema([declared.field(name) for name in names])
 
 
+def _in_files(schema: pa.Schema) -> StructType:
+    """What Spark's reader is to be told of the columns: by default it refuses times of day, but
+    reads them as numbers of microseconds."""
+    fields = [
+        StructField(field.name, LongType(), field.nullable)
+        if pa.types.is_time(field.type)
+        else from_arrow_schema(pa.schema([field])).fields[0]
+        for field in schema
+    ]
+    return StructType(fields)
+
+
+def _clock(micros: str) -> Column:
+    """Microseconds of a day as text, whatever time zone the session is in."""
+    parts = [
+        (f"{micros} div 3600000000", 2, ""),
+        (f"({micros} div 60000000) % 60", 2, ":"),
+        (f"({micros} div 1000000) % 60", 2, ":"),
+        (f"{micros} % 1000000", 6, "."),
+    ]
+    texts = (
+        f"'{before}', lpad(cast({number} as string), {digits}, '0')"
+        for number, digits, before in parts
+    )
+    return F.expr(f"concat({', '.join(texts)})")
+
+
 def _row_count(files: Iterable[DataFile]) -> int:
     return sum(item.file.row_count for item in files)
 
@@ -135,9 +163,10 @@ class NativeScan:
     def read(
         self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
     ) -> DataFrame:
-        rows = from_arrow_schema(_schema(self.spec, columns, with_commit_id=False))
+        rows = _in_files(_schema(self.spec, columns, with_commit_id=False))
         if not with_commit_id:
-            return self._open(files, rows)
+            scan = self._open(files, rows)
+            return scan.select(*(self._shown(scan, name) for name in columns))
         own = [item for item in files if item.file.commit_id_source == "column"]
         given: dict[int, list[DataFile]] = {}
         for item in files:
@@ -162,7 +191,7 @@ class NativeScan:
 
         The path tells the commit of a staged part, which costs nothing until somebody asks.
         """
-        schema = from_arrow_schema(_schema(self.spec, columns, with_commit_id=bool(own)))
+        schema = _in_files(_schema(self.spec, columns, with_commit_id=bool(own)))
         scan = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
         commit_columns = [scan[COMMIT_ID]] if own else []  # null where the file has no such column
         if named:
@@ -174,7 +203,13 @@ class NativeScan:
                 told = told.when(reduce(lambda a, b: a | b, there), F.lit(commit_id))
             commit_columns.append(told)
         commit_ids = F.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
-        return scan.select(commit_ids, *(scan[name] for name in columns))
+        return scan.select(commit_ids, *(self._shown(scan, name) for name in columns))
+
+    def _shown(self, scan: DataFrame, name: str) -> Column:
+        """A column as readers get it: Spark reads a time of day as the number that it is."""
+        if not pa.types.is_time(versioned_schema(self.spec).field(name).type):
+            return scan[quoted(name)]
+        return _clock(quoted(name)).alias(name)
 
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
         # A folder named `tier=Gold` above the files is no column.
@@ -199,7 +234,7 @@ class NativeScan:
         joined = scan.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )
-        return joined.select(COMMIT_ID, *schema.names)
+        return joined.select(COMMIT_ID, *(self._shown(joined, name) for name in schema.names))
 
 
 @dataclass(frozen=True)
@@ -214,7 +249,7 @@ class ArrowScan:
     def read(
         self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
     ) -> DataFrame:
-        schema = _schema(self.spec, columns, with_commit_id=with_commit_id)
+        schema = exchanged(_schema(self.spec, columns, with_commit_id=with_commit_id))
         tasks = [
             [
                 (item.file.path, item.file.commit_id_source, item.entry.max_commit_id)

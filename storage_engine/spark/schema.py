@@ -2,7 +2,8 @@
 
 The columns are those of `Session.ingest`: field names; a relation also has `left_key`, `right_key`
 and its instance key under its own name. Nested fields, unions and `Any` are strings that hold
-JSON, as they are stored.
+JSON, as they are stored. Times of day are strings too, with microseconds: Spark has a type for
+them, but by default refuses to use it.
 
 Rows stay in Spark's own columns wherever that keeps every value: a source whose columns have the
 declared types (or narrower ones) is compared with what is stored by Catalyst alone. Others (nested
@@ -15,8 +16,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     LongType,
     NullType,
@@ -39,11 +41,14 @@ from pyspark.sql.types import (
 )
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.model.canonical import decode, dumps
+from storage_engine.model.canonical import decode, dumps, leaf
 from storage_engine.model.casts import plan_cast
 from storage_engine.model.columns import row_schema
 from storage_engine.model.conform import Conformer, conform, input_fields
+from storage_engine.model.decimals import decimal_type
 from storage_engine.model.declarations import spec_of
+from storage_engine.model.field_types import scalar_spec
+from storage_engine.model.scalars import UUID_TEXT, lowered
 from storage_engine.model.spec import MISSING, FieldSpec, Storage, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.spark.quarantine import set_aside
@@ -53,6 +58,7 @@ from storage_engine.spark.staged_parts import (
     ORIGIN,
     ORIGINAL,
     REASONS,
+    exchanged,
     sift_with_reasons,
 )
 
@@ -63,9 +69,20 @@ SPARK_TYPES: dict[Storage, DataType] = {
     "bool": BooleanType(),
     "datetime": TimestampType(),
     "date": DateType(),
+    "time": StringType(),
     "bytes": BinaryType(),
     "json": StringType(),
 }
+
+
+def spark_type(storage: Storage) -> DataType:
+    """The Spark type of a kind of column."""
+    decimals = decimal_type(storage)
+    if decimals is not None:
+        return DecimalType(decimals.precision, decimals.scale)
+    return SPARK_TYPES[storage]
+
+
 COMMIT_ID = "commit_id"
 CARRIED = (REASONS, ORIGIN)  # columns that a source may bring beside those of the type
 
@@ -145,7 +162,7 @@ def _columns(spec: TypeSpec) -> list[tuple[str, StructField]]:
             keys.append(("instance_key", spec.instance_key))
     made = [(stored, StructField(name, StringType(), nullable=False)) for stored, name in keys]
     for field in spec.fields:
-        kind = SPARK_TYPES[field.storage]
+        kind = spark_type(field.storage)
         made.append((field.name, StructField(field.name, kind, nullable=field.nullable)))
     return made
 
@@ -160,6 +177,7 @@ _EXACT: dict[Storage, frozenset[str]] = {
     "bool": frozenset({"boolean"}),
     "datetime": frozenset({"timestamp"}),
     "date": frozenset({"date"}),
+    "time": frozenset(),  # a text, of which there are several for a time
     "bytes": frozenset({"binary"}),
     "json": frozenset(),
 }
@@ -188,7 +206,7 @@ def fitting_columns(df: DataFrame, spec: TypeSpec) -> DataFrame:
     nulls = {}
     if len({field.name.casefold() for field in own}) == len(own):
         nulls = {
-            field.name: SPARK_TYPES[fields[field.name].storage]
+            field.name: spark_type(fields[field.name].storage)
             for field in own
             if field.name in fields and _holds_nothing(df, field, fields[field.name])
         }
@@ -218,8 +236,7 @@ def source_rows(df: DataFrame, spec: TypeSpec, *, compared: bool) -> SourceRows:
     native = _native(df, spec)
     if native is not None or not compared:
         return SourceRows(df, native or {}, conformed=False)
-    stripped = _plain_spec(spec)
-    made = df.mapInArrow(ConformTask(stripped), _conformed_ddl(spec))
+    made = df.mapInArrow(ConformTask(spec.without_class()), _conformed_ddl(spec))
     return SourceRows(made, {name: F.col(quoted(name)) for name in row_schema(spec).names}, True)
 
 
@@ -245,11 +262,13 @@ def _native(df: DataFrame, spec: TypeSpec) -> dict[str, Column] | None:
 
 
 def _native_field(field: FieldSpec, source: str | None) -> Column | None:
-    target = SPARK_TYPES[field.storage].simpleString()
+    target = spark_type(field.storage).simpleString()
     if source is not None:
-        if source not in _EXACT[field.storage]:
+        if source not in _EXACT.get(field.storage, {target}):
             return None
         column = F.col(quoted(field.name))
+        if field.logical == "uuid":
+            return F.lower(column)
         return column if source == target else column.cast(target)
     if field.default is not MISSING:
         return _literal(field).cast(target)
@@ -260,6 +279,9 @@ def _literal(field: FieldSpec) -> Column:
     value = decode(field.type_spec, field.default)
     if field.storage == "json" and value is not None:
         value = dumps(value)
+    if isinstance(value, time):
+        value = leaf(value)
+    value = lowered(value)
     if isinstance(value, datetime):
         return F.timestamp_micros(F.lit(_micros(value)))
     return F.lit(value)
@@ -291,12 +313,16 @@ def _misfit(field: FieldSpec, column: Column) -> Column:
         bad = bad | (F.abs(column) >= F.lit(math.inf))
     elif field.storage == "str":
         bad = bad | ~F.is_valid_utf8(column)
+        if field.logical == "uuid":
+            bad = bad | ~column.rlike(UUID_TEXT.replace("$", r"\z"))
     elif field.storage == "date":
         days = F.unix_date(column)
         bad = bad | (days < _days(date.min)) | (days > _days(date.max))
     elif field.storage == "datetime":
         micros = F.unix_micros(column)
         bad = bad | (micros < _micros(_FIRST)) | (micros > _micros(_LAST))
+    if field.logical == "literal":
+        bad = bad | ~column.isin(list(scalar_spec(field.type_spec)["values"]))
     return F.coalesce(bad, F.lit(False))
 
 
@@ -347,6 +373,7 @@ class ConformTask:
 def _marked(
     rows: pa.RecordBatch, faults: Sequence[str | None], originals: Sequence[str | None]
 ) -> pa.RecordBatch:
+    rows = rows.cast(exchanged(rows.schema))
     arrays = [*rows.columns, pa.array(faults, pa.string()), pa.array(originals, pa.string())]
     return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, FAULTS, ORIGINAL])
 
@@ -354,14 +381,9 @@ def _marked(
 def row_ddl(spec: TypeSpec) -> str:
     """The row schema's columns, all nullable, as Spark declares them."""
     columns = [f"{quoted(name)} string" for name in spec.identity]
-    columns += [f"{quoted(f.name)} {SPARK_TYPES[f.storage].simpleString()}" for f in spec.fields]
+    columns += [f"{quoted(f.name)} {spark_type(f.storage).simpleString()}" for f in spec.fields]
     return ", ".join(columns)
 
 
 def _conformed_ddl(spec: TypeSpec) -> str:
     return f"{row_ddl(spec)}, {FAULTS} string, {ORIGINAL} string"
-
-
-def _plain_spec(spec: TypeSpec) -> TypeSpec:
-    """Without the user's class, which executors may not be able to import."""
-    return replace(spec, python_class=None)

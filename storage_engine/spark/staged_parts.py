@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.model.arrow import row_schema
+from storage_engine.model.columns import times_of_text
 from storage_engine.model.conform import Conformer, RowFault, SiftedBatch, conform
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
@@ -163,11 +164,9 @@ class _Run:
         if self._conformed:
             carried = _carried(batch)
             if not carried:
-                rows = pa.RecordBatch.from_arrays(own.columns, schema=row_schema(self._spec))
-                return SiftedBatch(rows, None, {})
+                return SiftedBatch(taken_back(own, row_schema(self._spec)), None, {})
             fits = _all_but(carried, batch.num_rows)
-            kept = own.filter(fits)
-            rows = pa.RecordBatch.from_arrays(kept.columns, schema=row_schema(self._spec))
+            rows = taken_back(own.filter(fits), row_schema(self._spec))
             return SiftedBatch(rows, fits, carried)
         if self._conformer is None:
             self._conformer = conform(self._spec, own.schema)
@@ -220,6 +219,27 @@ class _Run:
             self._store = open_store(target.uri, target.config)
         self._report.parts.append(target.stage(self._store, label, rows, path, inserted=inserted))
         path.unlink()
+
+
+def exchanged(schema: pa.Schema) -> pa.Schema:
+    """The Arrow columns in which rows go to Spark: a cast leads there, `taken_back` back."""
+    return pa.schema(
+        [
+            field.with_type(pa.string()) if pa.types.is_time(field.type) else field
+            for field in schema
+        ],
+        metadata=schema.metadata,
+    )
+
+
+def taken_back(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows that Spark hands over (`exchanged`), with these columns again."""
+    columns = []
+    for column_field in schema:
+        column = rows.column(column_field.name)
+        is_text = pa.types.is_time(column_field.type) and not pa.types.is_time(column.type)
+        columns.append(times_of_text(column) if is_text else column.cast(column_field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def sift_with_reasons(

@@ -144,7 +144,11 @@ def full_walk(world: World) -> Checkpoint:
             entries.setdefault(ref, []).append(entry_of(manifest, ref))
         for record in manifest.schema.get("registered", ()):
             ref = (record["kind"], record["type_name"])
-            schemas.setdefault(ref, {})[record["schema_version_id"]] = record
+            schemas.setdefault(ref, {})[record["schema_version_id"]] = {
+                **record,
+                "activation_commit_id": manifest.commit_id,
+                "created_at": manifest.created_at,
+            }
         if manifest.idempotency is not None:
             mark = manifest.idempotency
             marks[mark["app_id"]] = {"version": mark["version"], "commit_id": manifest.commit_id}
@@ -494,7 +498,7 @@ def test_a_stamp_without_a_format_gets_one(world: World) -> None:
     world.backend.write(layout.ENGINE, json.dumps(stamp).encode())
     world.open("writer").put(customer("x", age=1))
     assert world.document(layout.ENGINE) == stamp | {
-        "format": 2,
+        "format": 3,
         "write_id": world.document(layout.ENGINE)["write_id"],
     }
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
 from storage_engine.model import TypeSpec, row_schema
-from storage_engine.model.arrow import ARROW_TYPES, objects_to_table
+from storage_engine.model.arrow import objects_to_table
+from storage_engine.model.columns import arrow_type
+from storage_engine.model.decimals import MAX_PRECISION
 from storage_engine.model.declarations import spec_of
 from storage_engine.model.expressions import NUMBERS, Operand
+from storage_engine.model.scalars import lowered
 from storage_engine.model.validation import INT64_MAX, INT64_MIN
 from storage_engine.query.aggregates import (
     Aggregate,
@@ -159,7 +163,7 @@ class Model:
         ]
         kinds = result_kinds(spec)
         columns = [
-            pa.array([answer[n] for answer in answers], ARROW_TYPES[kind])  # type: ignore[index]
+            pa.array([answer[n] for answer in answers], arrow_type(kind))
             for n, (_, kind) in enumerate(kinds)
         ]
         return pa.Table.from_arrays(columns, names=[name for name, _ in kinds])
@@ -240,7 +244,10 @@ def _compute(one: Aggregate, members: Sequence[Any]) -> Any:
     else:
         values = [_sorted_by(one.operand, thing) for thing in members]
     found = evaluator.aggregate(one.function, values)
-    if isinstance(found, int) and not INT64_MIN <= found <= INT64_MAX:
+    too_large = isinstance(found, int) and not INT64_MIN <= found <= INT64_MAX
+    if isinstance(found, Decimal) and one.function == "sum":
+        too_large = len(found.as_tuple().digits) > MAX_PRECISION
+    if too_large:
         raise OverflowError(f"{one!r} is {found}")
     return found
 
@@ -283,7 +290,7 @@ def _described(version: Version) -> dict[str, Any]:
         "type_name": spec.name,
         **dict(zip(names, version.identity, strict=True)),
         "fields": {
-            f.name: values[f.name]
+            f.name: lowered(values[f.name])
             if f.storage != "json" or version.row[f.name] is None
             else orjson.loads(version.row[f.name])
             for f in spec.fields

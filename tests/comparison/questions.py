@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from storage_engine.errors import IntegrityError
 from storage_engine.model.declarations import spec_of
-from storage_engine.model.expressions import NUMBERS, ORDERED, SCALARS, Filter
+from storage_engine.model.expressions import (
+    NUMBERS,
+    ORDERED,
+    SCALARS,
+    Filter,
+    TypePlace,
+    base_kind,
+    base_kinds,
+)
+from storage_engine.model.field_types import is_uuid
 from storage_engine.query import aggregates
 from storage_engine.query.aggregates import Aggregate, Having
 from storage_engine.query.builder import Query
@@ -24,6 +33,7 @@ from tests.comparison.model import Model, Seen, Version, comparable, versioned_s
 from tests.comparison.schemas import Schema, Type
 from tests.comparison.storages import Storage
 from tests.comparison.values import LITERALS, Pool, Ref, Values
+from tests.query.worlds import REFS
 
 Mode = Literal["latest", "as_of", "instant", "history", "since"]
 
@@ -314,10 +324,21 @@ class Asking:
 
     def literals(self, ref: Ref, kinds: frozenset[str]) -> Values:
         """Values to compare a place of such kinds with."""
-        made = [LITERALS[kind](self.pool) for kind in sorted(kinds & ORDERED)]
+        made = _literals(self.pool, ref.place)
         known = [v for v in self.known(ref) if not isinstance(v, bool | list | dict)]
-        fitting = [v for v in known if type(v).__name__ in kinds]
+        fitting = [v for v in known if type(v).__name__.lower() in base_kinds(kinds)]
         return st.one_of(*([st.sampled_from(fitting)] if fitting else []), *made)
+
+
+def _literals(pool: Pool, place: TypePlace) -> list[Values]:
+    """By the kinds of a place; enums and UUIDs take no others than their own."""
+    members = [spec for spec, _ in place.members]
+    own = [st.sampled_from(spec["values"]) for spec in members if spec["kind"] == "literal"]
+    own += [REFS for spec in members if is_uuid(spec)]
+    if own:
+        return own
+    kinds = sorted(base_kinds(place.kinds) & ORDERED)
+    return [LITERALS[kind](pool) for kind in kinds]
 
 
 @st.composite
@@ -352,17 +373,17 @@ def _tests(asking: Asking, ref: Ref) -> list[Making]:
     found: list[Making] = [lambda: st.sampled_from([ref.is_null(), ref.is_not_null()])]
     if "bool" in kinds:
         found.append(lambda: st.sampled_from([ref.is_true(), ref.is_false()]))
-    if kinds & ORDERED:
+    if base_kinds(kinds) & ORDERED:
         found += [partial(_compared, asking, ref, op) for op in _OPS]
         found.append(lambda: st.lists(asking.literals(ref, kinds), max_size=3).map(ref.in_))
-    if "str" in kinds:
+    if ref.place.holds_text:
         found.append(lambda: _parts(asking, ref).map(ref.startswith))
         found.append(lambda: _parts(asking, ref).map(ref.endswith))
     if "list" in kinds:
         element = ref.place.items(repr(ref)).kinds
-        if element & SCALARS or "str" in kinds:
+        if base_kinds(element) & SCALARS or "str" in kinds:
             found.append(lambda: _elements(asking, ref, element).map(ref.contains))
-    elif "str" in kinds:
+    elif ref.place.holds_text:
         found.append(lambda: _parts(asking, ref).map(ref.contains))
     return found
 
@@ -376,7 +397,7 @@ def _elements(asking: Asking, ref: Ref, element: frozenset[str]) -> Values:
     held = [v for items in asking.known(ref) if isinstance(items, list) for v in items]
     held = [v for v in held if type(v).__name__ in element & SCALARS]
     made = [st.sampled_from(held)] if held else []
-    made += [LITERALS[kind](asking.pool) for kind in sorted(element & ORDERED)]
+    made += _literals(asking.pool, ref.place.items(repr(ref)))
     made += [st.booleans()] if "bool" in element else []
     made += [asking.pool.texts] if "str" in ref.operand.kinds else []
     return st.one_of(*made)
@@ -530,7 +551,11 @@ def _aggregates(asking: Asking, places: Sequence[Ref]) -> list[Aggregate]:
                 found.append(aggregates.sum(ref))
             if asking.pool.exact:
                 found.append(aggregates.avg(ref))
-        if _sortable(ref) and value_kind(ref.operand) in ORDERED:
+        if base_kinds(kinds) == {"decimal"}:
+            found.append(aggregates.sum(ref))
+            if kinds == {"decimal(9,2)"}:  # of longer ones the last bit may differ
+                found.append(aggregates.avg(ref))
+        if _sortable(ref) and base_kind(value_kind(ref.operand)) in ORDERED:
             found += [aggregates.min(ref), aggregates.max(ref)]
         if "list" in kinds:
             found.append(aggregates.avg_len(ref))
@@ -539,7 +564,7 @@ def _aggregates(asking: Asking, places: Sequence[Ref]) -> list[Aggregate]:
 
 def _conditions(asking: Asking, columns: st.SearchStrategy[Aggregate]) -> st.SearchStrategy[Having]:
     def compared(one: Aggregate) -> st.SearchStrategy[Having]:
-        values = LITERALS[one.kind](asking.pool)
+        values = LITERALS[base_kind(one.kind)](asking.pool)
         if one.operand is not None and one.function in ("min", "max"):
             known = [v for t in asking.things if (v := _maybe(one, t)) is not None]
             values = st.sampled_from(known) | values if known else values

@@ -8,14 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time
+from decimal import Decimal
 from functools import cached_property
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from uuid import UUID
 
 from hypothesis import strategies as st
 
 from storage_engine.model import FieldRef
-from tests.query.worlds import DAYS, FLOATS, INTS, MOMENTS, NASTY, RAWS, TEXTS
+from storage_engine.model.decimals import Precision
+from tests.query.worlds import (
+    CLOCKS,
+    COLOURS,
+    DAYS,
+    DECIMALS,
+    FLOATS,
+    HUGE,
+    INTS,
+    LEVELS,
+    MOMENTS,
+    MONEY,
+    NASTY,
+    RAWS,
+    REFS,
+    TEXTS,
+    Colour,
+    Level,
+)
 
 Ref = FieldRef[Any]
 Values = st.SearchStrategy[Any]
@@ -40,6 +60,8 @@ class Inner(TypedDict):
 
 
 class Part(TypedDict):
+    price: NotRequired[Annotated[Decimal, Precision(9, 2)]]
+    colour: NotRequired[Colour]
     kind: str
     n: NotRequired[int | float]
     day: NotRequired[date]
@@ -82,7 +104,8 @@ class Pool:
     @cached_property
     def parts(self) -> Values:
         return st.fixed_dictionaries(
-            {"kind": self.texts}, optional={"n": self.numbers, "day": DAYS}
+            {"kind": self.texts},
+            optional={"n": self.numbers, "day": DAYS, "price": MONEY, "colour": COLOURS},
         )
 
 
@@ -148,6 +171,13 @@ _SCALARS = [
     Kind(datetime, lambda _: MOMENTS),
     Kind(date, lambda _: DAYS),
     Kind(bytes, lambda _: RAWS),
+    Kind(Annotated[Decimal, Precision(9, 2)], lambda _: MONEY),
+    Kind(Annotated[Decimal, Precision(38, 9)], lambda _: HUGE),
+    Kind(time, lambda _: CLOCKS),
+    Kind(Colour, lambda _: COLOURS),
+    Kind(Level, lambda _: LEVELS),
+    Kind(Literal["a", "b"], lambda _: st.sampled_from(["a", "b"])),
+    Kind(UUID, lambda _: REFS),
 ]
 _NESTED = [
     Kind(int | str, lambda p: p.ints | p.texts),
@@ -175,6 +205,8 @@ _NESTED = [
             lambda f: f.any_path("kind"),
             lambda f: f.any_path("n"),
             lambda f: f.any_path("day"),
+            lambda f: f.any_path("price"),
+            lambda f: f.any_path("colour"),
         ),
     ),
 ]
@@ -197,4 +229,6 @@ LITERALS: dict[str, Callable[[Pool], Values]] = {
     "datetime": lambda _: MOMENTS,
     "date": lambda _: DAYS,
     "bytes": lambda _: RAWS,
+    "decimal": lambda _: DECIMALS,
+    "time": lambda _: CLOCKS,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.storage import events
 from ontologia_dagster.storage import events as liveness
+from ontologia_dagster.storage.maintenance import prometheus
 from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import ConfigurationError
 from tests.dagster import shop
@@ -210,7 +212,7 @@ def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None
 def test_a_look_costs_the_same_however_much_is_pending(
     ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the sensor of events, and of that of conditions."""
+    """Of the sensor of events, of that of conditions, and of the figures of the bus."""
     instance = dg.DagsterInstance.ephemeral()
     place(ontology, *(f"o{number}" for number in range(400)))
     asked: list[int] = []
@@ -230,6 +232,14 @@ def test_a_look_costs_the_same_however_much_is_pending(
     [request] = seen.run_requests
     assert request.tags["ontologia/events_due"] == "400"
     assert "400 events left to handle" in request.tags["ontologia/events"]
+    assert sum(asked) <= 60
+    asked.clear()
+    text = prometheus(ontology, [MODELS])
+    assert re.findall(r"^ontologia_events_(pending|due|more)\{.*\} (\d+)$", text, re.M) == [
+        ("pending", "400"),
+        ("more", "0"),
+        ("due", "400"),
+    ]
     assert sum(asked) <= 60
 
 

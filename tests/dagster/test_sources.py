@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import pytest
 from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.declaration import OntologyAsset, PartitionSpec, SourceSpec
+from ontologia_dagster.ingestion import source_files
 from ontologia_dagster.ingestion.asset import build_type, ingestion_asset
-from ontologia_dagster.ingestion.provenance import source_fingerprint
+from ontologia_dagster.ingestion.provenance import source_fingerprint, source_fingerprints
 from ontologia_dagster.ingestion.source_files import SourceFiles, alternatives
 from ontologia_dagster.resources.ontology import OntologyResource
+from ontologia_dagster.storage.storage_defs import build_platform
+from storage_engine import OntologiaConfig
 from tests.dagster.world import MODELS, customers, evaluated, resources
 from tests.servers import S3Server
 
@@ -233,6 +238,71 @@ def test_static_partitions_and_sources_that_nobody_can_tell(tmp_path: Path) -> N
     assert blind.tick() == []
     assert blind.said is not None
     assert "give it a fingerprint" in blind.said
+
+
+def test_partitions_of_a_run_are_looked_at_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = local(tmp_path)
+    keys = [f"2013-0{month}-01" for month in range(1, 5)]
+    for key in keys[:3]:
+        place.put(f"{key}.csv", key)
+    all_at_once = threading.Barrier(len(keys), timeout=60)
+    look = SourceFiles._at
+
+    def waiting(self: SourceFiles, path: str) -> Any:
+        all_at_once.wait()
+        return look(self, path)
+
+    monkeypatch.setattr(SourceFiles, "_at", waiting)
+    prints = source_fingerprints(months(place, "{partition_key}.csv"), keys, place.ontology)
+    monkeypatch.undo()
+    assert prints == {key: place.fingerprint(f"{key}.csv") for key in keys}
+    assert prints["2013-04-01"] is None
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """Takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("sensor", ["customer_source", "log_tail", "events", "conditions"])
+def test_a_server_that_does_not_answer_fails_the_tick_with_what_to_do(
+    sensor: str, silent_server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the time that a tick has: of a source after the longest wait for an answer, of a
+    storage after three requests."""
+    assert source_files._ANSWER_S <= 30
+    assert 3 * OntologiaConfig().s3_request_timeout_s <= 30
+    monkeypatch.setattr(source_files, "_ANSWER_S", 0.3)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    endpoint = f"http://127.0.0.1:{silent_server}"
+    ontology = OntologyResource(
+        storage_uri="s3://bucket/store",
+        s3=S3Resource(endpoint_url=endpoint, region_name="us-east-1"),
+        engine_options={"s3_request_timeout_s": 0.05},
+    )
+    source = SourceSpec(paths=["s3a://bucket/in/*.csv"])
+    declared = OntologyAsset(type="Customer", models=MODELS, source=source, watch_source=True)
+    definitions = build_platform([declared], handlers=[MODELS])
+    name = sensor if sensor.endswith("_source") else f"ontology_{sensor}"
+    with pytest.raises(dg.Failure) as caught:
+        evaluated(definitions, name, resources(ontology), dg.DagsterInstance.ephemeral())
+    assert endpoint in str(caught.value.description)
+    assert caught.value.allow_retries
+
+
+def test_a_bucket_that_is_not_there_fails_the_tick(moto_s3: S3Server) -> None:
+    ontology = on_s3(moto_s3).ontology
+    source = SourceSpec(paths=["s3a://no-such-bucket/in/*.csv"])
+    declared = OntologyAsset(type="Customer", models=MODELS, source=source, watch_source=True)
+    with pytest.raises(dg.Failure) as caught:
+        Watched(declared, ontology).tick()
+    assert "s3://no-such-bucket/in/ cannot be listed: " in str(caught.value.description)
+    assert not caught.value.allow_retries
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from datetime import date, datetime
-from typing import Any, ClassVar, Literal, TypedDict, TypeVar
+from decimal import Decimal
+from enum import Enum, IntFlag
+from typing import Annotated, Any, ClassVar, Literal, TypedDict, TypeVar
+from uuid import UUID
 
 import pytest
 
 from storage_engine.errors import TypeDeclarationError
 from storage_engine.model import Entity, Event, Field, Relation, spec_of
+from storage_engine.model.decimals import Precision
 
 
 class Person(Entity):
@@ -258,13 +262,29 @@ class WithTuple(TypedDict):
     pair: tuple[int, int]
 
 
+class Mixed(Enum):
+    TEXT = "a"
+    NUMBER = 1
+
+
+class Bits(IntFlag):
+    A = 1
+
+
 UNSUPPORTED = [
     (tuple[int, ...], "use list[...]"),
     (set[str], "use list[...]"),
     (list, "does not say what it holds"),
     (dict, "does not say what it holds"),
     (complex, "complex is not a type that can be stored"),
-    (Literal["a"], "is not a type that can be stored"),
+    (Literal["a", 1], "must be all str or all int"),
+    (Literal[True], "must be all str or all int"),
+    (Decimal, "does not say how many digits it has; write for example Field(precision=12"),
+    (Annotated[Decimal, Precision(9, 2)] | int, "Decimal(9, 2) and int cannot be told apart"),
+    (UUID | str, "UUID and str cannot be told apart"),
+    (Literal["a"] | str, "cannot be told apart"),
+    (Mixed, "the values of Mixed must be all str or all int"),
+    (Bits, "Bits is a Flag"),
     (Person, "Person is not a type that can be stored"),
     (T, "is not a type that can be stored"),
     (dict[int, str], "dict keys must be str, not int"),
@@ -289,6 +309,12 @@ def test_unsupported_annotation(annotation: Any, said: str):
 
 
 BAD_FIELDS = [
+    (Field[int], Field(precision=3, scale=1), "precision and scale are for a Decimal"),
+    (Field[Decimal], Field(precision=3), "has one of precision and scale"),
+    (Field[Decimal], Field(precision=39, scale=0), "the precision of a Decimal is 1 to 38 digits"),
+    (Field[Decimal], Field(precision=3, scale=4), "the scale of a Decimal is 0 to its precision"),
+    (Field[Decimal], Field(precision=3, scale=1, default=0.5), "is a float, which is not exact"),
+    (Field[Literal["a"]], "b", "the default does not fit its type: is none of 'a'"),
     (int, None, "is annotated as int; write Field[int]"),
     (Field, None, "Field does not say what it holds"),
     (Field[int], Field(bogus=1), "Field has no option bogus"),  # type: ignore[arg-type]

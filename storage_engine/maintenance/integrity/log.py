@@ -222,7 +222,7 @@ class LogCheck:
         if log.commits and log.complete:
             path, newest = log.commits[-1]
             for ref, top in self._type_heads(path, newest).items():
-                if touched.get(ref) != top.commit_id:
+                if touched.get(ref) != (None if top.empty else top.commit_id):
                     message = (
                         f"{ref[1]} was last touched by {touched.get(ref)}, not {top.commit_id}"
                     )

@@ -46,8 +46,9 @@ from storage_engine.repository.object.read.executor import Engine, ObjectExecuto
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.read.plan import CommitWindow
-from storage_engine.repository.object.stamp import Stamp, migrate, read_stamp, stamp_for
+from storage_engine.repository.object.stamp import Stamp, bring_forward, read_stamp, stamp_for
 from storage_engine.repository.object.write.commit import CommitRun, Parts
+from storage_engine.repository.object.write.migrate import MigrationRun
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
     LATEST,
@@ -63,6 +64,8 @@ from storage_engine.repository.protocol import (
     no_staging,
 )
 from storage_engine.schema.catalogs import catalog_writes, known_types, write_types_anew
+from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +241,10 @@ class ObjectRepository(ABC):
     def stored_types(self, refs: Sequence[TypeRef]) -> list[TypeSpec]:
         return self._stored_types(self.chain.read_head().head, refs)
 
+    def type_histories(self, refs: Sequence[TypeRef] | None = None) -> dict[TypeRef, TypeHistory]:
+        head = self.chain.read_head().head
+        return stored_schema.type_histories(self.chain, self._documents, head, refs)
+
     def _type_refs(self, head: Head) -> Set[TypeRef]:
         return stored_schema.type_refs(self.chain, head)
 
@@ -285,23 +292,34 @@ class ObjectRepository(ABC):
         self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
-            self._stamp = migrate(self.store, self._stamp)
+            self._stamp = bring_forward(self.store, self._stamp)
             self.lock.holder = {**self._holder, **request.holder}
-            run = CommitRun(
-                Parts(
-                    self.chain,
-                    self.publisher,
-                    self._versions,
-                    self._resident,
-                    self._duck,
-                    self._config,
-                    self.engine_version,
-                    self._check_log,
-                ),
-                request,
-            )
+            run = CommitRun(self._parts(), request)
             with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
                 return run.run()
+
+    def migrate(self, request: MigrationRequest) -> MigrationOutcome:
+        self._owner.check()
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
+        with self._commit_mutex:
+            self._stamp = bring_forward(self.store, self._stamp)
+            self.lock.holder = {**self._holder, **request.holder}
+            executor = ObjectExecutor(self._query_engine)
+            migration = MigrationRun(self._parts(), self._documents, executor, request)
+            with migration, migration:
+                return migration.run()
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self.chain,
+            self.publisher,
+            self._versions,
+            self._resident,
+            self._duck,
+            self._config,
+            self.engine_version,
+            self._check_log,
+        )
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
@@ -420,7 +438,8 @@ class ObjectRepository(ABC):
     def storage_info(self) -> dict[str, Any]:
         version = self.chain.read_head()
         head = version.head
-        heads = sorted(self.chain.type_heads_at(head).items())
+        all_heads = self.chain.type_heads_at(head)
+        heads = sorted((ref, all_heads[ref]) for ref in self._type_refs(head))
         named = dict(zip(labels([ref for ref, _ in heads]), heads, strict=True))
         info: dict[str, Any] = {
             "backend": self.backend,
@@ -449,7 +468,7 @@ class ObjectRepository(ABC):
                     "type_kind": ref[0],
                     "current_schema_version_id": top.schema_version_id,
                     "activation_commit_id": top.activation_commit_id,
-                    "historical_versions": list(range(1, top.schema_version_id)),
+                    "historical_versions": [v.schema_version_id for v in top.past_versions],
                 }
                 for label, (ref, top) in named.items()
             }

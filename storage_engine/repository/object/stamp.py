@@ -103,7 +103,7 @@ def is_stamped(data: bytes, engine_version: str) -> bool:
     return stamp == (BACKEND, engine_version, FORMAT)
 
 
-def migrate(store: ObjectStore, stamp: Stamp) -> Stamp:
+def bring_forward(store: ObjectStore, stamp: Stamp) -> Stamp:
     """Bring the storage to the current format; called before writing, free when it is there."""
     while stamp.format < FORMAT:
         _STEPS[stamp.format](store, stamp)
@@ -115,6 +115,8 @@ def _raise_format(store: ObjectStore, stamp: Stamp) -> None:
     """0 -> 1: a v1 storage from before engine versions gets its stamp.
     1 -> 2: nothing that is there changes; what is written from now on (hashes along the chain,
     marks in head, buckets, pages) must not be written over by a program that does not know it.
+    2 -> 3: the same. A program that does not know of migrations and dropped types would read rows
+    of another version, and write to types that have ended.
     """
     write_id = layout.new_write_id()
     data = stamp_bytes(store, stamp.engine_version, write_id)
@@ -132,7 +134,9 @@ def _raise_format(store: ObjectStore, stamp: Stamp) -> None:
     write_conditionally(store, layout.ENGINE, data, write_id=write_id, etag=etag)
 
 
-_STEPS: dict[int, Callable[[ObjectStore, Stamp], None]] = {0: _raise_format, 1: _raise_format}
+_STEPS: dict[int, Callable[[ObjectStore, Stamp], None]] = dict.fromkeys(
+    range(FORMAT), _raise_format
+)
 
 
 def _check(uri: str, stamp: Stamp) -> None:

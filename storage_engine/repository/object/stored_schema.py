@@ -10,8 +10,9 @@ in another order is read with the order and ids that the files have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -23,9 +24,11 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
+from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.errors import (
     IntegrityError,
     SchemaMetadataError,
+    TypeDroppedError,
     UnsupportedTypeError,
 )
 from storage_engine.model.canonical import canonical_json
@@ -42,6 +45,8 @@ from storage_engine.model.spec import (
 from storage_engine.objectstore.protocol import ObjectNotFound
 from storage_engine.repository.object.read.files import same_values
 from storage_engine.schema.diff import outdated
+from storage_engine.schema.history import SchemaVersion, TypeHistory
+from storage_engine.schema.migration import StoredState
 
 _NULLABLE: dict[Storage, Any] = {
     "str": build_type_spec(str | None),
@@ -57,8 +62,8 @@ _NULLABLE: dict[Storage, Any] = {
 
 
 def type_refs(chain: Chain, head: Head) -> Set[TypeRef]:
-    """Kind and name of the types that the storage has."""
-    return chain.type_heads_at(head).keys()
+    """Kind and name of the types that the storage has, without those that were dropped."""
+    return LiveTypes(chain.type_heads_at(head))
 
 
 def stored_types(
@@ -66,7 +71,8 @@ def stored_types(
 ) -> list[TypeSpec]:
     """Of the named types those that the storage has."""
     heads = chain.type_heads_at(head)
-    asked = [(ref, heads[ref]) for ref in refs if ref in heads]
+    tops = [(ref, heads.get(ref)) for ref in refs]
+    asked = [(ref, top) for ref, top in tops if top is not None and not top.is_dropped]
     return chain.store.parallel.map(lambda item: _stored(chain, documents, head, *item), asked)
 
 
@@ -84,6 +90,78 @@ def _stored(
         if spec.ref == ref:
             return spec
     return _from_file(ref, *_newest_file(chain, ref, top))
+
+
+def type_histories(
+    chain: Chain, documents: Documents, head: Head, refs: Sequence[TypeRef] | None
+) -> dict[TypeRef, TypeHistory]:
+    """The schema versions of types, dropped ones included. One of another implementation has the
+    version that is current, and no other is known."""
+    heads = chain.type_heads_at(head)
+    asked = sorted(heads) if refs is None else list(dict.fromkeys(refs))
+    records = state.schema_records(chain, head, asked)
+    histories = {}
+    for ref in asked:
+        top = heads.get(ref)
+        if top is None:
+            continue
+        versions = records.get(ref) or {}
+        if top.schema_version_id in versions:
+            histories[ref] = _history(ref, top, versions)
+        else:
+            spec = _stored(chain, documents, head, ref, top)
+            version = SchemaVersion(
+                top.schema_version_id,
+                spec,
+                top.schema_sha256 or spec.schema_sha256,
+                top.activation_commit_id,
+            )
+            histories[ref] = TypeHistory(*ref, (version,))
+    return histories
+
+
+def _history(ref: TypeRef, top: TypeHead, versions: Mapping[int, Mapping[str, Any]]) -> TypeHistory:
+    kind, name = ref
+    last = versions[max(versions)]
+    made = []
+    for number in sorted(versions):
+        record = versions[number]
+        spec = recorded_spec(ref, replace(top, schema_version_id=number), record)
+        made.append(
+            SchemaVersion(
+                number,
+                spec,
+                record.get("schema_sha256") or spec.schema_sha256,
+                record["activation_commit_id"],
+                record.get("superseded_at_commit_id"),
+                record.get("created_at"),
+            )
+        )
+    return TypeHistory(
+        kind,
+        name,
+        tuple(made),
+        dropped_commit_id=top.dropped_commit_id,
+        purged=top.is_dropped and bool(last.get("purged")),
+        renamed_to=top.renamed_to,
+        renamed_from=versions.get(top.first_version_id, {}).get("renamed_from"),
+    )
+
+
+def stored_state(
+    chain: Chain, documents: Documents, head: Head
+) -> Callable[[TypeRef], StoredState | None]:
+    """What a migration is planned on, as of a head."""
+    heads = chain.type_heads_at(head)
+
+    def state_of(ref: TypeRef) -> StoredState | None:
+        top = heads.get(ref)
+        if top is None:
+            return None
+        digest = top.schema_sha256 or _stored(chain, documents, head, ref, top).schema_sha256
+        return StoredState(top.schema_version_id, digest, top.is_dropped)
+
+    return state_of
 
 
 def recorded_spec(ref: TypeRef, top: TypeHead, record: Mapping[str, Any]) -> TypeSpec:
@@ -181,7 +259,12 @@ def aligned(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> T
 
 
 def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> bool:
-    """Refuse a class that differs from what is stored; True when nothing is stored of it yet."""
+    """Refuse a class that differs from what is stored, and one of a type that was dropped; True
+    when nothing is stored of it yet."""
+    if top is not None and top.dropped_commit_id is not None:
+        raise TypeDroppedError(
+            type=spec.name, dropped_commit_id=top.dropped_commit_id, renamed_to=top.renamed_to
+        )
     if top is None or not top.schema_sha256:
         return True
     if top.schema_sha256 == spec.schema_sha256:

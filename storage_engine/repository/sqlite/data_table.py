@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.arrow import row_schema
+from storage_engine.model.columns import times_of_text
 from storage_engine.model.decimals import decimal_type
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import ReadWindow, TypeInput
@@ -54,8 +55,10 @@ def to_values(column: pa.Array, storage: str) -> list[Any]:
 
 def from_values(values: Sequence[Any], storage: str, arrow_type: pa.DataType) -> pa.Array:
     """What `to_values` made, as the Arrow column it came from."""
-    if storage in ("datetime", "date", "time"):
+    if storage in ("datetime", "date"):
         return pa.array(values, pa.string()).cast(arrow_type)
+    if storage == "time":
+        return times_of_text(pa.array(values, pa.string()))
     decimals = decimal_type(storage)
     if decimals is not None:
         read = [None if v is None else decimals.from_sqlite(v) for v in values]

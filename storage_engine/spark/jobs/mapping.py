@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -230,6 +231,10 @@ def _converted(
             return F.when(source.rlike(_NUMBER), source.try_cast(declared))
         case BinaryType():
             return F.encode(source, "UTF-8")
+        case DecimalType():
+            # Spark would round; zeros at the end are no digits that are lost.
+            whole = rf"^\s*[+-]?[0-9]*(\.[0-9]{{0,{declared.scale}}}0*)?\s*$"
+            return F.when(source.rlike(whole), source.try_cast(declared))
         case ArrayType() | StructType() | MapType():
             return F.from_json(source, declared.simpleString())
         case _:

@@ -191,9 +191,20 @@ class Versions:
         return self.resolve_all([spec], head, trust_index=trust_index)[0]
 
     def resolve_all(
-        self, specs: Sequence[TypeSpec], head: Head, *, trust_index: bool = True
+        self,
+        specs: Sequence[TypeSpec],
+        head: Head,
+        *,
+        trust_index: bool = True,
+        only: int | None = None,
+        upto: int | None = None,
+        history: bool = False,
     ) -> list[Resolution]:
-        """The same for several types, which costs no more hops."""
+        """The same for several types, which costs no more hops.
+
+        `only`: of the first type the entries of that schema version. What is read of them is the
+        latest as of `upto`, or of head; with `history` all.
+        """
         refs = [spec.ref for spec in specs]
         if trust_index:
             resolutions = resolve(
@@ -202,18 +213,39 @@ class Versions:
         else:
             resolutions = resolve_from_chain(self._chain, head, refs)
         return [
-            self._current(spec, head, resolution)
-            for spec, resolution in zip(specs, resolutions, strict=True)
+            self._readable(
+                spec, head, resolution, only=only if n == 0 else None, upto=upto, history=history
+            )
+            for n, (spec, resolution) in enumerate(zip(specs, resolutions, strict=True))
         ]
 
-    def _current(self, spec: TypeSpec, head: Head, resolution: Resolution) -> Resolution:
+    def _readable(
+        self,
+        spec: TypeSpec,
+        head: Head,
+        resolution: Resolution,
+        *,
+        only: int | None,
+        upto: int | None,
+        history: bool,
+    ) -> Resolution:
+        """The entries of the version that is asked for, of the current one, or (v1) of all since
+        the type was created. A migration has written the latest rows anew: to find these, nothing
+        before it is looked at."""
         if resolution.warning is not None:
             self._warn(resolution.warning)
-        if self._v1:
-            return resolution
         top = self.type_head(spec, head)
-        current = top.schema_version_id if top is not None else None
-        kept = tuple(e for e in resolution.entries if e.schema_version_id == current)
+        entries = resolution.entries
+        if only is not None:
+            kept = tuple(e for e in entries if e.schema_version_id == only)
+        elif top is None or top.is_dropped:
+            kept = ()
+        elif self._v1 and not top.past_versions:
+            return resolution  # also where another implementation counts versions in its own way
+        elif self._v1 and (history or (upto is not None and upto < top.activation_commit_id)):
+            kept = tuple(e for e in entries if e.schema_version_id >= top.first_version_id)
+        else:
+            kept = tuple(e for e in entries if e.schema_version_id == top.schema_version_id)
         return Resolution(kept, resolution.fallback, resolution.warning)
 
     @contextmanager

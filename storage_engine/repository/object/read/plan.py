@@ -277,11 +277,13 @@ def holds_only_nulls(file: CommitFile, field: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CommitWindow:
-    """Commits after `since`, up to `upto`; all versions, or the newest of each identity."""
+    """Commits after `since`, up to `upto`; all versions, or the newest of each identity. Of the
+    queried type those of one schema version only, where that is named."""
 
     upto: int
     since: int = 0
     history: bool = False
+    schema_version: int | None = None
 
     def condition(self, entries: Sequence[Entry]) -> str:
         """What of it the entries alone do not say."""
@@ -372,7 +374,7 @@ def plan_type(
         pruned={reason: count for reason, count in pruned.items() if count},
         fallback=resolution.fallback,
         warning=resolution.warning,
-        diagnostics=() if v1 else _before_activation(top, window),
+        diagnostics=_remarks(top, window, v1=v1),
     )
 
 
@@ -406,9 +408,14 @@ def _ranges(keys: pa.Table | None) -> dict[str, KeyRange]:
     return {name: KeyRange(b["min"], b["max"]) for name, b in bounds.items()}
 
 
-def _before_activation(top: TypeHead | None, window: CommitWindow) -> tuple[Diagnostic, ...]:
-    """Typed reads cover the current schema version, of which there was nothing yet."""
-    if top is None or window.upto >= top.activation_commit_id:
+def _remarks(top: TypeHead | None, window: CommitWindow, *, v1: bool) -> tuple[Diagnostic, ...]:
+    """Typed reads cover the current schema version (v1: all), of which there is nothing any more,
+    or was nothing yet."""
+    if top is None or window.schema_version is not None:
+        return ()
+    if top.is_dropped:
+        return ({"reason": "type_dropped", "dropped_commit_id": top.dropped_commit_id},)
+    if v1 or window.upto >= top.activation_commit_id:
         return ()
     return (
         {

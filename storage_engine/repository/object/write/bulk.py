@@ -19,11 +19,13 @@ import pyarrow.compute as pc
 
 from storage_engine.commitlog.ranges import KeyRange, ascending
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead
+from storage_engine.errors import SchemaOutdatedError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck, Stream, quoted
 from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.read.latest import Versions
+from storage_engine.repository.object.stored_schema import FIRST_VERSION
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
     encode_file,
@@ -112,6 +114,9 @@ class BulkInput:
 
     def parts(self, head: Head, top: TypeHead | None, *, snapshot: Snapshot | None) -> BulkParts:
         """The new and changed rows as of `head`."""
+        version = top.schema_version_id if top is not None else FIRST_VERSION
+        if version != self._schema_version_id:
+            raise version_moved(self._spec, version, self._schema_version_id)
         if not self._spool.parts:
             return self._spool
         as_of = top.commit_id if top is not None else 0
@@ -256,6 +261,16 @@ class BulkInput:
             self._spec, rows, path, schema_version_id=self._schema_version_id, inserted=inserted
         )
         return part, stage(self._spec, part) if stage is not None else None
+
+
+def version_moved(spec: TypeSpec, now: int, staged: int) -> SchemaOutdatedError:
+    """What a writer is told whose rows were encoded for a version that is not current any more."""
+    return SchemaOutdatedError(
+        f"{spec.name} got another schema version while its rows were staged (now {now}, staged "
+        f"for {staged}); nothing was published, write the data again",
+        type=spec.name,
+        stored_version=now,
+    )
 
 
 def in_memory(spec: TypeSpec, rows: int, file_bytes: int) -> int:

@@ -30,7 +30,12 @@ from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.files import versioned_schema
 from storage_engine.repository.object.read.latest import Resident, ResidentType, Versions
-from storage_engine.repository.object.stored_schema import FIRST_VERSION, aligned, layout_sha256
+from storage_engine.repository.object.stored_schema import (
+    FIRST_VERSION,
+    aligned,
+    check_schema,
+    layout_sha256,
+)
 from storage_engine.repository.object.write.bulk import BulkInput, BulkParts, PartsSource
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
@@ -145,6 +150,8 @@ class CommitRun:
             if earlier is not None:
                 raise _AlreadyApplied(earlier)  # before anything is read or staged
         heads = self._chain.type_heads_at(head)
+        for item in streams:  # before all of it is read for nothing
+            check_schema(self._chain, head, item.spec, heads.get(item.spec.ref))
         schema_versions = {item.spec.ref: _version(heads.get(item.spec.ref)) for item in streams}
         if self._engine_version == "v2":
             self._staging = Staging(
@@ -230,7 +237,8 @@ class CommitRun:
         if spooled and self._staging is not None:
             self._staging.check(spooled)
         files = [
-            replace(f, previous=_previous(heads.get(f.ref), base.head)) for f in [*files, *staged]
+            replace(f, previous=previous_commit(heads.get(f.ref), base.head))
+            for f in [*files, *staged]
         ]
         return Draft(
             files=files,
@@ -300,13 +308,14 @@ class CommitRun:
 
     def _type_head(self, spec: TypeSpec, before: TypeHead | None, commit_id: int) -> TypeHead:
         """Commit id and path are the publisher's; version and schema are ours."""
-        return TypeHead(
-            commit_id=commit_id,
-            manifest_path="",
-            schema_version_id=_version(before),
-            schema_sha256=(before.schema_sha256 if before else "") or spec.schema_sha256,
-            activation_commit_id=before.activation_commit_id if before else commit_id,
-            layout_sha256=(before.layout_sha256 if before else "") or layout_sha256(spec),
+        if before is None:
+            before = TypeHead(commit_id, "", FIRST_VERSION, activation_commit_id=commit_id)
+        return replace(
+            before,
+            schema_sha256=before.schema_sha256 or spec.schema_sha256,
+            layout_sha256=before.layout_sha256 or layout_sha256(spec),
+            manifest_sha256="",
+            empty=False,
         )
 
     def _registrations(
@@ -417,8 +426,9 @@ def _version(top: TypeHead | None) -> int:
     return top.schema_version_id if top is not None else FIRST_VERSION
 
 
-def _previous(top: TypeHead | None, head: Head) -> Previous | None:
-    if top is None:
+def previous_commit(top: TypeHead | None, head: Head) -> Previous | None:
+    """The commit before that wrote rows of a type."""
+    if top is None or top.empty:
         return None
     if top.commit_id == head.commit_id:  # it could not tell its own hash
         return Previous(top.commit_id, top.manifest_path, head.commit_sha256 or "")

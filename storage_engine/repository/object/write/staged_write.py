@@ -29,7 +29,6 @@ from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     ConcurrentWriteError,
-    SchemaOutdatedError,
     StorageBackendError,
 )
 from storage_engine.model.spec import TypeSpec
@@ -38,7 +37,12 @@ from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import Versions, newest
 from storage_engine.repository.object.stored_schema import FIRST_VERSION, aligned, check_schema
-from storage_engine.repository.object.write.bulk import BulkPart, BulkParts, encode_part
+from storage_engine.repository.object.write.bulk import (
+    BulkPart,
+    BulkParts,
+    encode_part,
+    version_moved,
+)
 from storage_engine.repository.object.write.staged_conflicts import (
     Overtaken,
     differing,
@@ -351,13 +355,7 @@ class StagedWrite:
     def _check_same_schema(self, head: Head, top: TypeHead | None) -> None:
         now = top.schema_version_id if top is not None else FIRST_VERSION
         if head.log_id != self.base.log_id or now != self.schema_version_id:
-            raise SchemaOutdatedError(
-                f"{self.spec.name} got another schema version while its rows were staged "
-                f"(now {now}, staged for {self.schema_version_id}); nothing was published, "
-                "write the data again",
-                type=self.spec.name,
-                stored_version=now,
-            )
+            raise version_moved(self.spec, now, self.schema_version_id)
 
     def _give_way(self, head: Head, newer: Overtaken, since: int) -> None:
         if not newer:
