@@ -33,6 +33,7 @@ LOCK = "meta/locks/ontology_write.json"
 ENGINE = "meta/engine.json"
 TYPES = f"{SCHEMA}types.json"
 REGISTRY = f"{SCHEMA}registry.json"
+DROPPED = f"{SCHEMA}dropped.json"
 LAYOUT_CATALOG = "meta/type_layout_catalog.json"
 
 

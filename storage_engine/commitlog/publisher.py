@@ -127,6 +127,18 @@ class PublishedCommit:
     lock_wait_ms: float
     carried: TypeRef | None = None  # the type whose snapshot it published too
 
+    @property
+    def head(self) -> Head:
+        """As this commit has made it, whatever came since."""
+        return replace(
+            self.base.head,
+            commit_id=self.manifest.commit_id,
+            manifest_path=self.manifest_path,
+            commit_sha256=None,
+            checkpoint=self.manifest.checkpoint,
+            marks={},
+        )
+
 
 class WaitingSnapshot(Protocol):
     """A snapshot whose files are in the store. A commit carries it: its checkpoint has the

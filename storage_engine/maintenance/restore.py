@@ -387,7 +387,8 @@ def _check_versions(repository: Repository, commit_id: int) -> None:
     names: Sequence[str] = [
         label
         for label, facts in layouts.items()
-        if facts["current_schema_version_id"] > 1 and facts["activation_commit_id"] > commit_id
+        if (facts["current_schema_version_id"] or 0) > 1
+        and facts["activation_commit_id"] > commit_id
     ]
     if names:
         facts = layouts[names[0]]

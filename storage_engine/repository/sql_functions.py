@@ -6,6 +6,9 @@ somebody has looked at it; a test compares the lists with the DuckDB that is ins
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 # Rows out of arguments. Files, settings, secrets and catalogs are read by table functions, too.
 TABLE_FUNCTIONS = frozenset({"generate_series", "json_each", "range", "unnest"})
 
@@ -86,44 +89,109 @@ uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7 var_pop var_samp varia
 vector_type version wavg week weekday weekofyear weighted_avg xor year yearweek
 """
 
-# What makes a value as long as an argument says. DuckDB's memory limit counts neither texts nor
-# lists while a function makes them, so that macros of the same names bound these.
+# What makes a value as long as an argument says, or many times as long as its arguments. DuckDB's
+# memory limit counts neither texts nor lists while these make them, so that macros of the same
+# names bound them: by parameters, what a value would be of. (What `||`, concat, aggregates and
+# ranges of times make it does count.)
 LONGEST_MADE = 1_000_000
-_BOUNDED = {
-    "repeat": {"value, times": "strlen(value::VARCHAR) * times"},
-    "lpad": {"text, length, fill": "length"},
-    "rpad": {"text, length, fill": "length"},
-    "bitstring": {"bits, length": "length"},
-    "list_resize": {"list, length": "length", "list, length, fill": "length"},
-    "array_resize": {"list, length": "length", "list, length, fill": "length"},
+LONGEST_REWRITTEN = 10_000_000  # at most, of a regular expression: nobody knows before
+_ANY_STEP = (
+    "abs(TRY_CAST(made.stop::VARCHAR AS HUGEINT) - TRY_CAST(made.start::VARCHAR AS HUGEINT)) // "
+    "greatest(1, abs(TRY_CAST(made.step::VARCHAR AS HUGEINT)))"
+)
+_REPLACED = (
+    f"CASE WHEN strlen(made.text) * strlen(made.target) <= {LONGEST_MADE} THEN 0 "
+    "ELSE strlen(made.text) + (strlen(made.text) - "
+    "strlen(system.main.replace(made.text, made.source, ''))) // greatest(strlen(made.source), 1) "
+    "* (strlen(made.target) - strlen(made.source)) - "
+    f"greatest(strlen(made.text) - {LONGEST_MADE}, 0) END"  # long as it is, it may stay so
+)
+_BOUNDED: dict[str, dict[str, str]] = {
+    "repeat": {"value, times": "strlen(made.value::VARCHAR) * made.times"},
+    "lpad": {"text, length, fill": "made.length"},
+    "rpad": {"text, length, fill": "made.length"},
+    "bitstring": {"bits, length": "made.length"},
+    "list_resize": {"list, length": "made.length", "list, length, fill": "made.length"},
+    "array_resize": {"list, length": "made.length", "list, length, fill": "made.length"},
     "range": {
-        "stop": "stop",
-        "start, stop": "stop - start",
-        "start, stop, step": "abs(TRY_CAST(stop::VARCHAR AS HUGEINT) - "
-        "TRY_CAST(start::VARCHAR AS HUGEINT)) // "
-        "greatest(1, abs(TRY_CAST(step::VARCHAR AS HUGEINT)))",
+        "stop": "made.stop",
+        "start, stop": "made.stop - made.start",
+        "start, stop, step": _ANY_STEP,
     },
+    "replace": {"text, source, target": _REPLACED},
 }
 _BOUNDED["generate_series"] = _BOUNDED["range"]
+# Of `regexp_replace`. DuckDB wants them as constants, so that the macro has a branch for each.
+_OPTIONS = ("g", "i", "gi", "ig", "c", "gc", "cg", "s", "gs", "sg", "m", "gm", "mg")
 
 
 def bounding_macros() -> list[str]:
-    """To be run on the instance that is to run SQL of users."""
+    """To be run on the instance that is to run SQL of users.
+
+    A macro's parameters are put into its body as they are written, however often it has them, and
+    calls are nested: so each is there once, as a member of a struct that a lambda gets.
+    """
     statements = []
     for name, overloads in _BOUNDED.items():
-        refusal = f"error('{name}: a value of more than {LONGEST_MADE:,} characters or members')"
-        bodies = [
-            f"({parameters}) AS CASE WHEN {size} > {LONGEST_MADE} THEN {refusal} "
-            f"ELSE system.main.{name}({parameters}) END"
-            for parameters, size in overloads.items()
-        ]
+        bodies = []
+        for parameters, size in overloads.items():
+            names = parameters.split(", ")
+            call = f"{name}({', '.join(f'made.{parameter}' for parameter in names)})"
+            bodies.append(_body(parameters, names, size, LONGEST_MADE, call))
         statements.append(f"CREATE MACRO {name} {', '.join(bodies)}")
-    return statements
+    return [*statements, _rewriting_macro()]
+
+
+def _rewriting_macro() -> str:
+    """The pattern stays outside the lambda, as it is compiled once where it is a constant."""
+    size = "(strlen(made.text) + 1) * strlen(made.target)"
+    members, call = ["text", "target"], "regexp_replace(made.text, pattern, made.target"
+    first = _body("text, pattern, target", members, size, LONGEST_REWRITTEN, f"{call})")
+    branches = " ".join(
+        f"WHEN '{options}' THEN system.main.{call}, '{options}')" for options in _OPTIONS
+    )
+    unknown = f"error('regexp_replace: its options are one of {', '.join(_OPTIONS)}')"
+    chosen = f"CASE options {branches} ELSE {unknown} END"
+    every = _body(
+        "text, pattern, target, options", members, size, LONGEST_REWRITTEN, f"{call})", chosen
+    )
+    return f"CREATE MACRO regexp_replace {first}, {every}"
+
+
+def _body(
+    parameters: str,
+    members: Sequence[str],
+    size: str,
+    longest: int,
+    call: str,
+    made: str | None = None,
+) -> str:
+    """`made`: what the value is, where that is not the system's function called so."""
+    name = call.partition("(")[0]
+    refusal = f"error('{name}: a value of more than {longest:,} characters or members')"
+    given = ", ".join(f"'{member}': {member}" for member in members)
+    return (
+        f"({parameters}) AS list_transform([{{{given}}}], lambda made: "
+        f"CASE WHEN {size} > {longest} THEN {refusal} ELSE {made or f'system.main.{call}'} END)[1]"
+    )
+
+
+_WIDE = re.compile(r"\d{4}|\{[^{}]*\{|%[^a-zA-Z%]*\*")
+_PLACES = 100
+
+
+def is_bounded_pattern(pattern: str) -> bool:
+    """Whether a pattern of `format` or `printf` says of itself how long its result can be: no
+    places wider than 999, none whose width is an argument, and not too many places."""
+    return not _WIDE.search(pattern) and len(re.findall(r"[{%]", pattern)) <= _PLACES
+
+
+PATTERNS = frozenset({"format", "printf"})
 
 
 def is_bounded(name: str) -> bool:
     """Whether a macro stands before a function, so that its schema must not be named."""
-    return name.lower() in _BOUNDED
+    return name.lower() in _BOUNDED or name.lower() == "regexp_replace"
 
 
 COLLATIONS = "icu_collate_"  # begins the functions that ICU has for each language

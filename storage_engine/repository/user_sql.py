@@ -28,7 +28,13 @@ from storage_engine.model.validation import unknown_name
 from storage_engine.query.results import Parameters, Rows
 from storage_engine.repository.duck import ConfinedDuck, Stream
 from storage_engine.repository.protocol import labels
-from storage_engine.repository.sql_functions import TABLE_FUNCTIONS, is_allowed, is_bounded
+from storage_engine.repository.sql_functions import (
+    PATTERNS,
+    TABLE_FUNCTIONS,
+    is_allowed,
+    is_bounded,
+    is_bounded_pattern,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -63,6 +69,7 @@ _SOURCES = frozenset(
         "TABLE_FUNCTION",
     }
 )
+_PLAIN = frozenset({"COLUMN_REF", "CONSTANT", "LAMBDA_REF", "PARAMETER"})
 _EXPRESSIONS = frozenset(
     {
         "BETWEEN",
@@ -347,6 +354,23 @@ def _check_expression(node: Mapping[str, Any]) -> None:
         name, qualified = node["function_name"], node.get("schema") or node.get("catalog")
         _require(is_allowed(name), f"the function {name}")
         _require(not (qualified and is_bounded(name)), f"the function {name} by a longer name")
+        if name.lower() in PATTERNS:
+            _require(
+                _has_bounded_pattern(node["children"]),
+                f"the function {name} with a pattern that is no text in the statement, has more "
+                "than 100 places, or one that is wider than 999 or as wide as an argument says,",
+            )
+        if name.lower() == "regexp_replace":
+            plain = all(child["class"] in _PLAIN for child in node["children"][1::2])
+            _require(plain, "the function regexp_replace with a pattern that is computed")
+
+
+def _has_bounded_pattern(arguments: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the first is a constant that says how long the result can be."""
+    if not arguments or arguments[0]["class"] != "CONSTANT":
+        return not arguments  # which DuckDB has its own words for
+    pattern = arguments[0]["value"].get("value")
+    return pattern is None or (isinstance(pattern, str) and is_bounded_pattern(pattern))
 
 
 def _check_source(

@@ -156,7 +156,7 @@ class OpenExecutor:
 
 
 @dataclass(frozen=True)
-class _Versions:
+class _OlderVersions:
     """Reaches older schema versions of a storage, for queries."""
 
     repository: Repository
@@ -302,4 +302,4 @@ class Reads:
         return OpenExecutor(self._repository, self._check_open, pinned, self._read_set, upgraders)
 
     def _versions(self, pinned: int | None = None) -> StoredVersions:
-        return _Versions(self._repository, lambda upgraders: self._executor(pinned, upgraders))
+        return _OlderVersions(self._repository, lambda upgraders: self._executor(pinned, upgraders))

@@ -1,13 +1,15 @@
-"""Projections of the schema state: types.json, registry.json, version histories, layouts.
+"""Projections of the schema state: types.json, registry.json, version histories, layouts, and the
+markers of dropped types.
 
-Written after the CAS by the commit that registered a type, rebuilt from the chain by anyone; no
+Written after the CAS by the commit that changed a schema, rebuilt from the chain by anyone; no
 reader needs them to be right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from storage_engine.commitlog import layout
@@ -15,6 +17,7 @@ from storage_engine.commitlog.json_object import Document, Documents
 from storage_engine.commitlog.parsing import is_name
 from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.errors import SchemaMetadataError
+from storage_engine.schema.history import TypeHistory
 
 _RECORD_TYPES = {"schema_version_id": int, "type_kind": str, "type_name": str}
 
@@ -78,6 +81,134 @@ def catalog_writes(
     return writes + [_version_write(documents, r, commit_id, now) for r in registered]
 
 
+def history_writes(
+    documents: Documents,
+    histories: Mapping[TypeRef, TypeHistory],
+    *,
+    types: Iterable[TypeRef],
+    engine_version: str,
+    now: datetime,
+) -> list[Callable[[], None]]:
+    """One independent write per catalog object that says something else of these types than their
+    histories do. `types` are all that there are now."""
+    if not histories:
+        return []
+    return [
+        lambda key=key, change=change: documents.update(key, change)  # type: ignore[misc]
+        for key, change in history_changes(
+            histories, types=types, engine_version=engine_version, now=now
+        ).items()
+    ]
+
+
+def history_changes(
+    histories: Mapping[TypeRef, TypeHistory],
+    *,
+    types: Iterable[TypeRef],
+    engine_version: str,
+    now: datetime,
+) -> dict[str, Callable[[Document | None], Document | None]]:
+    """By key, how a catalog is brought to what the histories say; None where it says so."""
+    changes: dict[str, Callable[[Document | None], Document | None]] = {
+        layout.TYPES: lambda d: _with_names(d, types, now, without=_ended(histories)),
+        layout.REGISTRY: lambda d: _differing(d, _registry(d, histories)),
+    }
+    if any(h.dropped_commit_id is not None or len(h.versions) > 1 for h in histories.values()):
+        changes[layout.DROPPED] = lambda d: _differing(d, _dropped(d, histories))
+    if engine_version == "v2":
+        changes[layout.LAYOUT_CATALOG] = lambda d: _differing(d, _layouts(d, histories))
+    for ref, history in histories.items():
+        changes[layout.schema_versions(*ref)] = partial(_versions, history)
+    return changes
+
+
+def _ended(histories: Mapping[TypeRef, TypeHistory]) -> set[TypeRef]:
+    return {ref for ref, history in histories.items() if history.current is None}
+
+
+def _differing(before: Document | None, after: Document) -> Document | None:
+    stated = {key: value for key, value in (before or {}).items() if key != "write_id"}
+    return None if stated == after else after
+
+
+def _registry(document: Document | None, histories: Mapping[TypeRef, TypeHistory]) -> Document:
+    merged = _by_kind(document)
+    for (kind, name), history in histories.items():
+        current = history.current
+        if current is None:
+            merged[kind].pop(name, None)
+            continue
+        merged[kind][name] = {
+            "schema_version_id": current.version,
+            "schema_sha256": current.schema_sha256,
+            "schema": current.spec.schema_dict(),
+        }
+    return merged
+
+
+def _dropped(document: Document | None, histories: Mapping[TypeRef, TypeHistory]) -> Document:
+    markers = [
+        marker
+        for marker in _records(document, "dropped", ("type_kind", "type_name"))
+        if (marker["type_kind"], marker["type_name"]) not in histories
+    ]
+    markers += [
+        {
+            "type_kind": history.kind,
+            "type_name": history.name,
+            "schema_version_id": history.last.version,
+            "dropped_commit_id": history.dropped_commit_id,
+            "renamed_to": history.renamed_to,
+            "purged": history.purged,
+        }
+        for history in histories.values()
+        if history.dropped_commit_id is not None
+    ]
+    return {"dropped": sorted(markers, key=lambda m: (m["type_kind"], m["type_name"]))}
+
+
+def _layouts(document: Document | None, histories: Mapping[TypeRef, TypeHistory]) -> Document:
+    named = ("schema_version_id", "type_kind", "type_name")
+    layouts = [
+        entry
+        for entry in _records(document, "layouts", named)
+        if (entry["type_kind"], entry["type_name"]) not in histories
+    ]
+    layouts += [
+        {
+            "type_kind": history.kind,
+            "type_name": history.name,
+            "schema_version_id": version.version,
+            "activation_commit_id": version.activation_commit_id,
+            "is_current": version is history.current,
+        }
+        for history in histories.values()
+        for version in history.versions
+    ]
+    return {"layouts": sorted(layouts, key=lambda e: [e[n] for n in reversed(named)])}
+
+
+def _versions(history: TypeHistory, document: Document | None) -> Document | None:
+    versions = []
+    for version in history.versions:
+        described = version.as_dict()
+        if version.superseded_at_commit_id is None:
+            del described["superseded_at_commit_id"]
+        versions.append(described)
+    after = {"type_kind": history.kind, "type_name": history.name, "versions": versions}
+    return None if _timeless(document) == _timeless(after) else after
+
+
+def _timeless(document: Document | None) -> Document:
+    """Of a version history what the log decides: the time is its writer's where that was one of
+    before, or of a checkpoint that does not keep it."""
+    versions = _records(document, "versions", ("schema_version_id",))
+    return {
+        **{k: v for k, v in (document or {}).items() if k != "write_id"},
+        "versions": [{k: v for k, v in r.items() if k != "created_at"} for r in versions],
+    }
+
+
 def write_types_anew(documents: Documents, types: Iterable[TypeRef], now: datetime) -> None:
     """Put types.json in place of one that is missing or says nothing; one that is good by now
     stays."""
@@ -118,13 +249,22 @@ def _version_write(
 
 
 def _with_names(
-    document: Document | None, types: Iterable[TypeRef], now: datetime
+    document: Document | None,
+    types: Iterable[TypeRef],
+    now: datetime,
+    *,
+    without: Collection[TypeRef] = (),
 ) -> Document | None:
     document = document or empty_types(now)
     if not (_names(document.get("entities")) and _names(document.get("relations"))):
         raise SchemaMetadataError(f"{layout.TYPES} is malformed", key=layout.TYPES)
     names = {
-        folder: sorted({*document[folder], *(name for k, name in types if k == kind)})
+        folder: sorted(
+            {
+                *(name for name in document[folder] if (kind, name) not in without),
+                *(name for k, name in types if k == kind),
+            }
+        )
         for kind, folder in layout.FOLDERS.items()
     }
     if all(names[folder] == document[folder] for folder in names):
@@ -133,16 +273,21 @@ def _with_names(
 
 
 def _with_schemas(document: Document | None, registered: Sequence[Record]) -> Document:
-    merged: Document = {}
-    for kind in layout.FOLDERS:
-        stored = (document or {}).get(kind)
-        merged[kind] = dict(stored) if isinstance(stored, dict) else {}
+    merged = _by_kind(document)
     for record in registered:
         merged[record["kind"]][record["type_name"]] = {
             "schema_version_id": record["schema_version_id"],
             "schema_sha256": record["schema_sha256"],
             "schema": record["schema"],
         }
+    return merged
+
+
+def _by_kind(document: Document | None) -> Document:
+    merged: Document = {}
+    for kind in layout.FOLDERS:
+        stored = (document or {}).get(kind)
+        merged[kind] = dict(stored) if isinstance(stored, dict) else {}
     return merged
 
 

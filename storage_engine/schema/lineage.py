@@ -104,7 +104,7 @@ class Lineage:
             _step(before, after, final, upgraders)
             for before, after in pairwise((stage, *self.after(stage)))
         ]
-        return _Chain(chain)
+        return _SuccessiveRewrites(chain)
 
     def final(self, declared: TypeSpec | None = None) -> TypeSpec:
         """What the rows of all stages become: as the class has it, in the order that is stored."""
@@ -112,7 +112,7 @@ class Lineage:
         return stored if declared is None else declared.aligned(stored.schema_dict())
 
 
-class _Chain:
+class _SuccessiveRewrites:
     def __init__(self, chain: Sequence[Rewrite]) -> None:
         self._chain = chain
 

@@ -20,6 +20,7 @@ from storage_engine.schema.history import SchemaVersion, TypeHistory, TypeRef
 from storage_engine.schema.rewrite import Rewrite, rewrite
 from storage_engine.schema.upgraders import Upgrader, UpgraderKey, steps_from
 
+SCHEMA_KINDS = ("migration", "drop")  # of commits that change versions, or end types
 Progress = Callable[[str, int], None]  # type name, rows rewritten since it was told before
 
 

@@ -756,7 +756,7 @@ def test_storage_info(storage: Storage, timeline: Repository) -> None:
     assert info["backend"] == timeline.backend == storage.backend
     assert info["engine_version"] == timeline.engine_version == storage.engine_version
     assert info["head_commit_id"] == 4
-    assert info["format"] == (3 if timeline.objects else 2)
+    assert info["format"] == 3
     assert info["uri"] == timeline.uri
     if storage.backend == "sqlite":
         assert info["db_path"] == str(storage.path)

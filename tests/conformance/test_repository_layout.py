@@ -488,7 +488,7 @@ def test_rfc0009_storage_without_a_stamp_is_v1(
         put(repository, customer("b"))
     # The first commit after brings it to the current format.
     with closing(storage.open()) as repository:
-        assert repository.storage_info()["format"] == (3 if repository.objects else 2)
+        assert repository.storage_info()["format"] == 3
         assert class_of(repository) is CLASSES[storage.backend, "v1"]
         assert repository.read(CUSTOMER).num_rows == 2
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ import pytest
 from storage_engine.commitlog import layout
 from storage_engine.events.object import pending_events
 from storage_engine.events.protocol import EventStore, open_event_store
+from storage_engine.objectstore import s3
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository.protocol import CommitRequest
 from storage_engine.testing.faults import Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import World, Writer, at, new_world
-from tests.events.support import BILL, NAMESPACE, SHIP, ids, order, take_all
+from tests.events.support import BILL, NAMESPACE, SHIP, ids, made_bus, order, take_all
+from tests.servers import REGION, S3Server
 
 TWO_MINUTES = 120.0
 
@@ -169,3 +173,30 @@ def test_two_workers_positions_are_merged() -> None:
 
     assert sorted(position["finished"]) == ["order-1", "order-2"]
     world.close()
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_machine_whose_clock_is_hours_off_takes_no_claim_that_holds(
+    hours: int, moto_s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On S3, leases are judged by the server's clock: a handler that commits nothing, and so has
+    no other guard, does not run a second time."""
+    off = timedelta(hours=hours)
+
+    class WrongTime(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + off
+
+    uri = f"s3://{moto_s3.make_bucket()}/bus"
+    with made_bus(uri, "moto", s3_endpoint_url=moto_s3.endpoint, s3_region=REGION) as bus:
+        right = bus.open()
+        right.enqueue([order(1)])
+        worker = bus.worker(store=right)
+        [claim] = worker.claim(10)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(s3, "datetime", WrongTime)
+            elsewhere.setattr(s3, "time", SimpleNamespace(time=lambda: time.time() + 3600 * hours))
+            other = bus.worker()
+            assert other.claim(10, whole=True) == []
+        assert worker.ack([claim]) == [True]

@@ -499,6 +499,16 @@ LONG = (
     "range(3000000000, 0, -1)",
     "generate_series(3000000000)",
     "repeat('x', n * 3000000)",
+    "replace(repeat('a', 100000), 'a', repeat('b', 20000))",
+)
+TOO_WIDE = (
+    "format('{:>1000000000}', 'x')",
+    "format('{:>{}}', 'x', 1000000000)",
+    "printf('%1000000000d', 1)",
+    "printf('%*d', 1000000000, 1)",
+    f"format('{'{0}' * 101}', 'x')",
+    "format(repeat('{0}', n::int), 'x')",
+    "printf(concat('%', n::int, 'd'), 1)",
 )
 
 
@@ -509,6 +519,29 @@ def test_values_are_not_made_as_long_as_somebody_says(session: Session) -> None:
             session.sql(f"select len(({value})::varchar) from range(1, 3) t(n)").collect()
 
 
+def test_a_replaced_pattern_makes_nothing_too_long(session: Session) -> None:
+    long = "regexp_replace(repeat('a', 100000), 'a', repeat('b', 20000), 'g')"
+    with pytest.raises(ValueError, match="more than 10,000,000 characters"):
+        session.sql(f"select strlen({long})").collect()
+
+
+@pytest.mark.parametrize("value", TOO_WIDE)
+def test_a_pattern_says_how_long_its_result_can_be(session: Session, value: str) -> None:
+    with pytest.raises(SqlNotAllowedError, match="with a pattern that is no text"):
+        session.sql(f"select strlen({value}) from range(3) t(n)").collect()
+
+
+def test_bounded_functions_can_be_nested(session: Session) -> None:
+    """Each argument is written once into the statement, however deep it stands."""
+    cleaned, many = "n::varchar", "'a'"
+    for digit in range(10):
+        for _ in range(3):
+            cleaned = f"replace({cleaned}, '{digit}', 'x')"
+            many = f"repeat({many}, 1)"
+    (row,) = session.sql(f"select {cleaned} a, {many} b from range(12, 13) t(n)").collect()
+    assert (row["a"], row["b"]) == ("xx", "a")
+
+
 def test_values_of_ordinary_length_are_made(session: Session) -> None:
     row = session.sql(
         "select repeat('ab', 3) a, repeat(['x'], 2) b, repeat('\\x00'::blob, 2) c, "
@@ -516,8 +549,15 @@ def test_values_of_ordinary_length_are_made(session: Session) -> None:
         "array_resize([1], 2, 5) h, "
         "range(3) i, range(1, 3) j, range(5, 1, -2) k, generate_series(2) l, "
         "range(timestamp '2026-01-01', timestamp '2026-01-03', interval 1 day) m, "
-        "bitstring('1', 4)::varchar n, repeat('x', -1) o"
+        "bitstring('1', 4)::varchar n, repeat('x', -1) o, replace('banana', 'an', 'AN') p, "
+        "replace(null, 'a', 'b') q, replace('abc', '', 'x') r, regexp_replace('ab', '.', 'x') s, "
+        "regexp_replace('ab', '(.)', '\\1\\1', 'g') t, format('{:>3}|{}', 'x', 7) u, "
+        "printf('%03d', 7) v, strlen(replace(repeat('ab', 500000), 'a', 'b')) w, "
+        "list_transform(['a', 'b'], lambda x: repeat(x, 2)) x"
     ).collect()[0]
+    assert (row["p"], row["q"], row["r"], row["s"]) == ("bANANa", None, "abc", "xb")
+    assert (row["t"], row["u"], row["v"], row["w"]) == ("aabb", "  x|7", "007", 1_000_000)
+    assert row["x"] == ["aa", "bb"]
     assert (row["a"], row["b"], row["c"], row["d"]) == ("ababab", ["x", "x"], b"\0\0", None)
     assert (row["e"], row["f"], row["g"], row["h"]) == ("007", "700", [1, None], [1, 5])
     assert (row["i"], row["j"], row["k"], row["l"]) == ([0, 1, 2], [1, 2], [5, 3], [0, 1, 2])

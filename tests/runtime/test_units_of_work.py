@@ -129,6 +129,6 @@ def test_a_file_of_format_1_is_read_and_brought_forward(tmp_path: Path, engine: 
         assert session.repository.applied(Idempotency("load", 1)) is not None
         assert session.storage_info()["format"] == 1
         assert apply(session, "a", 2) is None
-        assert session.storage_info()["format"] == 2
+        assert session.storage_info()["format"] == 3
         assert apply(session, "late", 2) is None
         assert names(uri) == {"c1": "a"}

@@ -233,8 +233,8 @@ def test_typed_reads_never_mix_by_themselves(session: Session) -> None:
     assert [c.meta().commit_id for c in people.with_history().collect()] == [5, 5, 6]
 
 
-def test_a_class_that_is_not_current_is_refused(session: Session) -> None:
-    with pytest.raises(SchemaOutdatedError):
+def test_a_class_that_is_not_current_is_refused(stored: str) -> None:
+    with Session(stored) as session, pytest.raises(SchemaOutdatedError):
         session.query().entities(Customer2).upgraded().as_of(4).collect()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 import pyarrow as pa
@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 from storage_engine.errors import IntegrityError, OntologiaError
 from storage_engine.maintenance.integrity.data import missing_ends
 from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
-from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.protocol import ReadWindow
+from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.sqlite import tags as sqlite_tags
 from storage_engine.repository.sqlite.data_table import quoted
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.stored import StoredRow
+from storage_engine.repository.sqlite.type_histories import endings
+from storage_engine.schema.history import SchemaVersion, TypeHistory, TypeRef
 
 _COMMITS_AT_ONCE = 64
 _EXAMPLES = 3
@@ -37,16 +38,20 @@ def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress
             if answer != "ok":
                 report.note("database", "damaged", str(answer), key=repository.path)
         try:
-            specs = repository.known_types()
+            repository.known_types()
+            histories = list(repository.type_histories().values())
+            for message in repository.layout_problems(connection):
+                report.note("database", "wrong_layout", message)
         except IntegrityError as error:
             report.note("database", "unreadable_schema", str(error))
             return
+        purges = {(e.kind, e.name): e.commit_id for e in endings(connection) if e.purged}
         written = _check_commits(connection, report)
-        for spec in specs:
-            _check_counts(repository, connection, spec, written, report)
+        for history in histories:
+            _check_counts(repository, connection, history, written, purges, report)
         _check_tags(connection, report)
     if report.deep:
-        _check_rows(repository, report, progress)
+        _check_rows(repository, histories, purges, report, progress)
 
 
 def _check_tags(connection: sqlite3.Connection, report: IntegrityReport) -> None:
@@ -98,70 +103,96 @@ def _check_commits(
 def _check_counts(
     repository: SqliteRepository,
     connection: sqlite3.Connection,
-    spec: TypeSpec,
+    history: TypeHistory,
     written: Mapping[tuple[str, str, int], int],
+    purges: Mapping[TypeRef, int],
     report: IntegrityReport,
 ) -> None:
     counted: dict[int, int] = {}
-    for table in repository.all_tables(connection, *spec.ref):
-        rows = connection.execute(
-            f"SELECT h.commit_id, COUNT(*) FROM main.{quoted(table.name)} AS h "
-            f"WHERE {table.of_type('h')} GROUP BY h.commit_id",
-            table.parameters,
-        )
+    for table in repository.all_tables(connection, *history.ref):
+        try:
+            rows = connection.execute(
+                f"SELECT h.commit_id, COUNT(*) FROM main.{quoted(table.name)} AS h "
+                f"WHERE {table.of_type('h')} GROUP BY h.commit_id",
+                table.parameters,
+            )
+        except sqlite3.OperationalError as error:
+            report.note("rows", "unreadable_table", str(error), type_name=history.name)
+            continue
         for number, count in rows:
             if isinstance(number, int):
                 counted[number] = counted.get(number, 0) + count
             else:
                 message = f"{count} rows have {number!r} for a commit"
-                report.note("rows", "rows_differ", message, type_name=spec.name)
+                report.note("rows", "rows_differ", message, type_name=history.name)
+    purged = purges.get(history.ref, 0)
     expected = {
-        number: n for (kind, name, number), n in written.items() if (kind, name) == spec.ref
+        number: n
+        for (kind, name, number), n in written.items()
+        if (kind, name) == history.ref and number > purged
     }
     report.checked["rows"] += sum(counted.values())
     for number in sorted({*expected, *counted}):
         if expected.get(number, 0) != counted.get(number, 0):
             message = f"{counted.get(number, 0)} rows, the commit says {expected.get(number, 0)}"
-            report.note("rows", "rows_differ", message, commit_id=number, type_name=spec.name)
+            report.note("rows", "rows_differ", message, commit_id=number, type_name=history.name)
 
 
-def _check_rows(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
-    """Every row decodes to its declared columns; the ends of relations are there."""
-    specs = repository.known_types()
+def _check_rows(
+    repository: SqliteRepository,
+    histories: Sequence[TypeHistory],
+    purges: Mapping[TypeRef, int],
+    report: IntegrityReport,
+    progress: Progress,
+) -> None:
+    """Every row decodes to the columns of its version; the ends of relations are there."""
     keys: dict[str, set[str]] = {}
-    for number, spec in enumerate(sorted(specs, key=lambda s: s.kind)):  # entities come first
-        progress("types", number, len(specs))
-        ends: dict[str, set[str]] = {"left": set(), "right": set()}
-        mine = keys.setdefault(spec.name, set()) if spec.kind == "entity" else set()
-        for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
-            window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
-            try:
-                rows = repository.read(spec, window)
-            except (OntologiaError, ValueError, TypeError) as error:
-                report.note("rows", "schema_mismatch", str(error), type_name=spec.name)
-                continue
-            for field in spec.fields:
-                nulls = rows.column(field.name).null_count
-                if nulls and not field.nullable:
-                    message = f"{nulls} rows: {field.name} is null and may not be"
-                    report.note("rows", "null_value", message, type_name=spec.name)
-            if spec.kind == "entity":
-                mine.update(rows.column("entity_key").to_pylist())
-            else:
-                for side, named in ends.items():
-                    named.update(rows.column(f"{side}_key").to_pylist())
-        for side, named in ends.items():
-            name = str(spec.left if side == "left" else spec.right)
+    for number, history in enumerate(sorted(histories, key=lambda h: h.kind)):  # entities first
+        progress("types", number, len(histories))
+        mine = keys.setdefault(history.name, set()) if history.kind == "entity" else set()
+        ends: dict[tuple[str, str], set[str]] = {}  # side and type: keys
+        for version in history.versions:
+            spec = version.spec
+            for rows in _rows_of(repository, version, report):
+                for field in spec.fields:
+                    nulls = rows.column(field.name).null_count
+                    if nulls and not field.nullable:
+                        message = f"{nulls} rows: {field.name} is null and may not be"
+                        report.note("rows", "null_value", message, type_name=spec.name)
+                if spec.kind == "entity":
+                    mine.update(rows.column("entity_key").to_pylist())
+                elif history.current is not None:
+                    for side, name in (("left", spec.left), ("right", spec.right)):
+                        named = ends.setdefault((side, str(name)), set())
+                        named.update(rows.column(f"{side}_key").to_pylist())
+        for (side, name), named in ends.items():
             missing = sorted(named - keys.get(name, set()))
-            if missing:
-                concerned = _concerned(repository, spec, f"{side}_key", missing, report)
+            if missing and ("entity", name) not in purges:
+                concerned = _concerned(repository, history, f"{side}_key", missing, report)
                 message = missing_ends(side, name, len(missing), concerned, missing[:_EXAMPLES])
-                report.note("endpoints", "missing_endpoint", message, type_name=spec.name)
+                report.note("endpoints", "missing_endpoint", message, type_name=history.name)
+
+
+def _rows_of(
+    repository: SqliteRepository, version: SchemaVersion, report: IntegrityReport
+) -> Iterator[pa.Table]:
+    """The rows of one schema version, those of some commits at a time; what cannot be read is
+    noted."""
+    first = version.activation_commit_id
+    last = (version.superseded_at_commit_id or report.head_commit_id + 1) - 1
+    for since in range(max(first - 1, 0), last, _COMMITS_AT_ONCE):
+        upto = min(since + _COMMITS_AT_ONCE, last)
+        when = When(history=True, since=since, as_of=upto, schema_version=version.version)
+        try:
+            answer = repository.executor().rows(QuerySpec(version.spec, when=when))
+            yield pa.Table.from_batches(list(answer.batches), schema=answer.schema)
+        except (OntologiaError, ValueError, TypeError) as error:
+            report.note("rows", "schema_mismatch", str(error), type_name=version.spec.name)
 
 
 def _concerned(
     repository: SqliteRepository,
-    spec: TypeSpec,
+    history: TypeHistory,
     column: str,
     keys: list[str],
     report: IntegrityReport,
@@ -169,9 +200,9 @@ def _concerned(
     """How many relations have one of these keys; read again, as only few storages have any."""
     relations: set[tuple[str, ...]] = set()
     wanted = pa.array(keys, pa.string())
-    for since in range(0, report.head_commit_id, _COMMITS_AT_ONCE):
-        window = ReadWindow(history=True, since=since, as_of=since + _COMMITS_AT_ONCE)
-        rows = repository.read(spec, window)
-        rows = rows.filter(pc.is_in(rows.column(column), value_set=wanted))
-        relations.update(zip(*(rows.column(c).to_pylist() for c in spec.identity), strict=True))
+    for version in history.versions:
+        for rows in _rows_of(repository, version, report):
+            chosen = rows.filter(pc.is_in(rows.column(column), value_set=wanted))
+            identities = (chosen.column(c).to_pylist() for c in version.spec.identity)
+            relations.update(zip(*identities, strict=True))
     return len(relations)

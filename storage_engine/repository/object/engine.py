@@ -24,6 +24,7 @@ from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
+from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     SchemaMetadataError,
@@ -63,9 +64,14 @@ from storage_engine.repository.protocol import (
     labels,
     no_staging,
 )
-from storage_engine.schema.catalogs import catalog_writes, known_types, write_types_anew
+from storage_engine.schema.catalogs import (
+    catalog_writes,
+    history_writes,
+    known_types,
+    write_types_anew,
+)
 from storage_engine.schema.history import TypeHistory
-from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
+from storage_engine.schema.migration import SCHEMA_KINDS, MigrationOutcome, MigrationRequest
 
 log = logging.getLogger(__name__)
 
@@ -380,16 +386,8 @@ class ObjectRepository(ABC):
     # -- after a commit -----------------------------------------------------------------------
 
     def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
-        registered = published.manifest.schema.get("registered", ())
         outbox = projections(self.store.bulk, published.manifest)
-        catalogs: Sequence[Callable[[], object]] = catalog_writes(
-            self._documents,
-            registered,
-            types=self.chain.type_heads(published.manifest) or {},
-            commit_id=published.manifest.commit_id,
-            engine_version=self.engine_version,
-            now=self.store.now(),
-        )
+        catalogs = self._catalog_writes(published)
         if not published.base.lease.safe():
             self._warn(
                 f"lease ran out after commit {published.manifest.commit_id} was published; "
@@ -406,6 +404,29 @@ class ObjectRepository(ABC):
         if self.upkeep is not None:
             self.upkeep.after_commit(published)
         return [*outbox, *catalogs, *indices]
+
+    def _catalog_writes(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
+        manifest = published.manifest
+        types = LiveTypes(self.chain.type_heads(manifest) or {})
+        if manifest.kind in SCHEMA_KINDS:
+            histories = stored_schema.recorded_histories(
+                self.chain, published.head, manifest.schema_changed()
+            )
+            return history_writes(
+                self._documents,
+                histories,
+                types=types,
+                engine_version=self.engine_version,
+                now=self.store.now(),
+            )
+        return catalog_writes(
+            self._documents,
+            manifest.schema.get("registered", ()),
+            types=types,
+            commit_id=manifest.commit_id,
+            engine_version=self.engine_version,
+            now=self.store.now(),
+        )
 
     @abstractmethod
     def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
@@ -522,7 +543,9 @@ class S3RepositoryV1(ObjectRepository):
         listed = self._listed_types(published)
         if listed is None:
             return []
-        return list(dict.fromkeys([*listed, *(self.chain.type_heads(published.manifest) or {})]))
+        heads = self.chain.type_heads(published.manifest) or {}
+        refs = dict.fromkeys([*listed, *heads])
+        return [ref for ref in refs if not ((top := heads.get(ref)) is not None and top.empty)]
 
 
 class S3RepositoryV2(ObjectRepository):
@@ -540,10 +563,15 @@ class S3RepositoryV2(ObjectRepository):
         if not self._catalog_read and self._listed_types(published) is None:
             return []
         self._catalog_read = True
-        return published.manifest.touched()
+        manifest = published.manifest
+        if manifest.kind not in SCHEMA_KINDS:
+            return manifest.touched()
+        heads = self.chain.type_heads(manifest) or {}
+        changed = [ref for ref in manifest.schema_changed() if not heads[ref].empty]
+        return list(dict.fromkeys([*manifest.touched(), *changed]))
 
     def _repairs(self, published: PublishedCommit) -> list[Callable[[], object]]:
         """types.json, from the manifest, which has all types; this commit's indices stay as the
         contract says, and the next commit fills them up."""
-        types = self.chain.type_heads(published.manifest) or {}
+        types = LiveTypes(self.chain.type_heads(published.manifest) or {})
         return [lambda: write_types_anew(self._documents, types, self.store.now())]

@@ -120,6 +120,19 @@ def type_histories(
     return histories
 
 
+def recorded_histories(
+    chain: Chain, head: Head, refs: Sequence[TypeRef] | None = None
+) -> dict[TypeRef, TypeHistory]:
+    """The same from the log alone: without types whose schemas it does not record."""
+    heads = chain.type_heads_at(head)
+    records = state.schema_records(chain, head, refs)
+    return {
+        ref: _history(ref, top, versions)
+        for ref, versions in records.items()
+        if (top := heads.get(ref)) is not None and top.schema_version_id in versions
+    }
+
+
 def _history(ref: TypeRef, top: TypeHead, versions: Mapping[int, Mapping[str, Any]]) -> TypeHistory:
     kind, name = ref
     last = versions[max(versions)]

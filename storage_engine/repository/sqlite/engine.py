@@ -618,6 +618,10 @@ class SqliteRepository(ABC):
                     }
             return info | self._engine_info(connection)
 
+    def layout_problems(self, connection: sqlite3.Connection) -> list[str]:
+        """Where the tables of types and what is said of them contradict each other."""
+        return []
+
     def requests(self) -> dict[str, int]:
         """None: a file is not asked over a network."""
         return {}

@@ -19,12 +19,12 @@ from typing import Any
 
 import orjson
 
-from storage_engine.errors import IntegrityError, OntologiaError, SchemaOutdatedError
+from storage_engine.errors import IntegrityError, OntologiaError
 from storage_engine.model.canonical import decode, dumps, encode
 from storage_engine.model.field_types import unordered
 from storage_engine.model.spec import MISSING, FieldSpec, TypeSpec
 from storage_engine.model.validation import validator
-from storage_engine.schema.diff import diff_types, widens
+from storage_engine.schema.forward import not_forward, refusal
 from storage_engine.schema.history import SchemaVersion
 
 _FUNCTION = "ontologia_forward"
@@ -109,7 +109,7 @@ class _Step:
 
     def __init__(self, before: SchemaVersion, current: SchemaVersion) -> None:
         self._before, self._current = before, current
-        self._refusal = _refusal(before.spec, current.spec)
+        self._refusal = refusal(before.spec, current.spec)
         stored = {f.field_id: f for f in before.spec.fields}
         self._fields = [
             (f.name, stored.get(f.field_id), _default(f), _converter(stored.get(f.field_id), f))
@@ -137,31 +137,7 @@ class _Step:
 
     def _outdated(self, why: str) -> OntologiaError:
         spec, version = self._current.spec, self._before.version
-        return SchemaOutdatedError(
-            f"{spec.name} has rows of schema version {version} here, which do not become version "
-            f"{self._current.version} by themselves ({why}). Read them through the upgraders with "
-            f".upgraded(), or as they were stored with .raw({spec.name!r}, "
-            f"schema_version={version}); reads of the latest state have none of them",
-            type=spec.name,
-            stored_version=version,
-            differences=diff_types(self._before.spec, spec).sentences(),
-        )
-
-
-def _refusal(before: TypeSpec, now: TypeSpec) -> str | None:
-    """Why rows do not become rows of the new version by themselves; None when they do."""
-    stored = {f.field_id: f for f in before.fields}
-    gone = [f.name for f in before.fields if f.field_id not in {g.field_id for g in now.fields}]
-    if gone:
-        return f"field {gone[0]!r} was removed"
-    for field in now.fields:
-        source = stored.get(field.field_id)
-        if source is None:
-            if field.default is MISSING and not field.nullable:
-                return f"field {field.name!r} was added without a stored default"
-        elif not widens(source.type_spec, field.type_spec):
-            return f"field {field.name!r} changed its type"
-    return None
+        return not_forward(spec, self._before.spec, version, why)
 
 
 def _converter(before: FieldSpec | None, now: FieldSpec) -> Convert | None:

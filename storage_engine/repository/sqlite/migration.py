@@ -14,11 +14,12 @@ import socket
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.errors import ConfigurationError
+from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
 from storage_engine.process import unforked
 from storage_engine.query.compiler import Statement
@@ -259,10 +260,12 @@ class SqliteMigration:
         for drop in self._drops:
             self._drop(connection, drop, commit_id)
         changes = [TypeChange(*ref, inserted=0, updated=count) for ref, count in rows.items()]
-        changes += [TypeChange(*drop.ref, inserted=0, updated=0) for drop in self._drops]
         metadata = dict(request.metadata)
         if request.migrations:
             metadata |= metadata_of(request.migrations, rows)
+        else:
+            dropped = [{"type_kind": d.kind, "type_name": d.type_name} for d in self._drops]
+            metadata |= {"kind": request.kind, "dropped_types": canonical_json(dropped)}
         control_tables.insert_commit(
             connection,
             commit_id,
@@ -297,7 +300,10 @@ class SqliteMigration:
 
     def _drop(self, connection: sqlite3.Connection, drop: TypeDrop, commit_id: int) -> None:
         self._repository.end_type(connection, *drop.ref, purge=drop.purge)
-        ending = Ending(*drop.ref, commit_id, drop.purge, drop.renamed_to)
+        before = type_histories.ending_of(connection, *drop.ref)
+        if before is None:
+            before = Ending(*drop.ref, commit_id, renamed_to=drop.renamed_to)
+        ending = replace(before, purged=before.purged or drop.purge)
         type_histories.record_ending(connection, ending)
 
     # --- both -----------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def last_change(connection: sqlite3.Connection, kind: str, name: str) -> int:
 def record_ending(connection: sqlite3.Connection, ending: Ending) -> None:
     connection.execute(
         "INSERT INTO dropped_types (type_kind, type_name, dropped_commit_id, purged, renamed_to) "
-        "VALUES (?, ?, ?, ?, ?)",
+        "VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET purged = excluded.purged",
         (ending.kind, ending.name, ending.commit_id, int(ending.purged), ending.renamed_to),
     )
 

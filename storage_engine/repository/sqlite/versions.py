@@ -27,7 +27,7 @@ from storage_engine.repository.sqlite.data_table import (
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.forward import forward
 from storage_engine.repository.sqlite.stored import StoredRow
-from storage_engine.repository.sqlite.type_histories import histories, last_ending
+from storage_engine.repository.sqlite.type_histories import endings, histories, last_ending
 from storage_engine.schema.history import SchemaVersion
 
 _FIELDS_JSON = TableColumn("fields_json", "TEXT")
@@ -233,6 +233,39 @@ class SqliteRepositoryV2(SqliteRepository):
             for f, values in zip(spec.fields, payload, strict=True)
         ]
         return pa.Table.from_arrays([*identity.columns, *fields], schema=schema)
+
+    def layout_problems(self, connection: sqlite3.Connection) -> list[str]:
+        tables = {
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+        rows = connection.execute(
+            "SELECT type_kind, type_name, schema_version_id, table_name, is_current "
+            "FROM type_layout_catalog"
+        )
+        layouts = {(kind, name, version): rest for kind, name, version, *rest in rows}
+        problems = []
+        for ref, history in histories(connection).items():
+            now = history.current.version if history.current is not None else None
+            purged = max((e.commit_id for e in endings(connection, ref) if e.purged), default=0)
+            for version in history.versions:
+                number = version.version
+                label = f"schema version {number} of the {history.kind} {history.name}"
+                table, is_current = layouts.pop((*ref, number), (None, None))
+                if table is None:
+                    if version.activation_commit_id > purged:
+                        problems.append(f"type_layout_catalog lacks {label}")
+                elif table not in tables:
+                    problems.append(f"{label} has no table {table}")
+                elif bool(is_current) != (number == now):
+                    what = "is marked as current" if is_current else "is not marked as current"
+                    problems.append(f"{label} {what}")
+        problems += [
+            f"type_layout_catalog has schema version {version} of the {kind} {name}, which is not "
+            "in schema_versions"
+            for kind, name, version in layouts
+        ]
+        return problems
 
     def _engine_info(self, connection: sqlite3.Connection | None) -> dict[str, Any]:
         rows = (

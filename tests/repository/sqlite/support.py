@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
@@ -15,7 +17,7 @@ from storage_engine.model.declarations import Entity, spec_of
 from storage_engine.model.field import Field
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import CommitRequest, CommitResult, TypeInput
-from storage_engine.repository.sqlite import ENGINES
+from storage_engine.repository.sqlite import ENGINES, connection
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.shop import Customer, Employment, Knows, Product, Subscription
 
@@ -96,3 +98,15 @@ def commit_many(path: str, engine: str, writer: str, count: int) -> list[int]:
         ids.append(result.commit_id)
     repository.close()
     return ids
+
+
+def traced(monkeypatch: pytest.MonkeyPatch, callback: Any) -> None:
+    """Call back before every statement on connections opened from now on."""
+    real = connection.connect
+
+    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        opened = real(*args, **kwargs)
+        opened.set_trace_callback(callback)
+        return opened
+
+    monkeypatch.setattr(connection, "connect", connect)

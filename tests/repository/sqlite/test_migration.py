@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,145 +13,42 @@ import pytest
 
 from storage_engine.errors import (
     ConfigurationError,
+    MigrationError,
+    MigrationTokenError,
     SchemaOutdatedError,
+    TypeDroppedError,
 )
 from storage_engine.maintenance.integrity import verify_storage
-from storage_engine.model import Entity, Field, Relation, spec_of
+from storage_engine.model import Entity, Field, spec_of
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.protocol import CommitRequest, ReadWindow, TypeInput
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.schema.migration import (
-    MigrationOutcome,
     MigrationRequest,
-    TypeDrop,
-    plan_migration,
 )
 from storage_engine.schema.upgraders import Upgrader
+from tests.repository.sqlite.migrations import (
+    CLIENT,
+    LIKES,
+    LIKES2,
+    PERSON,
+    PERSON2,
+    PERSON3,
+    Person2,
+    all_of_it,
+    current,
+    drop,
+    likes,
+    migrate,
+    person,
+    request_for,
+    sql,
+    values,
+    version_values,
+    write,
+)
 from tests.repository.sqlite.support import open_at, rows
-
-Row = Mapping[str, Any]
-
-
-class Person(Entity):
-    id: Field[str] = Field(primary_key=True)
-    name: Field[str]
-    age: Field[int]
-
-
-class Person2(Entity, name="Person"):
-    id: Field[str] = Field(primary_key=True)
-    full_name: Field[str] = Field(renamed_from="name")
-    age: Field[float]
-    tier: Field[str] = Field(default="Standard")
-
-
-class Person3(Entity, name="Person"):
-    """Not additive: a field less, and one more that nobody can guess."""
-
-    id: Field[str] = Field(primary_key=True)
-    full_name: Field[str]
-    born: Field[int]
-
-
-class Client(Entity, renamed_from="Person"):
-    id: Field[str] = Field(primary_key=True)
-    name: Field[str]
-    age: Field[int]
-
-
-class Likes(Relation[Person, Person]):
-    since: Field[int]
-
-
-class Likes2(Relation[Person, Person], name="Likes"):
-    since: Field[int]
-    note: Field[str | None] = Field(default=None)
-
-
-PERSON, PERSON2, PERSON3 = spec_of(Person), spec_of(Person2), spec_of(Person3)
-CLIENT, LIKES, LIKES2 = spec_of(Client), spec_of(Likes), spec_of(Likes2)
-
-
-def person(key: str, name: str = "Ann", age: int = 1) -> dict[str, Any]:
-    return {"entity_key": key, "id": key, "name": name, "age": age}
-
-
-def likes(left: str, right: str, since: int = 1) -> dict[str, Any]:
-    return {"left_key": left, "right_key": right, "instance_key": "", "since": since}
-
-
-def write(repository: SqliteRepository, spec: TypeSpec, *values: Row) -> int:
-    stored = {s.ref: s for s in repository.known_types()}.get(spec.ref)
-    aligned = spec.aligned(stored.schema_dict()) if stored is not None else spec
-    result = repository.commit(CommitRequest([TypeInput(aligned, table=rows(aligned, values))]))
-    assert result is not None
-    return result.commit_id
-
-
-def request_for(
-    repository: SqliteRepository,
-    *specs: TypeSpec,
-    upgraders: Sequence[Upgrader] = (),
-    **options: Any,
-) -> MigrationRequest:
-    plan = plan_migration(specs, repository.type_histories(), {u.key: u for u in upgraders})
-    plan.require_possible()
-    return MigrationRequest(plan.migrations, plan.drops, **options)
-
-
-def migrate(
-    repository: SqliteRepository, *specs: TypeSpec, upgraders: Sequence[Upgrader] = ()
-) -> MigrationOutcome:
-    return repository.migrate(request_for(repository, *specs, upgraders=upgraders))
-
-
-def drop(repository: SqliteRepository, spec: TypeSpec, *, purge: bool = False) -> int:
-    current = repository.type_histories([spec.ref])[spec.ref].last
-    one = TypeDrop(*spec.ref, current.version, current.schema_sha256, purge=purge)
-    return repository.migrate(MigrationRequest(drops=[one], kind="drop")).commit_id
-
-
-def current(repository: SqliteRepository, spec: TypeSpec) -> TypeSpec:
-    (stored,) = repository.stored_types([spec.ref])
-    return spec.aligned(stored.schema_dict())
-
-
-def values(
-    repository: SqliteRepository, spec: TypeSpec, window: ReadWindow = ReadWindow()
-) -> list[dict[str, Any]]:
-    table = repository.read(current(repository, spec), window)
-    return [_fields(row) for row in table.to_pylist()]
-
-
-def version_values(
-    repository: SqliteRepository, ref: tuple[str, str], version: int, **when: Any
-) -> list[dict[str, Any]]:
-    stored = repository.type_histories([ref])[ref].version(version)
-    assert stored is not None
-    asked = QuerySpec(stored.spec, when=When(**when, schema_version=version))
-    answer = repository.executor().rows(asked)
-    return [_fields(row) for batch in answer.batches for row in batch.to_pylist()]
-
-
-def _fields(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if k not in ("entity_key", "instance_key")}
-
-
-def sql(path: Path, statement: str, parameters: Iterable[Any] = ()) -> list[Any]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute(statement, tuple(parameters)).fetchall()
-
-
-def all_of_it(path: Path) -> dict[str, list[Any]]:
-    """Every row of every table."""
-    tables = sql(path, "SELECT name, sql FROM sqlite_master ORDER BY name")
-    facts: dict[str, list[Any]] = {"": tables}
-    for name, statement in tables:
-        if statement and statement.lstrip().upper().startswith("CREATE TABLE"):
-            facts[name] = sorted(sql(path, f'SELECT * FROM "{name}"'), key=repr)
-    return facts
-
 
 # --- one version after another ------------------------------------------------------------------
 
@@ -265,3 +162,263 @@ def test_writers_of_the_old_class_are_told(repository: SqliteRepository) -> None
 def test_nothing_to_do_is_refused(repository: SqliteRepository) -> None:
     with pytest.raises(ConfigurationError):
         repository.migrate(MigrationRequest())
+
+
+# --- v1: rows of all versions together ----------------------------------------------------------
+
+
+@pytest.fixture
+def v1(path: Path) -> Iterator[SqliteRepository]:
+    """Two commits of version 1, then version 2 with other names and wider types."""
+    repository = open_at(path, "v1")
+    write(repository, PERSON, person("a", "Ann", 1), person("b", "Bob", 2))
+    write(repository, PERSON, person("a", "Anna", 3))
+    migrate(repository, PERSON2)
+    yield repository
+    repository.close()
+
+
+def test_v1_shows_older_rows_in_the_current_class(v1: SqliteRepository) -> None:
+    def shown(window: ReadWindow) -> list[tuple[Any, ...]]:
+        return [
+            (r["commit_id"], r["id"], r["full_name"], r["age"], r["tier"])
+            for r in values(v1, PERSON2, window)
+        ]
+
+    assert shown(ReadWindow(as_of=1)) == [
+        (1, "a", "Ann", 1.0, "Standard"),
+        (1, "b", "Bob", 2.0, "Standard"),
+    ]
+    assert [row[:3] for row in shown(ReadWindow(history=True))] == [
+        (1, "a", "Ann"),
+        (1, "b", "Bob"),
+        (2, "a", "Anna"),
+        (3, "a", "Anna"),
+        (3, "b", "Bob"),
+    ]
+
+
+def test_v1_filters_older_rows_by_what_they_are_now(v1: SqliteRepository) -> None:
+    spec = current(v1, PERSON2)
+
+    def asked(condition: Any, **when: Any) -> list[tuple[int, str]]:
+        answer = v1.executor().rows(QuerySpec(spec, where=condition, when=When(**when)))
+        return [
+            (row["commit_id"], row["id"]) for batch in answer.batches for row in batch.to_pylist()
+        ]
+
+    assert asked(Person2.full_name == "Ann", history=True) == [(1, "a")]
+    assert asked(Person2.age == 2.0, as_of=1) == [(1, "b")]
+    assert asked(Person2.tier == "Standard", history=True, since=1) == [
+        (2, "a"),
+        (3, "a"),
+        (3, "b"),
+    ]
+
+
+def test_v1_names_the_way_to_rows_that_do_not_become_the_current_class(path: Path) -> None:
+    step = Upgrader(
+        "Person", 1, lambda row: {"id": row["id"], "full_name": row["name"], "born": 2000}
+    )
+    with closing(open_at(path, "v1")) as repository:
+        write(repository, PERSON, person("a"))
+        migrate(repository, PERSON3, upgraders=[step])
+        assert [row["born"] for row in values(repository, PERSON3)] == [2000]
+        for window in (ReadWindow(as_of=1), ReadWindow(history=True)):
+            with pytest.raises(SchemaOutdatedError, match=r"\.upgraded\(\).*\.raw\('Person'"):
+                values(repository, PERSON3, window)
+        assert len(values(repository, PERSON3, ReadWindow(history=True, since=1))) == 1
+        assert len(version_values(repository, PERSON.ref, 1)) == 1
+        spec = current(repository, PERSON3)
+        with pytest.raises(SchemaOutdatedError, match="schema version 1"):
+            list(repository.executor().rows(QuerySpec(spec, when=When(history=True))).batches)
+        assert verify_storage(repository, deep=True).findings == []
+
+
+def test_v1_keeps_following_a_field_through_several_versions(path: Path) -> None:
+    class Person4(Entity, name="Person"):
+        id: Field[str] = Field(primary_key=True)
+        called: Field[str] = Field(renamed_from="full_name")
+        age: Field[float | str]
+        tier: Field[str] = Field(default="Standard")
+        name: Field[str | None] = Field(default=None)  # another field than the first version's
+
+    with closing(open_at(path, "v1")) as repository:
+        write(repository, PERSON, person("a", "Ann", 1))
+        migrate(repository, PERSON2)
+        migrate(repository, spec_of(Person4))
+        history = values(repository, spec_of(Person4), ReadWindow(history=True))
+        assert [(r["commit_id"], r["called"], r["age"], r["name"]) for r in history] == [
+            (1, "Ann", "1.0", None),
+            (2, "Ann", "1.0", None),
+            (3, "Ann", "1.0", None),
+        ]
+
+
+# --- dropped, renamed, created anew -------------------------------------------------------------
+
+
+def asked(repository: SqliteRepository, spec: TypeSpec, **when: Any) -> tuple[list[Any], list[Any]]:
+    answer = repository.executor().rows(QuerySpec(spec, when=When(**when)))
+    return [row for batch in answer.batches for row in batch.to_pylist()], [*answer.diagnostics]
+
+
+def test_a_dropped_type_is_empty_and_takes_no_writes(repository: SqliteRepository) -> None:
+    write(repository, PERSON, person("a"))
+    assert drop(repository, PERSON) == 2
+    for when in ({}, {"as_of": 1}, {"history": True}):
+        assert asked(repository, PERSON, **when) == (
+            [],
+            [{"reason": "type_dropped", "dropped_commit_id": 2}],
+        )
+    assert repository.read(PERSON).num_rows == 0
+    with pytest.raises(TypeDroppedError, match="commit 2"):
+        repository.commit(CommitRequest([TypeInput(PERSON, table=rows(PERSON, [person("b")]))]))
+    assert (repository.known_types(), repository.type_refs()) == ([], [])
+    assert repository.stored_types([PERSON.ref]) == []
+    commit = repository.get_commit(2)
+    assert commit is not None
+    assert (commit.kind, json.loads(commit.metadata["dropped_types"])) == (
+        "drop",
+        [{"type_kind": "entity", "type_name": "Person"}],
+    )
+    assert repository.list_commit_changes(2) == []
+    assert len(repository.list_commit_changes(1)) == 1
+    assert len(version_values(repository, PERSON.ref, 1)) == 1
+    with pytest.raises(MigrationTokenError, match="dropped"):
+        drop(repository, PERSON)
+    assert verify_storage(repository, deep=True).findings == []
+
+
+@pytest.mark.parametrize("purge", [False, True])
+def test_a_type_created_anew_has_none_of_its_old_rows(
+    repository: SqliteRepository, purge: bool
+) -> None:
+    write(repository, PERSON, person("a"), person("b"))
+    drop(repository, PERSON, purge=purge)
+    assert repository.type_histories()[PERSON.ref].purged is purge
+    migrate(repository, PERSON)
+    history = repository.type_histories()[PERSON.ref]
+    assert [v.version for v in history.versions] == [1, 2]
+    assert (history.dropped_commit_id, history.purged) == (None, False)
+    assert values(repository, PERSON) == []
+    row = person("b", "Bea")
+    write(repository, current(repository, PERSON), row)
+    assert [r["name"] for r in values(repository, PERSON)] == ["Bea"]
+    assert [r["commit_id"] for r in values(repository, PERSON, ReadWindow(history=True))] == [4]
+    spec = current(repository, PERSON)
+    assert asked(repository, spec, as_of=1) == (
+        [],
+        [{"reason": "commit_before_activation", "activation_commit_id": 3}],
+    )
+    (change,) = repository.list_commit_changes(4)
+    assert change["operation"] == "insert"
+    assert len(version_values(repository, PERSON.ref, 1)) == (0 if purge else 2)
+    assert len(version_values(repository, PERSON.ref, 2)) == 1
+    assert repository.list_commit_changes(1) == [] if purge else True
+    assert verify_storage(repository, deep=True).findings == []
+    assert drop(repository, PERSON) == 5
+    assert repository.type_histories()[PERSON.ref].dropped_commit_id == 5
+
+
+def test_purging_takes_the_rows_and_leaves_markers(
+    path: Path, repository: SqliteRepository
+) -> None:
+    write(repository, PERSON, person("a"))
+    migrate(repository, PERSON2)
+    write(repository, LIKES, likes("a", "a"))
+    drop(repository, LIKES)
+    drop(repository, PERSON2, purge=True)
+    names = {name for (name,) in sql(path, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert not [n for n in names if n.startswith("entity_Person")]
+    if repository.engine_version == "v1":
+        assert sql(path, "SELECT * FROM entity_history") == []
+        assert len(sql(path, "SELECT * FROM relation_history")) == 1
+    assert sql(path, "SELECT * FROM dropped_types ORDER BY dropped_commit_id") == [
+        ("relation", "Likes", 4, 0, None),
+        ("entity", "Person", 5, 1, None),
+    ]
+    history = repository.type_histories()[PERSON.ref]
+    assert [v.version for v in history.versions] == [1, 2]
+    assert (history.purged, history.dropped_commit_id) == (True, 5)
+    assert asked(repository, PERSON, schema_version=1)[0] == []
+    assert repository.list_commit_changes(2) == []
+    assert verify_storage(repository, deep=True).findings == []
+
+
+def test_a_rename_takes_the_rows_along(repository: SqliteRepository) -> None:
+    write(repository, PERSON, person("a"))
+    write(repository, PERSON, person("b"))
+    outcome = migrate(repository, CLIENT)
+    assert outcome.rows == {CLIENT.ref: 2}
+    assert [row["id"] for row in values(repository, CLIENT)] == ["a", "b"]
+    old, new = (repository.type_histories()[ref] for ref in (PERSON.ref, CLIENT.ref))
+    assert (old.dropped_commit_id, old.renamed_to, old.current) == (3, "Client", None)
+    assert (new.renamed_from, [v.version for v in new.versions]) == ("Person", [2])
+    with pytest.raises(TypeDroppedError, match="write to Client"):
+        write(repository, PERSON, person("c"))
+    assert asked(repository, PERSON)[1] == [{"reason": "type_dropped", "dropped_commit_id": 3}]
+    assert repository.type_refs() == [CLIENT.ref]
+    assert verify_storage(repository, deep=True).findings == []
+
+
+# --- what is checked ----------------------------------------------------------------------------
+
+
+def test_a_migration_that_was_planned_on_another_version_is_refused(
+    repository: SqliteRepository, path: Path
+) -> None:
+    write(repository, PERSON, person("a"))
+    late = request_for(repository, PERSON2)
+    migrate(repository, PERSON2)
+    before = all_of_it(path)
+    with pytest.raises(MigrationTokenError, match="has schema version 2 now"):
+        repository.migrate(late)
+    assert all_of_it(path) == before
+
+
+def test_an_upgrader_that_fails_leaves_everything_as_it_was(
+    repository: SqliteRepository, path: Path
+) -> None:
+    def failing(row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == "k7":
+            raise ValueError("no")
+        return {"id": row["id"], "full_name": row["name"], "born": 1}
+
+    write(repository, PERSON, *(person(f"k{n}") for n in range(10)))
+    before = all_of_it(path)
+    with pytest.raises(MigrationError, match="Person 'k7'") as caught:
+        migrate(repository, PERSON3, upgraders=[Upgrader("Person", 1, failing)])
+    assert caught.value.old == {"id": "k7", "name": "Ann", "age": 1}
+    assert all_of_it(path) == before
+    migrate(repository, PERSON2)
+
+
+def test_verify_finds_layouts_that_contradict_the_versions(path: Path) -> None:
+    with closing(open_at(path, "v2")) as repository:
+        write(repository, PERSON, person("a"))
+        migrate(repository, PERSON2)
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE type_layout_catalog SET is_current = 1 - is_current")
+        messages = [finding.message for finding in verify_storage(repository).findings]
+        assert any("version 1 of the entity Person is marked as current" in m for m in messages)
+        with closing(sqlite3.connect(path)) as other, other:
+            other.execute("UPDATE type_layout_catalog SET is_current = 1 - is_current")
+            other.execute("DROP TABLE entity_Person_v1")
+        messages = [finding.message for finding in verify_storage(repository).findings]
+        assert any("has no table entity_Person_v1" in m for m in messages)
+
+
+def test_files_of_the_format_before_open_and_migrate(path: Path, engine: str) -> None:
+    with closing(open_at(path, engine)) as repository:
+        write(repository, PERSON, person("a"))
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("DROP TABLE dropped_types")
+        other.execute("UPDATE storage_meta SET value = '2' WHERE key = 'format'")
+    with closing(open_at(path, engine)) as repository:
+        assert repository.type_refs() == [PERSON.ref]
+        assert len(values(repository, PERSON)) == 1
+        assert repository.storage_info()["format"] == 2
+        migrate(repository, PERSON2)
+        assert repository.storage_info()["format"] == 3
+        assert len(values(repository, PERSON2)) == 1

@@ -9,13 +9,11 @@ import sqlite3
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storage_engine.errors import LockContentionError
 from storage_engine.repository.protocol import CommitRequest, Snapshot, TypeInput
-from storage_engine.repository.sqlite import connection
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from tests.repository.sqlite.support import (
     CUSTOMER,
@@ -28,6 +26,7 @@ from tests.repository.sqlite.support import (
     product,
     put,
     rows,
+    traced,
 )
 
 
@@ -106,18 +105,6 @@ def test_waiting_for_a_lock_on_a_new_file(engine: str, path: Path) -> None:
     release.join()
     assert result is not None
     assert result.lock_wait_ms > 0
-
-
-def traced(monkeypatch: pytest.MonkeyPatch, callback: Any) -> None:
-    """Call back before every statement on connections opened from now on."""
-    real = connection.connect
-
-    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
-        opened = real(*args, **kwargs)
-        opened.set_trace_callback(callback)
-        return opened
-
-    monkeypatch.setattr(connection, "connect", connect)
 
 
 def test_no_query_per_row(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

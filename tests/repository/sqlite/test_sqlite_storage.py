@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from storage_engine.errors import (
     StorageBackendError,
     UnsupportedEngineError,
 )
+from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.model.declarations import Entity, Relation, spec_of
 from storage_engine.model.field import Field
 from storage_engine.repository.protocol import CommitRequest, ReadWindow
@@ -320,3 +322,24 @@ def test_types_whose_names_differ_in_case_only(repository: SqliteRepository) -> 
         "customer",
         "relation:Customer",
     }
+
+
+@pytest.mark.parametrize("logged", [0, 2])
+def test_a_copy_without_its_log_is_an_older_state_and_sound(
+    path: Path, engine: str, tmp_path: Path, logged: int
+) -> None:
+    """What docs/operations.md says: the tail is lost, and what is there is whole."""
+    writer = open_at(path, engine)
+    for age in (1, 2, 3):
+        put(writer, customer("a", age=age))
+        if age == 3 - logged:
+            change(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copyfile(path, tmp_path / "copy.db")
+    writer.close()
+    copy = open_at(tmp_path / "copy.db", engine)
+    assert copy.head_commit_id() == 3 - logged
+    assert verify_storage(copy, deep=True).findings == []
+    put(copy, customer("b", age=9))
+    assert copy.head_commit_id() == 4 - logged
+    assert {r["entity_key"] for r in copy.read(CUSTOMER).to_pylist()} == {"a", "b"}
+    copy.close()

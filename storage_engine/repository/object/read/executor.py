@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 import pyarrow as pa
 
+from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.commitlog.records import Head, TypeHead, TypeRef
+from storage_engine.index.resolve import Resolution
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import arrow_type
 from storage_engine.model.spec import TypeSpec
@@ -47,7 +49,7 @@ from storage_engine.repository.object.read.plan import (
     visible,
 )
 from storage_engine.repository.object.read.splits import ChangePlan, change_shares, scan_share
-from storage_engine.repository.object.stored_schema import check_schema
+from storage_engine.repository.object.stored_schema import check_schema, recorded_spec
 from storage_engine.repository.protocol import ReadWindow, distinct_values
 from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
 
@@ -340,7 +342,7 @@ class ObjectExecutor:
         unclear = []
         for item in plan.rows:
             low, high = field_bounds(item.file, field, storage)
-            if item.entry.min_commit_id < item.entry.max_commit_id:
+            if item.stored is not None or item.entry.min_commit_id < item.entry.max_commit_id:
                 unclear.append(item)  # of several commits: its rows tell of which
             elif low is not None and high is not None and alike(low, high):
                 yield item.entry.max_commit_id, low
@@ -499,9 +501,44 @@ class ObjectExecutor:
                     conjuncts=conjuncts if n == 0 else (),
                     keys=keys if n == 0 else None,
                     v1=engine.v1,
+                    older=self._older(spec, head, top, resolution, window),
                 )
             )
         return plans
+
+    def _older(
+        self,
+        spec: TypeSpec,
+        head: Head,
+        top: TypeHead | None,
+        resolution: Resolution,
+        window: CommitWindow,
+    ) -> Mapping[int, TypeSpec]:
+        """The type in the versions whose rows v1 reads together with those of the current one."""
+        if not self._engine.v1 or top is None or not top.past_versions:
+            return {}
+        within = resolution.within(since=window.since, upto=window.upto)
+        numbers = {entry.schema_version_id for entry in within} - {top.schema_version_id}
+        if not numbers or window.schema_version is not None:
+            return {}
+        records = state.schema_records(self._engine.chain, head, [spec.ref])[spec.ref]
+        stored = {
+            number: recorded_spec(spec.ref, replace(top, schema_version_id=number), record)
+            for number, record in records.items()
+        }
+        # Fields are followed by the ids that are stored; a class has its own.
+        current = stored[top.schema_version_id]
+        ids = {f.field_id: spec.field(f.name).field_id for f in current.fields}
+        return {
+            number: replace(
+                stored[number],
+                fields=tuple(
+                    replace(f, field_id=ids.get(f.field_id, -f.field_id))
+                    for f in stored[number].fields
+                ),
+            )
+            for number in numbers
+        }
 
     def _window(self, when: When, head: Head) -> CommitWindow:
         upto = head.commit_id if self._pinned is None else _clamp(self._pinned, head)

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import KIB, MIB
-from storage_engine.errors import IntegrityError
+from storage_engine.errors import IntegrityError, MigrationError
 from storage_engine.model.arrow import row_schema, table_from_fields_json
 from storage_engine.model.columns import arrow_type
 from storage_engine.model.spec import FieldSpec, TypeSpec
@@ -42,6 +42,7 @@ from storage_engine.objectstore.cache import ImmutableCache, damaged
 from storage_engine.objectstore.local import is_there, path_errors
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.duck import Duck, literal, quoted
+from storage_engine.schema.forward import forward, not_forward, refusal
 
 if TYPE_CHECKING:
     import duckdb
@@ -103,10 +104,12 @@ def attempt_in_url(attempt: str) -> str:
 
 
 class DataFile(NamedTuple):
-    """A file with the entry that names it, which may give its rows their commit id."""
+    """A file with the entry that names it, which may give its rows their commit id. Of an older
+    schema version (v1) with the type as it was then, to be brought forward."""
 
     entry: Entry
     file: CommitFile
+    stored: TypeSpec | None = None
 
     @property
     def attempt(self) -> str:
@@ -216,13 +219,14 @@ class Scanner:
         small = [path for path, (_, i) in unique.items() if 0 < i.file.bytes <= SMALL_FILE]
         as_rows = set(small) if len(small) > MANY_FILES else set()
         as_rows |= {path for path, (spec, i) in unique.items() if self._is_foreign(spec, i.file)}
+        as_rows |= {path for path, (_, i) in unique.items() if i.stored is not None}
         brought: Brought = {}
         for path, (_, item) in unique.items():
             if path not in as_rows and (name := self._name(item.file)) is not None:
                 brought[path] = name
         rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
         for spec, item in rest:
-            decoded = self._decoded.get(item.file.path, tuple(versioned_schema(spec).names))
+            decoded = self._decoded.get(item.file.path, _columns_of(spec, item))
             if decoded is not None:
                 brought[item.file.path] = decoded
         rest = [(spec, item) for spec, item in rest if item.file.path not in brought]
@@ -243,7 +247,7 @@ class Scanner:
     ) -> pa.Table:
         rows = _decode(spec, content, item)
         if item.file.path in keep:
-            self._decoded.keep(item.file.path, tuple(rows.column_names), rows)
+            self._decoded.keep(item.file.path, _columns_of(spec, item), rows)
         return rows
 
     def _is_foreign(self, spec: TypeSpec, file: CommitFile) -> bool:
@@ -347,8 +351,16 @@ def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Ta
     return _decode(spec, data, DataFile(entry, file))
 
 
+def _columns_of(spec: TypeSpec, item: DataFile) -> tuple[str, ...]:
+    """What the decoded rows of a file are kept by."""
+    names = tuple(versioned_schema(spec).names)
+    return names if item.stored is None else (*names, spec.schema_sha256)
+
+
 def _decode(spec: TypeSpec, data: bytes, item: DataFile) -> pa.Table:
-    entry, file = item
+    entry, file, stored = item
+    if stored is not None:
+        return _brought_forward(spec, stored, _decode(stored, data, DataFile(entry, file)), file)
     schema = versioned_schema(spec)
     names = schema.names if file.commit_id_source == "column" else schema.names[1:]
     # Not `read_table`, whose machinery for datasets costs more than a small file itself.
@@ -360,6 +372,20 @@ def _decode(spec: TypeSpec, data: bytes, item: DataFile) -> pa.Table:
         commit_ids = pa.repeat(pa.scalar(entry.max_commit_id, pa.int64()), table.num_rows)
         table = table.add_column(0, "commit_id", commit_ids)
     return table.select(schema.names).cast(schema)
+
+
+def _brought_forward(
+    spec: TypeSpec, stored: TypeSpec, rows: pa.Table, file: CommitFile
+) -> pa.Table:
+    why = refusal(stored, spec)
+    version = file.schema_version_id
+    if why is not None:
+        raise not_forward(spec, stored, version, why)
+    try:
+        made = forward(stored, spec)(rows.select(row_schema(stored).names))
+    except MigrationError as error:
+        raise not_forward(spec, stored, version, str(error)) from error
+    return made.add_column(0, rows.schema.field(0), rows.column(0)).cast(versioned_schema(spec))
 
 
 def _footer(path: Path) -> pa.Schema:

@@ -344,8 +344,11 @@ def plan_type(
     conjuncts: Sequence[Conjunct] = (),
     keys: pa.Table | None = None,
     v1: bool = False,
+    older: Mapping[int, TypeSpec] | None = None,
 ) -> TypePlan:
-    """`conjuncts` are those that may leave files out; `keys` limits the read to identities."""
+    """`conjuncts` are those that may leave files out; `keys` limits the read to identities.
+    `older`: the type in schema versions whose rows are brought forward (v1)."""
+    older = older or {}
     within = resolution.within(since=window.since, upto=window.upto)
     pruned: Counter[str] = Counter()
     pruned["commit window"] = _count(resolution.entries) - _count(within)
@@ -353,7 +356,7 @@ def plan_type(
     for entry in within:
         kept = entry.files if window.history else entry.newest_files(window.upto)
         pruned["superseded"] += len(entry.files) - len(kept)
-        files += [DataFile(entry, file) for file in kept]
+        files += [DataFile(entry, file, older.get(file.schema_version_id)) for file in kept]
     ranges = _ranges(keys)
     by_key = [c.expression for c in conjuncts if c.reach == "identity"]
     by_value = [c.expression for c in conjuncts if c.reach == "typed"]
@@ -362,7 +365,11 @@ def plan_type(
         for item in files
         if may_hold(item.file.key_range, ranges) and all(may_match(c, item.file) for c in by_key)
     ]
-    rows = [item for item in reachable if all(may_match(c, item.file) for c in by_value)]
+    rows = [
+        item
+        for item in reachable
+        if item.stored is not None or all(may_match(c, item.file) for c in by_value)
+    ]
     pruned["key range"] = len(files) - len(reachable)
     pruned["column statistics"] = len(reachable) - len(rows)
     return TypePlan(
