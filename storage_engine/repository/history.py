@@ -48,7 +48,8 @@ class RecordedCommit:
     """A commit with everything that it recorded but its rows.
 
     `schema` is what the log keeps of schemas that came with it (`registered`, `dropped`: lists of
-    records, as in manifests); of types that only these name there are no changes. `marks` are the units of work between its parent and it that changed nothing.
+    records, as in manifests); of types that only these name there are no changes. `marks` are
+    the units of work between its parent and it that changed nothing.
     """
 
     id: int
