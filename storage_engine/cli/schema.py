@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from storage_engine.cli.arguments import Invocation, with_settings
-from storage_engine.cli.errors import MISMATCH, CommandError
+from storage_engine.cli.errors import MISMATCH
 from storage_engine.cli.output import Output, shown_time
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import MISSING
@@ -29,16 +29,6 @@ KindOption = Annotated[
     Literal["entity", "relation"] | None,
     typer.Option("--kind", help="Which is meant, where an entity and a relation share a name."),
 ]
-
-
-class NoSuchVersionError(CommandError):
-    """The type has no schema version of this number."""
-
-    def __init__(self, history: TypeHistory, version: int) -> None:
-        self.type = history.name
-        self.version = version
-        numbers = ", ".join(str(v.version) for v in history.versions)
-        super().__init__(f"{history.name} has no schema version {version}: there are {numbers}")
 
 
 @app.callback()
@@ -97,7 +87,7 @@ def show(
     """Show the fields of a type, as a schema version of it has them."""
     with invocation.repository() as repository:
         history = _history(repository, name, kind)
-    shown = history.last if schema_version is None else _version(history, schema_version)
+        shown = _version(repository, name, schema_version, kind)
     output = invocation.output
     if output.json:
         output.document({"type_kind": history.kind, "type_name": history.name, **shown.as_dict()})
@@ -170,6 +160,8 @@ def diff(
 ) -> None:
     """Compare the classes of --models with the storage, or two stored versions of a type. Exit code
     3 if a class differs from what is stored."""
+    from storage_engine.schema.lineage import diff_versions
+
     models = invocation.models()
     if versions and len(versions) != 2:
         ctx.fail("two versions are compared: onto schema diff NAME A B")
@@ -177,8 +169,8 @@ def diff(
         ctx.fail("nothing to compare: name classes (--models MODULE) or two versions (NAME A B)")
     with invocation.repository() as repository:
         if name is not None and versions:
-            history = _history(repository, name, kind)
-            diffs = [_between(history, *versions)]
+            before, after = (_version(repository, name, number, kind) for number in versions)
+            diffs = [diff_versions(before, after)]
         else:
             diffs = _declared_diffs(repository, models, name, kind)
         uri = repository.uri
@@ -322,7 +314,9 @@ def _show_drop(output: Output, preview: DropPreview, commit_id: int | None, comm
     )
     output.line()
     if commit_id is not None:
-        output.line(f"Dropped {_types(len(preview.drops))} as commit {commit_id}.")
+        dropped = bool(preview.rows)
+        what = "Dropped" if dropped else "Removed the data of"
+        output.line(f"{what} {_types(len(preview.drops))} as commit {commit_id}.")
         return
     output.line("Nothing was changed. To do it (the token holds until the storage changes):")
     output.line(f"  {command} --apply --token {preview.token}")
@@ -377,12 +371,6 @@ def _declared_diffs(
     return [migration.diff for migration in plan.migrations]
 
 
-def _between(history: TypeHistory, before: int, after: int) -> SchemaDiff:
-    from storage_engine.schema.lineage import diff_versions
-
-    return diff_versions(_version(history, before), _version(history, after))
-
-
 # --- parts --------------------------------------------------------------------------------------
 
 
@@ -392,11 +380,10 @@ def _history(repository: Repository, name: str, kind: Any) -> TypeHistory:
     return stored_history(repository, name, kind)
 
 
-def _version(history: TypeHistory, number: int) -> SchemaVersion:
-    version = history.version(number)
-    if version is None:
-        raise NoSuchVersionError(history, number)
-    return version
+def _version(repository: Repository, name: str, number: int | None, kind: Any) -> SchemaVersion:
+    from storage_engine.runtime.reads import stored_version
+
+    return stored_version(repository, name, number, kind)
 
 
 def _summary(history: TypeHistory) -> dict[str, Any]:

@@ -201,7 +201,10 @@ def _purged(history: TypeHistory, *, purge: bool) -> TypeDrop:
     if history.purged:
         raise ConfigurationError(f"{history.name} was dropped, and its data is gone")
     if not purge:
-        raise _dropped(history)
+        raise ConfigurationError(
+            f"{history.name} was dropped by commit {history.dropped_commit_id} already; its data "
+            "can be removed for good (--purge)"
+        )
     return _drop(history, purge=True)
 
 

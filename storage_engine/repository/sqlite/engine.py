@@ -84,6 +84,7 @@ from storage_engine.repository.sqlite.data_table import (
     staged_inputs,
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.history import SqliteHistory
 from storage_engine.repository.sqlite.migration import SqliteMigration
 from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
 from storage_engine.repository.sqlite.visible import LAST_ID, named
@@ -108,6 +109,7 @@ class SqliteRepository(ABC):
         # For SQL of users, on tables in memory: it can open no file at all.
         self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
+        self.history = SqliteHistory(self)
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
 
@@ -352,6 +354,7 @@ class SqliteRepository(ABC):
     def create_tables(cls, connection: sqlite3.Connection) -> None:
         """Everything that an empty storage of this engine has, stamp included."""
         control_tables.create_tables(connection, cls.engine_version)
+        control_tables.name_log(connection, cls.engine_version)
         cls._create_data_tables(connection)
 
     @staticmethod
