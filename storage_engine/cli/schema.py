@@ -158,8 +158,7 @@ def diff(
     ] = None,
     kind: KindOption = None,
 ) -> None:
-    """Compare the classes of --models with the storage, or two stored versions of a type. Exit code
-    3 if a class differs from what is stored."""
+    """Compare classes with the storage (exit code 3 if they differ), or two stored versions."""
     from storage_engine.schema.lineage import diff_versions
 
     models = invocation.models()
@@ -253,8 +252,7 @@ def drop(
         str | None, typer.Option("--token", metavar="T", help="The token that the preview printed.")
     ] = None,
 ) -> None:
-    """Drop a type: nothing more is written to it, and reads of it are empty. Exit code 7 if
-    relations depend on it."""
+    """Drop a type: reads become empty, writes are refused; exit code 7 if relations use it."""
     from storage_engine.runtime.migration import apply_drop, preview_drop
 
     check_apply(ctx, apply=apply, token=token)

@@ -202,8 +202,8 @@ def _refusal(declared: TypeSpec, changes: Iterable[FieldChange]) -> str | None:
     if not sentences:
         return None
     return (
-        f"{'; '.join(sentences)}: what identifies {_ARTICLE[declared.kind]} cannot change. Store the new "
-        "class under another name, and what was stored stays"
+        f"{'; '.join(sentences)}: what identifies {_ARTICLE[declared.kind]} cannot change. Store "
+        "the new class under another name, and what was stored stays"
     )
 
 
