@@ -222,6 +222,7 @@ class MigrationRun:
             metadata=self._metadata(),
             kind=self._request.kind,
             schema=self._schema(),
+            purged=[drop.ref for drop in self._drops if drop.purge],
         )
 
     @property
@@ -290,9 +291,15 @@ def _activated(
 
 
 def _ended(drop: TypeDrop, before: TypeHead, commit_id: int) -> TypeHead:
-    if before.is_dropped:
-        return before  # what it has left is purged now
-    return replace(before, dropped_commit_id=commit_id, renamed_to=drop.renamed_to)
+    after = before
+    if not before.is_dropped:
+        after = replace(before, dropped_commit_id=commit_id, renamed_to=drop.renamed_to)
+    if drop.purge and not before.empty:
+        # As if no row had ever been written; the publisher names this commit in it.
+        after = replace(
+            after, commit_id=commit_id, manifest_path="", manifest_sha256="", empty=True
+        )
+    return after
 
 
 def _record(migration: TypeMigration) -> dict[str, Any]:
