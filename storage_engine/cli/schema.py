@@ -281,6 +281,44 @@ def drop(
     _show_drop(invocation.output, preview, commit_id, command)
 
 
+@app.command("repair")
+@with_settings
+def repair(
+    invocation: Invocation,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the catalogs; without it, only say which.")
+    ] = False,
+) -> None:
+    """Rebuild types.json, registry, versions and layout catalog from the log where they differ."""
+    from storage_engine.maintenance.schema_catalogs import CatalogRepair, repair_catalogs
+
+    with invocation.repository() as repository:
+        uri, objects = repository.uri, repository.objects
+        if objects is None:
+            done = CatalogRepair(repository.head_commit_id(), (), 0, applied=False)
+        else:
+            done = repair_catalogs(objects, apply=apply)
+    output = invocation.output
+    if output.json:
+        output.document({"uri": uri, **done.as_dict()})
+    elif objects is None:
+        output.line(
+            "Nothing to repair: SQLite writes its schema tables with each commit, or nothing at "
+            "all; `onto verify` compares them with the data."
+        )
+    elif not done.catalogs:
+        output.line(f"Nothing to repair: {done.checked} catalogs agree with the log.")
+    else:
+        output.table(
+            ["catalog", "because"],
+            [(finding.key, finding.reason) for finding in done.catalogs],
+        )
+        if done.applied:
+            output.line(f"{len(done.catalogs)} catalogs written, at commit {done.repair_head}.")
+        else:
+            output.line("Nothing was written. To write them: onto schema repair --apply")
+
+
 def check_apply(ctx: typer.Context, *, apply: bool, token: str | None) -> None:
     """A token is what makes --apply do what the preview showed."""
     if apply and token is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from storage_engine.commitlog import layout
 from storage_engine.runtime.migration import apply_drop, preview_drop
 from tests.cli.conftest import Place
 from tests.cli.support import ROOT, Done, create, onto, opened
@@ -323,3 +324,22 @@ def test_rows_of_an_older_version_can_be_asked_for(uri: str) -> None:
     }
     failed = told(uri, "query", "entities", "Customer", "--schema-version", "9")
     assert failed.code == 2
+
+
+def test_catalogs_are_repaired_from_the_log(uri: str, place: Place) -> None:
+    migrated(uri)
+    whole = asked(uri, "schema", "repair")
+    assert (whole["catalogs"], whole["applied"]) == ([], False)
+    assert told(uri, "schema", "repair").out.startswith("Nothing to repair")
+    if place.backend == "sqlite":
+        return
+    types = Path(place.uri.removeprefix("file://")) / layout.TYPES
+    before = types.read_text()
+    types.unlink()
+    preview = told(uri, "schema", "repair")
+    assert "onto schema repair --apply" in preview.out
+    assert not types.exists()
+    done = asked(uri, "schema", "repair", "--apply")
+    assert done["catalogs"] == [{"key": layout.TYPES, "reason": "missing"}]
+    assert done["applied"]
+    assert json.loads(types.read_text())["entities"] == json.loads(before)["entities"]
