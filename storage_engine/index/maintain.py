@@ -94,7 +94,7 @@ def described(
         current_schema_version_id=top.schema_version_id if top and not dropped else None,
         activation_commit_id=top.activation_commit_id if top and not dropped else None,
         historical_versions=tuple(version._asdict() for version in past),
-        max_indexed_manifest=top.manifest_path if top else None,
+        max_indexed_manifest=top.manifest_path if top and not top.empty else None,
     )
 
 
