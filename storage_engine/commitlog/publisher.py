@@ -368,7 +368,7 @@ class Publisher:
             | {
                 ref: replace(head, commit_id=base.commit_id, manifest_path=path)
                 if head.empty and not head.manifest_path
-                else _proven_head(head, link)
+                else proven_head(head, link)
                 for ref, head in draft.amended.items()
             },
             link,
@@ -536,7 +536,7 @@ def _newest(
     return link if carried or parent.format < _FORMAT_OF_POINTERS else before
 
 
-def _proven_head(head: TypeHead, parent: ManifestLink | None) -> TypeHead:
+def proven_head(head: TypeHead, parent: ManifestLink | None) -> TypeHead:
     """What the parent wrote about itself lacks the parent's hash."""
     if parent is None or head.manifest_path != parent.path:
         return head

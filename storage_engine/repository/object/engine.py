@@ -42,6 +42,7 @@ from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
+from storage_engine.repository.object.history import ObjectHistory
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
@@ -167,6 +168,7 @@ class ObjectRepository(ABC):
         self._types_are_broken = False
         self._commit_mutex = threading.Lock()
         self._log_id = log_id
+        self.history = ObjectHistory(self)
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -181,6 +183,10 @@ class ObjectRepository(ABC):
     @property
     def indices(self) -> IndexObjects:
         return self._indices
+
+    @property
+    def versions(self) -> Versions:
+        return self._versions
 
     @property
     def duck(self) -> Duck:
@@ -298,11 +304,32 @@ class ObjectRepository(ABC):
         self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
-            self._stamp = bring_forward(self.store, self._stamp)
+            self.prepare_writing()
             self.lock.holder = {**self._holder, **request.holder}
             run = CommitRun(self._parts(), request)
             with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
                 return run.run()
+
+    def prepare_writing(self) -> None:
+        """Bring the storage to the current format, as the first commit does."""
+        self._owner.check()
+        self._stamp = bring_forward(self.store, self._stamp)
+
+    def write_catalogs(self) -> None:
+        """Bring the catalogs up to what the log says of all types. What fails is a warning: no
+        reader needs them."""
+        writes = history_writes(
+            self._documents,
+            self.type_histories(),
+            types=self.type_refs(),
+            engine_version=self.engine_version,
+            now=self.store.now(),
+        )
+        for outcome in self.store.parallel.gather_outcomes(writes):
+            if isinstance(outcome, Exception):
+                self._warn(f"a catalog was not written: {outcome}")
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     def migrate(self, request: MigrationRequest) -> MigrationOutcome:
         self._owner.check()
