@@ -151,7 +151,7 @@ class MigrationRequest:
                 expected = StoredState(drop.version, drop.schema_sha256)
                 state = current(drop.ref)
                 if drop.purge and state == replace(expected, dropped=True):
-                    continue  # only its data goes
+                    continue  # dropped before, and now its rows go too
                 _require_same(drop.ref, expected, state)
 
 
