@@ -219,7 +219,16 @@ def traverse(
 
 @app.command("sql")
 @with_settings
-@with_line("filters", "order_by", "with_history", "history_since", "offset", "count", "columns")
+@with_line(
+    "filters",
+    "order_by",
+    "with_history",
+    "history_since",
+    "schema_version",
+    "offset",
+    "count",
+    "columns",
+)
 def sql(
     invocation: Invocation,
     ctx: typer.Context,

@@ -158,8 +158,7 @@ def diff(
     ] = None,
     kind: KindOption = None,
 ) -> None:
-    """Compare the classes of --models with the storage, or two stored versions of a type. Exit code
-    3 if a class differs from what is stored."""
+    """Compare classes with the storage (exit code 3 if they differ), or two stored versions."""
     from storage_engine.schema.lineage import diff_versions
 
     models = invocation.models()
@@ -253,8 +252,7 @@ def drop(
         str | None, typer.Option("--token", metavar="T", help="The token that the preview printed.")
     ] = None,
 ) -> None:
-    """Drop a type: nothing more is written to it, and reads of it are empty. Exit code 7 if
-    relations depend on it."""
+    """Drop a type: reads become empty, writes are refused; exit code 7 if relations use it."""
     from storage_engine.runtime.migration import apply_drop, preview_drop
 
     check_apply(ctx, apply=apply, token=token)
@@ -281,6 +279,44 @@ def drop(
     )
     command = f"onto schema drop {shlex.quote(name)}{flags} {storage_option(invocation)}"
     _show_drop(invocation.output, preview, commit_id, command)
+
+
+@app.command("repair")
+@with_settings
+def repair(
+    invocation: Invocation,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the catalogs; without it, only say which.")
+    ] = False,
+) -> None:
+    """Rebuild types.json, registry, versions and layout catalog from the log where they differ."""
+    from storage_engine.maintenance.schema_catalogs import CatalogRepair, repair_catalogs
+
+    with invocation.repository() as repository:
+        uri, objects = repository.uri, repository.objects
+        if objects is None:
+            done = CatalogRepair(repository.head_commit_id(), (), 0, applied=False)
+        else:
+            done = repair_catalogs(objects, apply=apply)
+    output = invocation.output
+    if output.json:
+        output.document({"uri": uri, **done.as_dict()})
+    elif objects is None:
+        output.line(
+            "Nothing to repair: SQLite writes its schema tables with each commit, or nothing at "
+            "all; `onto verify` compares them with the data."
+        )
+    elif not done.catalogs:
+        output.line(f"Nothing to repair: {done.checked} catalogs agree with the log.")
+    else:
+        output.table(
+            ["catalog", "because"],
+            [(finding.key, finding.reason) for finding in done.catalogs],
+        )
+        if done.applied:
+            output.line(f"{len(done.catalogs)} catalogs written, at commit {done.repair_head}.")
+        else:
+            output.line("Nothing was written. To write them: onto schema repair --apply")
 
 
 def check_apply(ctx: typer.Context, *, apply: bool, token: str | None) -> None:
