@@ -117,9 +117,7 @@ def table_cell(value: Any) -> Any:
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if isinstance(value, Decimal):
-        number = _number(value)
-        shown = repr(number)
-        return number if "e" not in shown and Decimal(shown) == value else text_value(value)
+        return value
     if isinstance(value, datetime) and not value.microsecond and value.tzinfo is not None:
         return moment(value)
     return text_value(value)

@@ -174,7 +174,7 @@ class IndexVerifier:
         elif self._watermark_is_head:
             needed = head.commit_id
         else:
-            needed = top.commit_id if top is not None else 0
+            needed = top.commit_id if top is not None and not top.empty else 0
         truth = state.entries(self.chain, head, ref, top=top)
         upto = [e for e in index.entries if e.min_commit_id <= head.commit_id]
         proven, unproven = self._snapshots(index, head, upto, truth, present)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.commitlog.records import TypeRef, UnitVersion
+from storage_engine.errors import IntegrityError
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.protocol import Idempotency
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChange:
-    """What a commit says that it wrote of one type. How many rows is not told (None) by logs of
-    other implementations, which do not say either how many of them were new, and of types that
-    were purged since."""
+    """What a commit says that it wrote of one type. Logs of other implementations do not tell how
+    many rows (None), nor how many of them were new. Of a type that was `purged` since, none are
+    left."""
 
     kind: str
     type_name: str
@@ -37,10 +38,21 @@ class RecordedChange:
     rows: int | None
     inserted: int | None = None
     bytes: int = 0  # as stored, 0 where that is not known
+    purged: bool = False
 
     @property
     def ref(self) -> TypeRef:
         return (self.kind, self.type_name)
+
+    def check(self, commit_id: int, rows: int) -> None:
+        """IntegrityError unless so many rows are what can be left of it."""
+        recorded = 0 if self.purged else self.rows
+        if recorded not in (None, rows):
+            raise IntegrityError(
+                f"commit {commit_id} of the source says that it wrote {recorded} rows of "
+                f"{self.type_name}, and {rows} are there: `onto verify --deep` on the source tells "
+                "more"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,8 @@ class RecordedCommit:
     """A commit with everything that it recorded but its rows.
 
     `schema` is what the log keeps of schemas that came with it (`registered`, `dropped`: lists of
-    records, as in manifests); of types that only these name there are no changes. `marks` are
-    the units of work between its parent and it that changed nothing.
+    records, as in manifests); of types that only these name there are no changes. `marks` are the
+    units of work between its parent and it that changed nothing.
     """
 
     id: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import pyarrow as pa
@@ -238,6 +239,15 @@ def test_v1_history_that_needs_an_upgrader_says_where_to_read_it(repository: Rep
 
 
 # --- write path ---------------------------------------------------------------------------------
+
+
+def test_another_process_reads_what_was_migrated(storage: Storage) -> None:
+    """By the index, which says which version its entries are of, on v1 too."""
+    with closing(storage.open()) as repository:
+        write(repository, V1, row("a", name="Ann", age=1))
+        migrate(repository, V2)
+    with closing(storage.open()) as repository:
+        assert [r["tier"] for r in latest(repository, V2)] == ["basic"]
 
 
 def test_insert_writes_to_the_correct_versioned_path(migrated: Repository) -> None:

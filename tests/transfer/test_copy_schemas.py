@@ -29,7 +29,13 @@ from tests.engines import Storage
 THING = entity("Thing", size=Field[int])
 THING_AGAIN = entity("Thing", colour=Field[str])
 SECRET = entity("Secret", word=Field[str])
-CLIENT = entity("Client", renamed_from="Customer", full_name=Field[str], age=Field[float])
+CLIENT = entity(
+    "Client",
+    renamed_from="Customer",
+    full_name=Field[str],
+    age=Field[float],
+    tier=(Field[str], Field(default="basic")),
+)
 EMPTY = entity("Empty", note=Field[str])
 _UPGRADERS: Any = {
     ("Customer", 2): lambda r: {
@@ -63,12 +69,17 @@ def told(repo: Repository) -> dict[str, Any]:
         "histories": {
             ref: _without_times(history.as_dict()) for ref, history in repo.type_histories().items()
         },
-        "commits": [c.as_dict() for c in repo.list_commits(100)],
+        "commits": [_of_any_engine(c.as_dict()) for c in repo.list_commits(100)],
         "types": [spec.ref for spec in repo.known_types()],
         "customers": latest(repo, V3),
         "things": latest(repo, THING_AGAIN),
         "empty": latest(repo, EMPTY),
     }
+
+
+def _of_any_engine(commit: dict[str, Any]) -> dict[str, Any]:
+    """Only SQLite names types of which a commit changed the schema and wrote no rows."""
+    return commit if commit["kind"] == "data" else {**commit, "types": None}
 
 
 def _without_times(history: dict[str, Any]) -> dict[str, Any]:
@@ -95,8 +106,7 @@ def test_versions_drops_and_purges_are_copied_as_they_are(source: Storage, targe
     assert report.comparison.differences == ()
     assert state_of(target) == state_of(source)
     with closing(target.open()) as repo:
-        findings = verify_storage(repo, deep=True).findings
-        assert [f for f in findings if f.area != "index"] == []
+        assert verify_storage(repo).findings == []
         with pytest.raises(TypeDroppedError):
             write(repo, SECRET, row("s", word="again"))
         write(repo, V3, row("d", full_name="Dan", age=4.0, tier="basic"))

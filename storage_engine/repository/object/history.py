@@ -152,9 +152,10 @@ def _change(manifest: Manifest, ref: TypeRef, purged_upto: int) -> RecordedChang
     return RecordedChange(
         *ref,
         schema_version_id=files[0].schema_version_id,
-        rows=sum(counts) if min(counts) >= 0 and manifest.commit_id > purged_upto else None,
+        rows=sum(counts) if min(counts) >= 0 else None,
         inserted=sum(inserted) if len(inserted) == len(files) else None,
         bytes=sum(file.bytes for file in files),
+        purged=manifest.commit_id <= purged_upto,
     )
 
 

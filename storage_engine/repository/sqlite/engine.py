@@ -513,10 +513,9 @@ class SqliteRepository(ABC):
             return self._type_head(connection, *spec.ref) if connection else 0
 
     def _type_head(self, connection: sqlite3.Connection, kind: str, name: str) -> int:
-        """The last commit that wrote rows of a type, or changed or ended it."""
-        head = type_histories.last_change(connection, kind, name)
-        table = self.current_table(connection, kind, name)
-        if table is not None:
+        """The last commit that wrote rows of a type, or gave it a schema version."""
+        head = type_histories.last_activation(connection, (kind, name))
+        for table in self.all_tables(connection, kind, name)[-1:]:
             sql = data_table.head_of(table)
             head = max(head, connection.execute(sql, table.parameters).fetchone()[0])
         return head

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from storage_engine.commitlog.records import TypeRef, UnitVersion
 from storage_engine.commitlog.tags import Tag
-from storage_engine.errors import CopyRefusedError, IntegrityError, SchemaMetadataError
+from storage_engine.errors import CopyRefusedError, SchemaMetadataError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Statement
 from storage_engine.repository.history import (
@@ -228,8 +228,9 @@ class SqliteHistory:
         changes = []
         for change in commit.changes:
             rows = counts.pop((commit.id, change.ref), 0)
-            if change.rows not in (None, rows):
-                raise _differs(commit.id, change, rows)
+            change.check(commit.id, rows)
+            if change.rows is not None:
+                rows = change.rows  # as it was, also where rows were purged since
             inserted = rows if change.inserted is None else change.inserted
             changes.append(TypeChange(*change.ref, inserted=inserted, updated=rows - inserted))
         written = {change.ref for change in commit.changes}
@@ -260,13 +261,6 @@ def _insertion(table: DataTable, payload: Sequence[str]) -> str:
     listed = ", ".join(map(data_table.quoted, names))
     marks = ", ".join("?" * len(names))
     return f"INSERT INTO main.{data_table.quoted(table.name)} ({listed}) VALUES ({marks})"
-
-
-def _differs(commit_id: int, change: RecordedChange, there: int) -> IntegrityError:
-    return IntegrityError(
-        f"commit {commit_id} of the source says that it wrote {change.rows} rows of "
-        f"{change.type_name}, and {there} are there: `onto verify --deep` on the source tells more"
-    )
 
 
 Versions = Mapping[TypeRef, Sequence[tuple[int, int, str, str]]]  # number, commit, schema, hash
@@ -354,12 +348,12 @@ def _recorded(row: Sequence[Any], past: _Past) -> RecordedCommit:
 
 def _change(change: TypeChange, past: _Past, commit_id: int) -> RecordedChange:
     ref = (change.kind, change.type_name)
-    rows = None if past.is_purged(ref, commit_id) else change.inserted + change.updated
     return RecordedChange(
         *ref,
         schema_version_id=past.version(ref, commit_id),
-        rows=rows,
-        inserted=change.inserted if rows is not None else None,
+        rows=change.inserted + change.updated,
+        inserted=change.inserted,
+        purged=past.is_purged(ref, commit_id),
     )
 
 

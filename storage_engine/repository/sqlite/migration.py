@@ -316,7 +316,7 @@ class SqliteMigration:
         rows = {part.migration.ref: self._fill(connection, part, commit_id, now) for part in types}
         for drop in self._drops:
             self._drop(connection, drop, commit_id)
-        changes = [TypeChange(*ref, inserted=0, updated=count) for ref, count in rows.items()]
+        changes = [TypeChange(*ref, inserted=0, updated=n) for ref, n in rows.items() if n]
         metadata = dict(request.metadata)
         if request.migrations:
             metadata |= metadata_of(request.migrations, rows)

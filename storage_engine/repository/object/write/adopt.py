@@ -14,7 +14,6 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.publisher import Upload
 from storage_engine.commitlog.records import CommitFile, TypeRef, timestamp
 from storage_engine.commitlog.replay import ActivatedVersion, ReplayedCommit
-from storage_engine.errors import IntegrityError
 from storage_engine.model.columns import EngineVersion, row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.history import (
@@ -97,10 +96,9 @@ class Adoption:
                 place = commit_id, given.spec.ref
                 change = changes[place]
                 placed[place] = self._place(given, attempts[commit_id], commit_id, parts, change)
-        missing = [place for place in changes if place not in placed]
-        if missing:
-            commit_id, (_, name) = missing[0]
-            raise _differs(commit_id, name, changes[missing[0]].rows, 0)
+        for place, change in changes.items():
+            if place not in placed:
+                change.check(place[0], 0)
         return [self._replayed(commit, attempts[commit.id], placed) for commit in commits]
 
     def _encoded(
@@ -113,15 +111,20 @@ class Adoption:
                 if parts is not None:
                     yield parts.commit_id, parts.end()
                 if (commit_id, given.spec.ref) not in changes:
-                    raise _differs(commit_id, given.spec.name, 0, piece.num_rows)
+                    nothing = RecordedChange(*given.spec.ref, given.schema_version_id, rows=0)
+                    nothing.check(commit_id, piece.num_rows)
                 parts = self._parts(given, commit_id)
                 seen.add(commit_id)
             parts.add(piece)
         if parts is not None:
             yield parts.commit_id, parts.end()
         for (commit_id, ref), change in changes.items():
-            empty = ref == given.spec.ref and commit_id not in seen and not change.rows
-            if empty and change.schema_version_id == given.schema_version_id:
+            left_out = ref == given.spec.ref and commit_id not in seen
+            if (
+                left_out
+                and (change.purged or not change.rows)
+                and change.schema_version_id == given.schema_version_id
+            ):
                 yield commit_id, self._parts(given, commit_id).end()
 
     def _parts(self, given: AdoptedRows, commit_id: int) -> _FilesOfType:
@@ -143,9 +146,7 @@ class Adoption:
         change: RecordedChange,
     ) -> list[tuple[CommitFile, Upload]]:
         spec, version = given.spec, given.schema_version_id
-        total = sum(part.rows for part in parts)
-        if change.rows not in (None, total):
-            raise _differs(commit_id, spec.name, change.rows, total)
+        change.check(commit_id, sum(part.rows for part in parts))
         left = change.inserted or 0
         placed = []
         for number, part in enumerate(parts):
@@ -206,10 +207,3 @@ def _activated(commit: RecordedCommit) -> dict[TypeRef, ActivatedVersion]:
             layout_sha256(spec),
         )
     return versions
-
-
-def _differs(commit_id: int, name: str, recorded: int | None, there: int) -> IntegrityError:
-    return IntegrityError(
-        f"commit {commit_id} of the source says that it wrote {recorded} rows of {name}, and "
-        f"{there} are there: `onto verify --deep` on the source tells more"
-    )
