@@ -55,7 +55,7 @@ class Form:
             "id": Field(primary_key=True),
         }
         for name, kind in self.fields.items():
-            body["__annotations__"][name] = Field[ANNOTATIONS[kind]]  # type: ignore[name-defined]
+            body["__annotations__"][name] = Field[ANNOTATIONS[kind]]  # type: ignore[valid-type]
             options: dict[str, Any] = {"default": DEFAULTS[kind]}
             if kind == "list":
                 options = {"default_factory": list}
@@ -396,7 +396,7 @@ class World:
         assert [_plain(o) for o in found] == [w.row for w in expected.values()]
         assert [o.meta().commit_id for o in found] == [w.commit for w in expected.values()]
         if self.links.versions:
-            links = self.session.query().relations(self.link).collect()
+            links: list[Any] = self.session.query().relations(self.link).collect()
             rows = self.links.state(self.links.stage, self.head)
             assert [(o.left_key, o.right_key) for o in links] == [key[:2] for key in rows]
 
@@ -554,10 +554,10 @@ _CHOICE = st.integers(0, 11)
 
 def _commit(draw: st.DrawFn, form: Form) -> Commit:
     keys = draw(st.lists(st.sampled_from(_KEYS), min_size=1, max_size=4, unique=True))
-    things = {
+    things: dict[tuple[str, ...], Row] = {
         (key,): {name: draw(VALUES[kind]) for name, kind in form.fields.items()} for key in keys
     }
-    links = {}
+    links: dict[tuple[str, ...], Row] = {}
     if draw(st.integers(0, 1)):
         links[keys[0], keys[-1], ""] = {"weight": draw(st.integers(0, 2))}
     return Commit(things, links)
@@ -597,6 +597,6 @@ def _change(
         if kind == "str":
             options.append(Change("widen", name, "text", True))
     chosen = draw(st.sampled_from(options))
-    if draw(st.integers(0, 4)) == 0 and (name := next(names, None)) is not None:
-        return Change("name", "", name, True)
+    if draw(st.integers(0, 4)) == 0 and (other := next(names, None)) is not None:
+        return Change("name", "", other, True)
     return chosen
