@@ -80,6 +80,10 @@ def set_data_version(context: dg.OutputContext, version: int) -> None:
     context.step_context.set_data_version(context.asset_key, dg.DataVersion(str(version)))
 
 
+def instance_of(context: dg.OutputContext) -> dg.DagsterInstance:
+    return context.step_context.instance
+
+
 def step_key(context: dg.AssetExecutionContext) -> str:
     key: str = context.op_execution_context.get_step_execution_context().step.key
     return key

@@ -197,6 +197,14 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         dg.Resolver(lambda _context, text: automation(text), model_field_type=str | None),
     ] = None
     compaction: CompactionSpec | None = None
+    # Called `schema` in YAML and in calls; as an attribute Pydantic has that name for itself.
+    schema_changes: Literal["strict", "additive"] = Field(
+        default="strict",
+        validation_alias=AliasChoices("schema", "schema_changes"),
+        serialization_alias="schema",
+        description="additive: a run applies changes of the class that need no upgrader by itself; "
+        "strict: any difference from the storage stops it, and the migration job is for that",
+    )
     retry: RetrySpec = RetrySpec()
     pool: str | None = INGEST_POOL
 
@@ -268,6 +276,7 @@ def snake_case(name: str) -> str:
 # In the metadata of an asset's definition: jobs and sensors of a storage find its types and checks
 # this way, wherever they were declared.
 TYPE_METADATA = "ontologia/type"
+MODELS_METADATA = "ontologia/models"
 STORAGE_METADATA = "ontologia/storage"
 PARTITION_BY_METADATA = "ontologia/partition_by"
 COMPACTION_METADATA = "ontologia/compaction"
@@ -281,11 +290,16 @@ class TypeAsset:
     type_name: str
     partition_by: PartitionSpec | None = None
     compaction: CompactionSpec | None = None
+    models: str | None = None
 
 
 def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
     """What an asset's definition says, to be found again."""
-    metadata: dict[str, Any] = {TYPE_METADATA: declared.type, STORAGE_METADATA: declared.storage}
+    metadata: dict[str, Any] = {
+        TYPE_METADATA: declared.type,
+        MODELS_METADATA: declared.models,
+        STORAGE_METADATA: declared.storage,
+    }
     if declared.partitions is not None:
         metadata[PARTITION_BY_METADATA] = declared.partitions.model_dump(mode="json")
     if declared.compaction is not None:
@@ -330,6 +344,7 @@ def find_type_assets(repository: dg.RepositoryDefinition, storage: str) -> list[
                     metadata[TYPE_METADATA],
                     _parse(PartitionSpec, metadata, PARTITION_BY_METADATA),
                     _parse(CompactionSpec, metadata, COMPACTION_METADATA),
+                    metadata.get(MODELS_METADATA),
                 )
             )
     return assets

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pyarrow as pa
 
-from ontologia_dagster.dagster_compat import set_data_version
-from ontologia_dagster.declaration import TYPE_METADATA
+from ontologia_dagster.dagster_compat import instance_of, set_data_version
+from ontologia_dagster.declaration import MODELS_METADATA, TYPE_METADATA
 from ontologia_dagster.downstream.metadata import column_schema
 from ontologia_dagster.ingestion import provenance
 from ontologia_dagster.resources.ontology import OntologyResource, report_failures
+from ontologia_dagster.schema.compare import SchemaAdvice, schema_metadata
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
-
-MODELS = "ontologia/models"
 
 
 class OntologyIOManager(dg.ConfigurableIOManager):
@@ -47,11 +46,15 @@ class OntologyIOManager(dg.ConfigurableIOManager):
             provenance.ASSET_KEY: key,
         }
         app = "/".join([self.ontology.location, key, *_partition(context)])
-        with report_failures(), self.ontology.session(holder={"run_id": context.run_id}) as work:
+        models = _plain(context.definition_metadata)[MODELS_METADATA]
+        advice = SchemaAdvice.of(self.ontology, None, models)
+        holder = {"run_id": context.run_id}
+        with report_failures(None, advice), self.ontology.session(holder=holder) as work:
             assert spec.python_class is not None
             work.ingest(spec.python_class, obj)
             commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
+            schema = schema_metadata(work.repository, spec, instance_of(context), context.asset_key)
         set_data_version(context, head)
         changes = [
             change for change in (last.changes if last else ()) if change.type_name == spec.name
@@ -65,6 +68,7 @@ class OntologyIOManager(dg.ConfigurableIOManager):
                 "dagster/table_name": spec.name,
                 "dagster/uri": self.ontology.storage_uri,
                 "dagster/column_schema": column_schema(spec),
+                **schema,
             }
         )
 
@@ -86,17 +90,21 @@ def _partition(context: dg.OutputContext) -> list[str]:
 
 
 def _type_of(metadata: Any, key: dg.AssetKey) -> TypeSpec:
-    plain = {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
-    name, models = plain.get(TYPE_METADATA), plain.get(MODELS)
+    plain = _plain(metadata)
+    name, models = plain.get(TYPE_METADATA), plain.get(MODELS_METADATA)
     if not name or not models:
         raise ConfigurationError(
-            f"{key.to_user_string()}: its metadata must name {TYPE_METADATA} and {MODELS} to be "
-            "kept in the ontology"
+            f"{key.to_user_string()}: its metadata must name {TYPE_METADATA} and "
+            f"{MODELS_METADATA} to be kept in the ontology"
         )
-    for spec in declared_types(str(models), option=MODELS).values():
+    for spec in declared_types(str(models), option=MODELS_METADATA).values():
         if spec.name == name:
             return spec
     raise ConfigurationError(f"{models} declares no type {name!r}")
+
+
+def _plain(metadata: Any) -> dict[str, Any]:
+    return {name: getattr(value, "value", value) for name, value in (metadata or {}).items()}
 
 
 def _as_asked(table: pa.Table, wanted: Any) -> Any:

@@ -23,6 +23,7 @@ from ontologia_dagster.declaration import STORAGE_METADATA, on_new_data
 from ontologia_dagster.declaration import automation as condition
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
 from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.schema.compare import SchemaAdvice
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -73,7 +74,8 @@ def query_asset(
     )
     def asked(context: dg.AssetExecutionContext, config: QueryConfig) -> dg.MaterializeResult[None]:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with report_failures(context.instance), ontology.session() as session:
+        advice = SchemaAdvice.of(ontology, storage)
+        with report_failures(context.instance, advice), ontology.session() as session:
             view = session.at(reference(config.as_of, session.repository.head_commit_id()))
             answer = view.sql(query).to_arrow() if isinstance(query, str) else query(view)
             requests = requests_of(session.repository)

@@ -31,7 +31,9 @@ from ontologia_dagster.ingestion.source_sensor import (
 )
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.resources.spark import find_earlier, preview_ingest, run_ingest
-from ontologia_dagster.storage.checks import index_check
+from ontologia_dagster.schema.compare import SchemaAdvice, schema_metadata
+from ontologia_dagster.schema.migration import agree_on_schema
+from ontologia_dagster.storage.checks import index_check, schema_check
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.errors import ConfigurationError
 
@@ -51,7 +53,10 @@ def build_type(declared: OntologyAsset) -> dg.Definitions:
     job = ingestion_job(declared)
     return dg.Definitions(
         assets=[ingestion_asset(declared)],
-        asset_checks=[index_check(declared, repair_job_name(declared.storage))],
+        asset_checks=[
+            index_check(declared, repair_job_name(declared.storage)),
+            schema_check(declared),
+        ],
         jobs=[job],
         schedules=[_schedule(declared, job)] if declared.schedule else [],
         sensors=[source_sensor(declared, job)] if declared.watch_source else [],
@@ -122,7 +127,8 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, config: IngestConfig
     ) -> Iterator[dg.MaterializeResult[None]]:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
-        with report_failures(context.instance):
+        advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
+        with report_failures(context.instance, advice):
             yield from _ingest(context, declared, ontology, dry_run=config.dry_run)
 
     with warnings.catch_warnings():
@@ -160,6 +166,9 @@ def _ingest(
     spark: SparkResource = getattr(context.resources, SPARK)
     keys = _partition_keys(context, declared)
     order, spec = ingest_spec(declared, ontology.storage_uri, keys)
+    migrated = agree_on_schema(context, declared, ontology, spec, dry_run=dry_run)
+    if migrated is None:
+        return
     prints = provenance.source_fingerprints(declared, keys, ontology)
     order = order.replace(
         idempotency=provenance.unit_of_work(
@@ -178,7 +187,11 @@ def _ingest(
     _warn_of_rows_outside(context, declared, result)
     with ontology.repository() as repository:
         count = row_count(repository, spec)
-        metadata = write_metadata(result, ontology.storage_uri, spec, count, cut=bool(keys))
+        metadata = {
+            **write_metadata(result, ontology.storage_uri, spec, count, cut=bool(keys)),
+            **schema_metadata(repository, spec, context.instance, declared.asset_key),
+            **migrated,
+        }
         stored = _partition_states(repository, spec, declared, keys) if keys else {}
     if not keys:
         version = dg.DataVersion(str(result.type_commit_id))

@@ -23,6 +23,7 @@ from storage_engine.errors import ConfigurationError, LockContentionError, Ontol
 from storage_engine.repository import open_repository
 
 if TYPE_CHECKING:
+    from ontologia_dagster.schema.compare import SchemaAdvice
     from storage_engine import Entity, Relation, Session
     from storage_engine.events.protocol import EventStore
     from storage_engine.repository.protocol import Repository
@@ -164,16 +165,20 @@ def _hidden(secret: str | None) -> SecretStr | None:
 
 
 @contextmanager
-def report_failures(instance: dg.DagsterInstance | None = None) -> Iterator[None]:
+def report_failures(
+    instance: dg.DagsterInstance | None = None, advice: SchemaAdvice | None = None
+) -> Iterator[None]:
     """Turn an OntologiaError into a `dg.Failure` that Dagster retries only if that can help.
 
-    With `instance`, the failure links to the run that holds the lock, where it is one of its runs.
+    With `instance`, the failure links to the run that holds the lock, where it is one of its runs;
+    with `advice`, that of a class which differs from the storage to the job that migrates.
     """
     try:
         yield
     except OntologiaError as error:
         name, facts = type(error).__name__, error.facts()
-        raise failure(name, str(error), facts, error.retryable, instance) from error
+        more = advice.about(name, facts) if advice is not None else {}
+        raise failure(name, str(error), facts, error.retryable, instance, more) from error
 
 
 def failure(
@@ -182,6 +187,7 @@ def failure(
     facts: Mapping[str, Any],
     retryable: bool,
     instance: dg.DagsterInstance | None,
+    more: Mapping[str, Any] | None = None,
 ) -> dg.Failure:
     """Of an error by its name and facts, which may have come from another process."""
     return dg.Failure(
@@ -190,6 +196,7 @@ def failure(
             "error": name,
             **{name: _shown(fact) for name, fact in facts.items()},
             **_holding_run(name, facts, instance),
+            **(more or {}),
         },
         allow_retries=retryable,
     )

@@ -1,7 +1,8 @@
 """Two speeds of checking what is stored.
 
-`index_verify` belongs to each type and runs with every materialisation: it compares the type's
-index with the log, which reads no data. Deep verification reads everything (chain, hashes, row
+`index_verify` and `schema_matches` belong to each type and run with every materialisation: they
+compare the type's index with the log, and the class with the stored schema, which reads no data.
+Deep verification reads everything (chain, hashes, row
 counts, both ends of relations); its checks hang on the storage's log, an asset that nobody
 materialises, so that they run on their own schedule alone.
 
@@ -21,6 +22,13 @@ from ontologia_dagster.declaration import (
     snake_case,
 )
 from ontologia_dagster.downstream.metadata import request_metadata, requests_of, table
+from ontologia_dagster.schema.compare import (
+    SCHEMA_VERSION,
+    SchemaAdvice,
+    compare,
+    comparison_metadata,
+    with_ends,
+)
 from storage_engine.errors import OntologiaError
 
 if TYPE_CHECKING:
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from storage_engine.maintenance.integrity import Finding, IntegrityReport
 
 INDEX_VERIFY = "index_verify"
+SCHEMA_MATCHES = "schema_matches"
 DEEP_VERIFY = "deep_verify"
 LOG_AREA = "deep_verify_log"
 _FINDING = ["type", "reason", "commit", "what", "path"]
@@ -110,6 +119,49 @@ def examine(
             for ref in refs
         ]
         return examined, requests_of(repository)
+
+
+# -- schema ---------------------------------------------------------------------------------------
+
+
+def schema_check(declared: OntologyAsset) -> dg.AssetChecksDefinition:
+    """Whether the class is what the storage has; run by itself it tells before a run is stopped."""
+
+    @dg.asset_check(
+        asset=declared.asset_key,
+        name=SCHEMA_MATCHES,
+        description="The declared class is the schema that the storage has.",
+        required_resource_keys={declared.storage},
+    )
+    def schema_matches(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        ontology: OntologyResource = getattr(context.resources, declared.storage)
+        return run_check(lambda: _schema_result(ontology, declared))
+
+    return schema_matches
+
+
+def _schema_result(ontology: "OntologyResource", declared: OntologyAsset) -> dg.AssetCheckResult:
+    from storage_engine.spark.jobs.ingest import type_of
+
+    spec = type_of(declared.ingest_spec(ontology.storage_uri, declared.source.paths))
+    with ontology.repository() as repository:
+        comparison = compare(repository, with_ends(spec, declared.models))
+        requests = requests_of(repository)
+    metadata: dict[str, Any] = {
+        SCHEMA_VERSION: comparison.versions.get(spec.ref) or dg.MetadataValue.null(),
+        **request_metadata(requests),
+    }
+    if comparison.agrees:
+        return dg.AssetCheckResult(passed=True, metadata=metadata)
+    advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
+    by_itself = comparison.additive and declared.schema_changes == "additive"
+    after = "the next run applies it" if by_itself else advice.sentence()
+    return dg.AssetCheckResult(
+        passed=False,
+        severity=dg.AssetCheckSeverity.WARN if by_itself else dg.AssetCheckSeverity.ERROR,
+        description=f"{comparison.summary()}. {after}",
+        metadata={**metadata, **comparison_metadata(comparison, advice)},
+    )
 
 
 # -- deep -----------------------------------------------------------------------------------------

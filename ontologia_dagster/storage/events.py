@@ -31,6 +31,7 @@ from ontologia_dagster.dagster_compat import free_slots
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.downstream.metadata import request_metadata, table
 from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.schema.compare import SchemaAdvice, require_agreement, types_in
 from storage_engine.errors import HandlerError
 
 if TYPE_CHECKING:
@@ -167,8 +168,13 @@ def drain_job(storage: str, modules: Sequence[str]) -> dg.JobDefinition:
     )
     def handle_events(context: dg.OpExecutionContext, config: DrainConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with report_failures(context.instance):
-            totals, requests = _drain(context, ontology, load_handlers(modules), config)
+        advice = SchemaAdvice.of(ontology, storage, modules[0] if len(modules) == 1 else None)
+        with report_failures(context.instance, advice):
+            handlers = load_handlers(modules)
+            # Before anything is claimed: events would fail one by one, and end as dead letters.
+            with ontology.repository() as repository:
+                require_agreement(repository, types_in(modules), advice)
+            totals, requests = _drain(context, ontology, handlers, config)
             with ontology.bus() as bus:
                 letters = bus.list_dead_letters(ontology.namespace, _LOOKED_AT)
         context.add_output_metadata(

@@ -35,12 +35,19 @@ from ontologia_dagster.dagster_compat import (
 from ontologia_dagster.declaration import TypeAsset, find_type_assets
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.schema.compare import (
+    SCHEMA_VERSION,
+    SchemaAdvice,
+    column_changes,
+    last_version,
+)
 from ontologia_dagster.storage.events import UNFINISHED, is_past
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import CommitRecord, Repository, TypeRef
+    from storage_engine.schema.history import TypeHistory
 
 _INTERVAL_S = 30
 # Dagster ends a tick after 60 s, and then nothing of it is kept.
@@ -147,7 +154,8 @@ def log_tail_sensor(
         ontology: OntologyResource = getattr(context.resources, storage)
         assert context.repository_def is not None
         followed = find_type_assets(context.repository_def, storage)
-        with report_failures(), ontology.repository() as repository:
+        advice = SchemaAdvice.of(ontology, storage)
+        with report_failures(None, advice), ontology.repository() as repository:
             tail = _Tail(context, repository, followed)
             tail.advance()
         summary = tail.summary()
@@ -175,6 +183,8 @@ class _Tail:
         self._repository = repository
         self._followed = followed
         self._specs: dict[str, TypeSpec] = {}
+        self._histories: dict[str, TypeHistory] = {}
+        self._schemas_told: dict[str, int | None] = {}
         self._finders: dict[str, partitions.KeyFinder] = {}
         self._recent: dict[int, CommitRecord] = {}
         self._unfinished: dict[str, bool] = {}
@@ -488,7 +498,7 @@ class _Tail:
     ) -> None:
         """`commit` None: one so old that its manifest was not read. `version` is less than the
         commit for a partition that its run left as it was."""
-        metadata: dict[str, Any] = {"commit": commit_id}
+        metadata: dict[str, Any] = {"commit": commit_id, **self._schema(asset, commit_id)}
         if commit is not None:
             metadata |= {
                 "committed_at": dg.MetadataValue.timestamp(commit.created_at),
@@ -504,6 +514,25 @@ class _Tail:
                 tags=version_tags(version),
             )
         )
+
+    def _schema(self, asset: TypeAsset, commit_id: int) -> dict[str, Any]:
+        """The schema version at a commit and, at the first that has another one than was told
+        last, what became of its columns."""
+        name = asset.type_name
+        if name not in self._histories:
+            self._histories |= {
+                history.name: history
+                for history in self._repository.type_histories([self._refs[name]]).values()
+            }
+        version = self._histories[name].active_at(commit_id)
+        if version is None:
+            return {}
+        key = _name(asset)
+        if key not in self._schemas_told:
+            self._schemas_told[key] = last_version(self._instance, asset.key)
+        before, self._schemas_told[key] = self._schemas_told[key], version.version
+        changes = column_changes(self._histories[name], before, version.version)
+        return {SCHEMA_VERSION: version.version, **changes}
 
 
 def _runs_of(commit_ids: Sequence[int]) -> list[tuple[int, int]]:

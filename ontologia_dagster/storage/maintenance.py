@@ -25,6 +25,7 @@ from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, find_
 from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.resources.spark import PIPES, submit
+from ontologia_dagster.schema.compare import SchemaAdvice
 from ontologia_dagster.storage import checks
 from ontologia_dagster.storage.events import age_s, due_events, load_handlers
 from storage_engine.config import duration
@@ -73,18 +74,18 @@ class GcConfig(dg.Config):
 def compaction_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDefinition:
     own = {asset.type: asset.compaction for asset in declared if asset.compaction is not None}
 
-    @_op(storage, "compact_types", needs={"spark"})
+    @maintenance_op(storage, "compact_types", needs={"spark"})
     def compact_types(context: dg.OpExecutionContext, config: CompactionConfig) -> None:
-        with _upkeep(context, storage, "compact", config.dry_run) as upkeep:
+        with upkeep(context, storage, "compact", config.dry_run) as work:
             policies = {**_declared_policies(context, storage), **own}
-            upkeep.metadata |= _compact(context, upkeep, config, policies)
+            work.metadata |= _compact(context, work, config, policies)
 
-    return _one_op_job(f"{storage}_compact", compact_types, "Merge small files of types.")
+    return one_op_job(f"{storage}_compact", compact_types, "Merge small files of types.")
 
 
 def _compact(
     context: dg.OpExecutionContext,
-    upkeep: "_Upkeep",
+    work: "Upkeep",
     config: CompactionConfig,
     own: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def _compact(
     from storage_engine.spark.compaction import spark_builds
 
     spark: SparkResource = context.resources.spark
-    repository = upkeep.repository
+    repository = work.repository
 
     def large(run: "RunPlan") -> bool:
         return repository.engine_version == "v2" and run.bytes >= config.spark_above_bytes
@@ -107,7 +108,7 @@ def _compact(
             continue
         if spark.mode == PIPES and any(large(run) for run in plan.runs):
             report = _submit_compaction(
-                context, upkeep.ontology, spark, policy, types, config.spark_above_bytes
+                context, work.ontology, spark, policy, types, config.spark_above_bytes
             )
         else:
             # Spark is started for the first run that is large enough, if any is.
@@ -201,15 +202,15 @@ def _policies(
 
 
 def repair_job(storage: str) -> dg.JobDefinition:
-    @_op(storage, "repair_indices")
+    @maintenance_op(storage, "repair_indices")
     def repair_types(context: dg.OpExecutionContext, config: RepairConfig) -> None:
         from storage_engine.maintenance.indices import repair_indices
 
-        with _upkeep(context, storage, "index repair", config.dry_run) as upkeep:
-            objects = _objects(upkeep.repository)
+        with upkeep(context, storage, "index repair", config.dry_run) as work:
+            objects = _objects(work.repository)
             repair = repair_indices(objects, apply=not config.dry_run) if objects else None
             types = repair.types if repair else ()
-            upkeep.metadata |= {
+            work.metadata |= {
                 "plan": table(
                     ["type", "reasons", "indexed_to", "becomes", "entries", "become"],
                     [(t.type_name, ", ".join(t.reasons), *t.watermark, *t.entries) for t in types],
@@ -218,7 +219,7 @@ def repair_job(storage: str) -> dg.JobDefinition:
                 "indices_repaired": len(types) if not config.dry_run else 0,
             }
 
-    return _one_op_job(
+    return one_op_job(
         repair_job_name(storage), repair_types, "Rewrite indices that differ from the log."
     )
 
@@ -228,12 +229,12 @@ def repair_job_name(storage: str) -> str:
 
 
 def gc_job(storage: str) -> dg.JobDefinition:
-    @_op(storage, "collect_garbage")
+    @maintenance_op(storage, "collect_garbage")
     def collect_garbage(context: dg.OpExecutionContext, config: GcConfig) -> None:
-        with _upkeep(context, storage, "gc", config.dry_run) as upkeep:
-            upkeep.metadata |= _collect(upkeep.repository, config)
+        with upkeep(context, storage, "gc", config.dry_run) as work:
+            work.metadata |= _collect(work.repository, config)
 
-    return _one_op_job(f"{storage}_gc", collect_garbage, "Delete objects that nothing needs.")
+    return one_op_job(f"{storage}_gc", collect_garbage, "Delete objects that nothing needs.")
 
 
 def _collect(repository: "Repository", config: GcConfig) -> dict[str, Any]:
@@ -361,7 +362,7 @@ def figures(repository: "Repository") -> dict[str, int]:
 
 
 @dataclass
-class _Upkeep:
+class Upkeep:
     """One job's work on a storage: what it works on, and what it has to show."""
 
     ontology: "OntologyResource"
@@ -370,24 +371,25 @@ class _Upkeep:
 
 
 @contextmanager
-def _upkeep(
+def upkeep(
     context: dg.OpExecutionContext, storage: str, operation: str, dry_run: bool
-) -> Iterator[_Upkeep]:
+) -> Iterator[Upkeep]:
     """Open the storage, and afterwards tell what was done, with the figures before and after: of
     the step, and as an observation of the storage's log."""
     from storage_engine.maintenance.metrics import collect
 
     ontology: OntologyResource = getattr(context.resources, storage)
-    with report_failures(context.instance), ontology.repository() as repository:
+    advice = SchemaAdvice.of(ontology, storage)
+    with report_failures(context.instance, advice), ontology.repository() as repository:
         before = figures(repository)
-        upkeep = _Upkeep(ontology, repository)
-        yield upkeep
+        work = Upkeep(ontology, repository)
+        yield work
         after = figures(repository)
         shown: dict[str, Any] = {
             "operation": operation,
             "dry_run": dry_run,
             "dagster/uri": ontology.storage_uri,
-            **upkeep.metadata,
+            **work.metadata,
             "before_after": before_and_after(before, after),
             **after,
             **request_metadata(dict(collect(repository).requests)),
@@ -401,7 +403,7 @@ def _objects(repository: "Repository") -> "ObjectRepository | None":
     return repository.objects
 
 
-def _op(
+def maintenance_op(
     storage: str, name: str, *, needs: Collection[str] = ()
 ) -> Callable[[Callable[..., None]], dg.OpDefinition]:
     return dg.op(
@@ -412,7 +414,7 @@ def _op(
     )
 
 
-def _one_op_job(name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
+def one_op_job(name: str, op: dg.OpDefinition, description: str) -> dg.JobDefinition:
     @dg.graph(name=name, description=description)
     def work() -> None:
         op()

@@ -24,6 +24,7 @@ from ontologia_dagster.resources.ontology import (
     report_failures,
 )
 from ontologia_dagster.resources.spark import SparkResource
+from ontologia_dagster.schema.migration import migration_job
 from ontologia_dagster.storage import alerts, checks, events, maintenance
 from ontologia_dagster.storage.alerts import Notifier
 from ontologia_dagster.storage.log_tail import log_tail_sensor
@@ -81,7 +82,7 @@ def build_platform(
         sensors.append(alerts.failed_runs_sensor(status=on))
     if first and running:
         sensors.append(_automation_sensor())
-    more: list[Any] = []
+    more: list[Any] = [migration_job(storage, declared)]
     if handlers:
         drain = events.drain_job(storage, handlers)
         more += [drain, events.redrive_job(storage)]

@@ -118,6 +118,7 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.EventLoopLimitError: FAILED,
     errors.UninitializedStorageError: STORAGE,
     errors.UnsupportedEngineError: STORAGE,
+    errors.UnsupportedTypeError: STORAGE,
     errors.StorageBackendError: STORAGE,
     errors.LockContentionError: STORAGE,
     errors.LeaseExpiredError: STORAGE,

@@ -276,6 +276,14 @@ def _extended(
     )
 
 
+def without_rows(checkpoint: Checkpoint, refs: Sequence[TypeRef]) -> Checkpoint:
+    """A checkpoint that names no files of these types."""
+    if not refs:
+        return checkpoint
+    entries = {ref: () if ref in refs else run for ref, run in checkpoint.entries.items()}
+    return replace(checkpoint, entries=entries)
+
+
 def _proven_points(
     head: Head, base: Checkpoint, since: Sequence[tuple[ManifestLink, Manifest]]
 ) -> tuple[CommitPoint, ...]:

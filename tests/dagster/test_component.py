@@ -44,6 +44,7 @@ YAML = """
     blocking_checks: true
     deps: [landing/orders]
     owners: [team:data]
+    schema: additive
 """
 
 
@@ -134,6 +135,7 @@ def test_yaml_means_what_python_means() -> None:
         expectations=[{"not_null": "day"}, {"range": {"column": "total", "min": 1}}],
     )
     assert from_yaml.code_version == python.code_version
+    assert (from_yaml.schema_changes, python.schema_changes) == ("additive", "strict")
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -149,8 +151,7 @@ def test_yaml_means_what_python_means() -> None:
     assert node.owners == ["team:data"]
     assert node.freshness_policy is not None
     assert {key.to_user_string() for key in node.parent_keys} == {"landing/orders"}
-    [check] = graph.asset_check_keys
-    assert check.name == "index_verify"
+    assert {check.name for check in graph.asset_check_keys} == {"index_verify", "schema_matches"}
     [schedule], [sensor] = list(made.schedules or []), list(made.sensors or [])
     assert (schedule.name, sensor.name) == ("ingest_order_schedule", "order_source")
 
@@ -161,6 +162,7 @@ def test_yaml_means_what_python_means() -> None:
         ({"partitions": {"kind": "daily", "field": "day"}}, "need `start`"),
         ({"partitions": {"kind": "static", "field": "day"}}, "need `keys`"),
         ({"tipe": "Order"}, "tipe"),
+        ({"schema": "anything"}, "'strict' or 'additive'"),
     ],
 )
 def test_mistakes_are_named(wrong: dict[str, Any], said: str) -> None:

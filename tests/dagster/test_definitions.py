@@ -243,11 +243,13 @@ def test_a_location_with_types_loads_fast_without_a_connection_or_a_warning(
     assert found["heard"] == []
     assert found["checks"] == [
         "acme/customer:index_verify",
+        "acme/customer:schema_matches",
         "ontology/log:deep_verify_log",
         "ontology/log:deep_verify_order",
         "ontology_acme/log:deep_verify_customer",
         "ontology_acme/log:deep_verify_log",
         "order:index_verify",
+        "order:schema_matches",
     ]
     assert found["sensors"] == [
         "default_automation_condition_sensor",

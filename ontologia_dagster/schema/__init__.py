@@ -1,0 +1,1 @@
+"""Schemas that change: code compared with storages, and the job that migrates."""

@@ -1,0 +1,378 @@
+"""Migrations in Dagster: a job that shows what it would do and then does it, and the additive
+changes that an ingestion makes by itself.
+
+The job's preview writes nothing. It shows the difference, the rows and bytes that would be
+rewritten and the upgraders that are missing, and gives a token: the config of the run that applies
+it. That run does what was looked at, or says what has moved since.
+"""
+
+# No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from ontologia_dagster.dagster_compat import location_of
+from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets
+from ontologia_dagster.downstream.metadata import table
+from ontologia_dagster.schema.compare import (
+    SCHEMA_VERSION,
+    SchemaAdvice,
+    column_changes,
+    compare,
+    diff_table,
+    migration_job_name,
+    missing_sentence,
+    missing_table,
+    schema_failure,
+    types_in,
+    with_ends,
+)
+from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
+from storage_engine.errors import ConfigurationError, MigrationTokenError
+
+if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
+    from storage_engine.model.spec import TypeSpec
+    from storage_engine.repository.protocol import Repository
+    from storage_engine.schema.preview import MigrationPreview, MigrationResult
+
+_TRIES = 5  # while other runs migrate the same types
+
+
+class MigrationConfig(dg.Config):
+    apply: bool = Field(default=False, description="Migrate; else only show what it would do")
+    token: str | None = Field(
+        default=None, description="Of the preview that is to be applied; needed unless `force`"
+    )
+    force: bool = Field(default=False, description="Apply without a preview and its token")
+    upgraders: str | None = Field(
+        default=None,
+        description="The module with functions marked @upgrader; all that the models load if left "
+        "out",
+    )
+    types: list[str] = Field(
+        default_factory=list, description="Only these; all that the location declares if left out"
+    )
+    models: list[str] = Field(
+        default_factory=list,
+        description="Further modules with types, such as those that only handlers write",
+    )
+
+
+def migration_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDefinition:
+    @maintenance_op(storage, "migrate_types")
+    def migrate_types(context: dg.OpExecutionContext, config: MigrationConfig) -> None:
+        _check(config)
+        with upkeep(context, storage, "migrate", not config.apply) as work:
+            work.metadata |= _migrate(context, work, storage, config, declared)
+
+    return one_op_job(
+        migration_job_name(storage),
+        migrate_types,
+        "Bring the storage to the declared types: new schema versions, with the latest rows "
+        "rewritten for them, in one commit. Shows what it would do unless told to apply it.",
+    )
+
+
+def _check(config: MigrationConfig) -> None:
+    problem = None
+    if not config.apply and (config.token or config.force):
+        problem = "token and force are for apply: true"
+    elif config.token and config.force:
+        problem = "force goes without a token: give one of them"
+    if problem is not None:
+        raise dg.Failure(problem, metadata={"error": "ConfigurationError"}, allow_retries=False)
+
+
+def _migrate(
+    context: dg.OpExecutionContext,
+    work: Upkeep,
+    storage: str,
+    config: MigrationConfig,
+    declared: Sequence[OntologyAsset],
+) -> dict[str, Any]:
+    from storage_engine.runtime import migration
+
+    repository = work.repository
+    assets = _assets(context, storage, declared)
+    specs = _stored_only(repository, _declared(assets, config))
+    preview = migration.preview(repository, specs, config.upgraders)
+    shown = preview_metadata(repository, specs, preview, f"{storage}_migrate_types", config)
+    if not config.apply:
+        _tell(context, preview)
+        return shown
+    result = migration.apply(
+        repository,
+        specs,
+        config.upgraders,
+        token=config.token,
+        force=config.force,
+        progress=_teller(context, sum(preview.estimated_rows.values())),
+        holder={"run_id": context.run_id, "job": context.job_name},
+    )
+    if result.commit_id is None:
+        context.log.info("nothing to migrate: the storage has the types as they are declared")
+    else:
+        context.log.info("migrated as commit %d: %s", result.commit_id, _outcome(result))
+        _observe(context, repository, assets, result)
+    return {**shown, **result_metadata(result)}
+
+
+# -- which types ----------------------------------------------------------------------------------
+
+
+def _assets(
+    context: dg.OpExecutionContext, storage: str, declared: Sequence[OntologyAsset]
+) -> list[TypeAsset]:
+    """Of the whole location, wherever they were declared; of a job that is run by itself, its
+    own."""
+    location = location_of(context)
+    if location is not None:
+        return find_type_assets(location, storage)
+    return [TypeAsset(a.asset_key, a.type, models=a.models) for a in declared]
+
+
+def _declared(assets: Sequence[TypeAsset], config: MigrationConfig) -> "list[TypeSpec]":
+    named = {(asset.type_name, asset.models) for asset in assets if asset.models is not None}
+    specs: dict[Any, TypeSpec] = {spec.ref: spec for spec in types_in(config.models)}
+    for models in sorted({models for _, models in named}):
+        for spec in types_in([models]):
+            if (spec.name, models) in named:
+                specs |= {other.ref: other for other in with_ends(spec, models)}
+    unknown = sorted(set(config.types) - {spec.name for spec in specs.values()})
+    if unknown:
+        names = ", ".join(sorted(spec.name for spec in specs.values())) or "none"
+        raise ConfigurationError(
+            f"types {', '.join(unknown)}: the location declares {names}; types that have no asset "
+            "are those of the modules in `models`"
+        )
+    return [spec for spec in specs.values() if not config.types or spec.name in config.types]
+
+
+def _stored_only(repository: "Repository", declared: "Sequence[TypeSpec]") -> "list[TypeSpec]":
+    """Those that the storage has or had: others are made by their first write."""
+    histories = repository.type_histories()
+    return [
+        spec
+        for spec in declared
+        if spec.ref in histories or (spec.kind, spec.renamed_from) in histories
+    ]
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def preview_metadata(
+    repository: "Repository",
+    specs: "Sequence[TypeSpec]",
+    preview: "MigrationPreview",
+    op_name: str,
+    config: MigrationConfig,
+) -> dict[str, Any]:
+    sizes = source_bytes(repository, specs)
+    names = dict.fromkeys([*preview.estimated_rows, *preview.types_schema_only])
+    rows = sum(preview.estimated_rows.values())
+    upgrading = set(preview.types_requiring_upgraders)
+    shown: dict[str, Any] = {
+        "has_changes": preview.has_changes,
+        "possible": preview.possible,
+        "diff": diff_table(preview.diffs),
+        "plan": table(
+            ["type", "rows", "bytes", "rewritten_by"],
+            [
+                (
+                    name,
+                    preview.estimated_rows.get(name, 0),
+                    sizes.get(name),
+                    "upgraders" if name in upgrading else "columns",
+                )
+                for name in names
+            ],
+        ),
+        "missing_upgraders": missing_table(preview.missing_upgraders),
+        "estimated_rows": rows,
+        "estimated_bytes": sum(size for name, size in sizes.items() if name in names),
+    }
+    if preview.has_changes and not config.apply:
+        shown["token"] = preview.token
+        if preview.possible:
+            shown["next"] = dg.MetadataValue.md(_next(op_name, preview.token, config))
+    return shown
+
+
+def _next(op_name: str, token: str, config: MigrationConfig) -> str:
+    lines = ["apply: true", f'token: "{token}"']
+    if config.upgraders:
+        lines.append(f"upgraders: {config.upgraders}")
+    lines += [f"{n}: [{', '.join(v)}]" for n in ("types", "models") if (v := getattr(config, n))]
+    body = "\n".join(f"      {line}" for line in lines)
+    return f"```yaml\nops:\n  {op_name}:\n    config:\n{body}\n```"
+
+
+def source_bytes(repository: "Repository", specs: "Sequence[TypeSpec]") -> dict[str, int]:
+    """Of the files with the latest rows, by type; nothing where rows are not in files."""
+    from storage_engine.query.spec import When
+
+    objects = repository.objects
+    if objects is None:
+        return {}
+    sizes = {}
+    stored = {spec.ref: spec for spec in repository.known_types()}
+    for spec in specs:
+        old = stored.get(spec.ref) or stored.get((spec.kind, spec.renamed_from or ""))
+        if old is not None:
+            plan = objects.executor().plan(old, When())
+            sizes[spec.name] = sum(item.file.bytes for item in plan.files)
+    return sizes
+
+
+def result_metadata(result: "MigrationResult") -> dict[str, Any]:
+    return {
+        "migrated": table(
+            [SCHEMA_VERSION, "type", "rows"],
+            [
+                (result.new_schema_versions[name], name, result.rows_migrated.get(name, 0))
+                for name in result.types_migrated
+            ],
+        ),
+        "rows_rewritten": sum(result.rows_migrated.values()),
+        "commit": result.commit_id if result.commit_id is not None else dg.MetadataValue.null(),
+        "duration_s": round(result.duration_s, 3),
+    }
+
+
+def _outcome(result: "MigrationResult") -> str:
+    return ", ".join(
+        f"{name} to schema version {result.new_schema_versions[name]} "
+        f"({result.rows_migrated.get(name, 0)} rows)"
+        for name in result.types_migrated
+    )
+
+
+def _tell(context: dg.OpExecutionContext, preview: "MigrationPreview") -> None:
+    if not preview.has_changes:
+        context.log.info("nothing to migrate: the storage has the types as they are declared")
+    elif preview.missing_upgraders:
+        context.log.warning("%s", missing_sentence(preview.missing_upgraders))
+    for diff in preview.diffs:
+        if diff.refusal is not None:
+            context.log.warning("%s: %s", diff.type_name, diff.refusal)
+
+
+def _observe(
+    context: dg.OpExecutionContext,
+    repository: "Repository",
+    assets: Sequence[TypeAsset],
+    result: "MigrationResult",
+) -> None:
+    """The assets of types that were migrated show it; a materialisation of the commit is left to
+    the log tail and to the next run."""
+    histories = repository.type_histories()
+    for asset in assets:
+        for history in histories.values():
+            if history.name != asset.type_name or asset.type_name not in result.types_migrated:
+                continue
+            now = history.last.version
+            before = history.versions[-2].version if len(history.versions) > 1 else None
+            context.log_event(
+                dg.AssetObservation(
+                    asset_key=asset.key,
+                    description=f"Migrated to schema version {now}.",
+                    metadata={
+                        SCHEMA_VERSION: now,
+                        "commit": result.commit_id,
+                        **column_changes(history, before, now),
+                    },
+                )
+            )
+
+
+def _teller(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, total: int
+) -> Callable[[str, int], None]:
+    """Logs at each tenth."""
+    done = tenths = 0
+
+    def tell(type_name: str, rows: int) -> None:
+        nonlocal done, tenths
+        done += rows
+        if total and done * 10 // total > tenths:
+            tenths = done * 10 // total
+            context.log.info("%d of about %d rows rewritten, now %s", done, total, type_name)
+
+    return tell
+
+
+# -- at the start of a run ------------------------------------------------------------------------
+
+
+def agree_on_schema(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    ontology: "OntologyResource",
+    spec: "TypeSpec",
+    *,
+    dry_run: bool,
+) -> dict[str, Any] | None:
+    """Go on only with a type that is as the storage has it, or new to it.
+
+    Where the declaration says `schema: additive`, additive changes are applied here: the metadata
+    tells of them. None: a preview, which applies nothing, has left an observation of them instead.
+    """
+    from storage_engine.runtime import migration
+
+    advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
+    specs = with_ends(spec, declared.models)
+    for remaining in reversed(range(_TRIES)):
+        with ontology.repository() as repository:
+            comparison = compare(repository, specs)
+            if comparison.agrees:
+                return {}
+            if declared.schema_changes != "additive" or not comparison.additive:
+                raise schema_failure(comparison, advice)
+            if dry_run:
+                _observe_pending(context, declared, comparison.summary(), comparison.diffs)
+                return None
+            changed = {migration.ref for migration in comparison.differing}
+            try:
+                result = migration.apply(
+                    repository,
+                    [each for each in specs if each.ref in changed],
+                    {},  # with an upgrader it would not be additive
+                    force=True,
+                    holder={"run_id": context.run.run_id, "job": context.run.job_name},
+                )
+            except MigrationTokenError:
+                if not remaining:
+                    raise
+                continue  # another run was faster, maybe with the same
+        context.log.info(
+            "additive changes were applied: %s. %s", comparison.summary(), _outcome(result)
+        )
+        return {
+            "schema_diff": diff_table(comparison.diffs),
+            "schema_commit": result.commit_id,
+            "schema_rows_rewritten": sum(result.rows_migrated.values()),
+        }
+    raise AssertionError("the last try returns or raises")
+
+
+def _observe_pending(
+    context: dg.AssetExecutionContext, declared: OntologyAsset, summary: str, diffs: Any
+) -> None:
+    context.log.info("a run would first apply additive changes: %s", summary)
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=declared.asset_key,
+            description="Preview: nothing was written.",
+            metadata={
+                "dry_run": True,
+                "preview_problem": "rows can be counted once the schema was changed, which a run "
+                f"does first: {summary}",
+                "schema_diff": diff_table(diffs),
+            },
+        )
+    )
