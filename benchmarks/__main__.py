@@ -8,6 +8,7 @@ from collections.abc import Callable
 from benchmarks import (
     commits,
     compaction,
+    copy,
     events,
     gc,
     growth,
@@ -25,6 +26,7 @@ from benchmarks.harness import Report
 WORKLOADS: dict[str, Callable[[], Report]] = {
     "commits": commits.run,
     "compaction": compaction.run,
+    "copy": copy.run,
     "events": events.run,
     "gc": gc.run,
     "growth": growth.run,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         CommitStateUnknownError,
         ConcurrentWriteError,
         ConfigurationError,
+        CopyRefusedError,
         DropDependencyError,
         EventLoopLimitError,
         ExpectedVersionMismatchError,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from storage_engine.schema.history import SchemaVersion, TypeHistory
     from storage_engine.schema.preview import MigrationPreview, MigrationResult
     from storage_engine.schema.upgraders import load_upgraders, upgrader
+    from storage_engine.transfer import CopyReport, copy_storage
 
 __version__ = "0.1.0"
 
@@ -78,6 +80,8 @@ __all__ = [
     "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
+    "CopyRefusedError",
+    "CopyReport",
     "DropDependencyError",
     "Entity",
     "Event",
@@ -130,6 +134,7 @@ __all__ = [
     "ValidationError",
     "View",
     "__version__",
+    "copy_storage",
     "initialize_storage",
     "left",
     "load_upgraders",
@@ -143,6 +148,7 @@ _ERRORS = "storage_engine.errors"
 _MODULES = {
     "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Changes": "storage_engine.runtime.history",
+    "CopyReport": "storage_engine.transfer",
     "Entity": "storage_engine.model.declarations",
     "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
@@ -167,6 +173,7 @@ _MODULES = {
     "SqlQuery": "storage_engine.runtime.reads",
     "TypeHistory": "storage_engine.schema.history",
     "View": "storage_engine.runtime.reads",
+    "copy_storage": "storage_engine.transfer",
     "initialize_storage": "storage_engine.repository.open",
     "on_event": "storage_engine.runtime.handlers",
     "left": "storage_engine.query.builder",

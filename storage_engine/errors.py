@@ -299,6 +299,16 @@ class MigrationTokenError(OntologiaError):
     """The confirmation token is missing, or no longer fits what it was issued for."""
 
 
+class CopyRefusedError(OntologiaError):
+    """A copy would mix its commits with others: the target holds something else, or somebody else
+    writes to it."""
+
+    def __init__(self, message: str, *, source: str = "", target: str = "") -> None:
+        self.source = source
+        self.target = target
+        super().__init__(message)
+
+
 class MissingUpgraderError(OntologiaError):
     """Rows of a stored version cannot become the declared class by themselves."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 LIST_LIMIT = 10
 EXAMINE_LIMIT = 50
+_OF_SCHEMA_COMMITS = ("kind", "migrated_types", "dropped_types")
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -164,7 +165,13 @@ def _show_commit(output: Output, record: CommitRecord, document: dict[str, Any])
 
 
 def _metadata(record: CommitRecord) -> str:
-    return ", ".join(f"{name}={value}" for name, value in record.metadata.items())
+    """Without what a commit that is no data says about itself, which `examine` shows."""
+    shown = (
+        f"{name}={value}"
+        for name, value in record.metadata.items()
+        if record.kind == "data" or name not in _OF_SCHEMA_COMMITS
+    )
+    return ", ".join(shown)
 
 
 def _identity(change: dict[str, Any]) -> str:

@@ -9,7 +9,17 @@ from typing import cast
 import typer
 from typer.main import get_command
 
-from storage_engine.cli import commits, errors, events, maintenance, migrate, query, schema, storage
+from storage_engine.cli import (
+    commits,
+    errors,
+    events,
+    maintenance,
+    migrate,
+    query,
+    schema,
+    storage,
+    transfer,
+)
 from storage_engine.cli.arguments import Invocation, with_settings
 
 app = typer.Typer(
@@ -35,8 +45,10 @@ app.add_typer(maintenance.index_app, name="index")
 app.add_typer(storage.lock_app, name="lock")
 app.add_typer(commits.tag_app, name="tag")
 app.command("compact")(with_settings(maintenance.compact))
+app.command("copy")(with_settings(transfer.copy))
 app.command("gc")(with_settings(maintenance.gc))
 app.command("migrate")(with_settings(migrate.migrate))
+app.command("migrate-engine")(with_settings(transfer.migrate_engine))
 app.command("restore")(with_settings(commits.restore))
 app.command("verify")(with_settings(maintenance.verify))
 app.add_typer(query.app, name="query")

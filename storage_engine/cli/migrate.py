@@ -37,8 +37,7 @@ def migrate(
         bool, typer.Option("--force", help="Migrate without a preview and its token.")
     ] = False,
 ) -> None:
-    """Bring the storage to the classes of --models: new schema versions, with the latest rows
-    rewritten, in one commit. Exit code 3 if the preview finds upgraders missing."""
+    """Bring the storage to the classes of --models; exit code 3 if upgraders are missing."""
     from storage_engine.runtime import migration
     from storage_engine.runtime.arguments import imported_module
     from storage_engine.schema.upgraders import load_upgraders

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import IO, Any, NoReturn
 
 import typer
@@ -136,7 +137,9 @@ class Output:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for number, column in enumerate(columns):
             values = [row[number] for row in lines if row[number] is not None]
-            numeric = bool(values) and all(isinstance(value, int | float) for value in values)
+            numeric = bool(values) and all(
+                isinstance(value, int | float | Decimal) for value in values
+            )
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in lines:
             table.add_row(*(cell(value) for value in row))
@@ -162,6 +165,8 @@ class Output:
 def cell(value: Any) -> Text:
     if value is None:
         return Text("-", style="dim")
+    if isinstance(value, Decimal):
+        return Text(format(value, "f"))  # with all its digits, and no exponent
     return Text(printable(moment(value) if isinstance(value, datetime) else str(value)))
 
 

@@ -62,6 +62,7 @@ class Line:
     columns: Sequence[str] = ()
     explain: bool = False
     format: str | None = None
+    schema_version: int | None = None
 
 
 def _line_options(
@@ -93,6 +94,15 @@ def _line_options(
         int | None,
         typer.Option(
             "--history-since", metavar="N", help="Every version that came after commit N."
+        ),
+    ] = None,
+    schema_version: Annotated[
+        int | None,
+        typer.Option(
+            "--schema-version",
+            metavar="N",
+            min=1,
+            help="Rows of this schema version of the type, as it has them (`onto schema history`).",
         ),
     ] = None,
     limit: Annotated[
@@ -185,7 +195,7 @@ app.command(
 
 @app.command("traverse", cls=FilterCommand)
 @with_settings
-@with_line("with_history", "history_since", "count")
+@with_line("with_history", "history_since", "count", "schema_version")
 def traverse(
     invocation: Invocation,
     ctx: typer.Context,
@@ -209,7 +219,16 @@ def traverse(
 
 @app.command("sql")
 @with_settings
-@with_line("filters", "order_by", "with_history", "history_since", "offset", "count", "columns")
+@with_line(
+    "filters",
+    "order_by",
+    "with_history",
+    "history_since",
+    "schema_version",
+    "offset",
+    "count",
+    "columns",
+)
 def sql(
     invocation: Invocation,
     ctx: typer.Context,

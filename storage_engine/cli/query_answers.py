@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -40,6 +40,7 @@ from storage_engine.query.aggregates import count
 from storage_engine.query.reference import Reference, parse_reference
 from storage_engine.query.results import Diagnostic, Plan, SqlExecutor, Traversal, target_keys
 from storage_engine.query.spec import QuerySpec, When
+from storage_engine.repository.protocol import Repository
 
 _PATHS_AT_ONCE = 8 * 1024
 _COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) Error: ")
@@ -56,10 +57,14 @@ class Question:
     types: Types
     executor: SqlExecutor
     commit_id: int
+    version: Callable[[Kind, str, int], TypeSpec]
 
     def spec(self, kind: Kind, name: str, limit: int | None) -> QuerySpec:
         line = self.line
-        type_spec = self.types.find(kind, name)
+        if line.schema_version is not None:
+            type_spec = self.version(kind, name, line.schema_version)
+        else:
+            type_spec = self.types.find(kind, name)
         return QuerySpec(
             type_spec,
             where=condition(self.types, type_spec, line.filters),
@@ -71,11 +76,14 @@ class Question:
 
     def when(self) -> When:
         line = self.line
+        version = line.schema_version
         if line.history_since is not None:
-            return When(history=True, since=min(max(line.history_since, 0), INT64_MAX))
+            since = min(max(line.history_since, 0), INT64_MAX)
+            return When(history=True, since=since, schema_version=version)
         if line.with_history:
-            return When(history=True)
-        return When() if line.as_of is None else When(as_of=self.commit_id)
+            return When(history=True, schema_version=version)
+        as_of = None if line.as_of is None else self.commit_id
+        return When(as_of=as_of, schema_version=version)
 
     @property
     def table_rows(self) -> int:
@@ -194,8 +202,29 @@ def _asked(invocation: Invocation, ctx: typer.Context, line: Line) -> Iterator[Q
         _note_reference(invocation, at, line.as_of, commit_id)
         # Everything is read as of one commit, and the JSON names it: the storage may move on.
         executor = repository.executor(commit_id)
-        types = Types(declared, repository.type_refs, repository.stored_types)
-        yield Question(invocation, ctx, line, form, types, executor, commit_id)
+        stored = _StoredOrDropped(repository)
+        types = Types(declared, repository.type_refs, stored.types)
+        version = stored.version
+        yield Question(invocation, ctx, line, form, types, executor, commit_id, version)
+
+
+@dataclass(frozen=True)
+class _StoredOrDropped:
+    """Types as the storage has them, or had them before they were dropped: what is read of those
+    says so itself."""
+
+    repository: Repository
+
+    def types(self, refs: Sequence[tuple[str, str]]) -> Sequence[TypeSpec]:
+        stored = self.repository.stored_types(refs)
+        if stored:
+            return stored
+        return [history.last.spec for history in self.repository.type_histories(refs).values()]
+
+    def version(self, kind: Kind, name: str, number: int) -> TypeSpec:
+        from storage_engine.runtime.reads import stored_version
+
+        return stored_version(self.repository, name, number, kind).spec
 
 
 def _format(invocation: Invocation, ctx: typer.Context, line: Line) -> Format:

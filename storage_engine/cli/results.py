@@ -117,8 +117,7 @@ def table_cell(value: Any) -> Any:
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
         return value
     if isinstance(value, Decimal):
-        number = _number(value)
-        return number if Decimal(repr(number)) == value else text_value(value)
+        return value
     if isinstance(value, datetime) and not value.microsecond and value.tzinfo is not None:
         return moment(value)
     return text_value(value)
@@ -180,6 +179,11 @@ def describe(note: Diagnostic) -> str:
         return (
             "nothing to see: the type's current schema came with commit "
             f"{note['activation_commit_id']}, which is later"
+        )
+    if note.get("reason") == "type_dropped":
+        return (
+            f"nothing to see: the type was dropped by commit {note['dropped_commit_id']}; "
+            "--schema-version shows what it had"
         )
     return ", ".join(f"{name}: {value}" for name, value in note.items())
 

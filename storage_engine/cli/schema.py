@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from storage_engine.cli.arguments import Invocation, with_settings
-from storage_engine.cli.errors import MISMATCH, CommandError
+from storage_engine.cli.errors import MISMATCH
 from storage_engine.cli.output import Output, shown_time
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import MISSING
@@ -29,16 +29,6 @@ KindOption = Annotated[
     Literal["entity", "relation"] | None,
     typer.Option("--kind", help="Which is meant, where an entity and a relation share a name."),
 ]
-
-
-class NoSuchVersionError(CommandError):
-    """The type has no schema version of this number."""
-
-    def __init__(self, history: TypeHistory, version: int) -> None:
-        self.type = history.name
-        self.version = version
-        numbers = ", ".join(str(v.version) for v in history.versions)
-        super().__init__(f"{history.name} has no schema version {version}: there are {numbers}")
 
 
 @app.callback()
@@ -97,7 +87,7 @@ def show(
     """Show the fields of a type, as a schema version of it has them."""
     with invocation.repository() as repository:
         history = _history(repository, name, kind)
-    shown = history.last if schema_version is None else _version(history, schema_version)
+        shown = _version(repository, name, schema_version, kind)
     output = invocation.output
     if output.json:
         output.document({"type_kind": history.kind, "type_name": history.name, **shown.as_dict()})
@@ -168,8 +158,9 @@ def diff(
     ] = None,
     kind: KindOption = None,
 ) -> None:
-    """Compare the classes of --models with the storage, or two stored versions of a type. Exit code
-    3 if a class differs from what is stored."""
+    """Compare classes with the storage (exit code 3 if they differ), or two stored versions."""
+    from storage_engine.schema.lineage import diff_versions
+
     models = invocation.models()
     if versions and len(versions) != 2:
         ctx.fail("two versions are compared: onto schema diff NAME A B")
@@ -177,8 +168,8 @@ def diff(
         ctx.fail("nothing to compare: name classes (--models MODULE) or two versions (NAME A B)")
     with invocation.repository() as repository:
         if name is not None and versions:
-            history = _history(repository, name, kind)
-            diffs = [_between(history, *versions)]
+            before, after = (_version(repository, name, number, kind) for number in versions)
+            diffs = [diff_versions(before, after)]
         else:
             diffs = _declared_diffs(repository, models, name, kind)
         uri = repository.uri
@@ -261,8 +252,7 @@ def drop(
         str | None, typer.Option("--token", metavar="T", help="The token that the preview printed.")
     ] = None,
 ) -> None:
-    """Drop a type: nothing more is written to it, and reads of it are empty. Exit code 7 if
-    relations depend on it."""
+    """Drop a type: reads become empty, writes are refused; exit code 7 if relations use it."""
     from storage_engine.runtime.migration import apply_drop, preview_drop
 
     check_apply(ctx, apply=apply, token=token)
@@ -289,6 +279,44 @@ def drop(
     )
     command = f"onto schema drop {shlex.quote(name)}{flags} {storage_option(invocation)}"
     _show_drop(invocation.output, preview, commit_id, command)
+
+
+@app.command("repair")
+@with_settings
+def repair(
+    invocation: Invocation,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the catalogs; without it, only say which.")
+    ] = False,
+) -> None:
+    """Rebuild types.json, registry, versions and layout catalog from the log where they differ."""
+    from storage_engine.maintenance.schema_catalogs import CatalogRepair, repair_catalogs
+
+    with invocation.repository() as repository:
+        uri, objects = repository.uri, repository.objects
+        if objects is None:
+            done = CatalogRepair(repository.head_commit_id(), (), 0, applied=False)
+        else:
+            done = repair_catalogs(objects, apply=apply)
+    output = invocation.output
+    if output.json:
+        output.document({"uri": uri, **done.as_dict()})
+    elif objects is None:
+        output.line(
+            "Nothing to repair: SQLite writes its schema tables with each commit, or nothing at "
+            "all; `onto verify` compares them with the data."
+        )
+    elif not done.catalogs:
+        output.line(f"Nothing to repair: {done.checked} catalogs agree with the log.")
+    else:
+        output.table(
+            ["catalog", "because"],
+            [(finding.key, finding.reason) for finding in done.catalogs],
+        )
+        if done.applied:
+            output.line(f"{len(done.catalogs)} catalogs written, at commit {done.repair_head}.")
+        else:
+            output.line("Nothing was written. To write them: onto schema repair --apply")
 
 
 def check_apply(ctx: typer.Context, *, apply: bool, token: str | None) -> None:
@@ -322,7 +350,9 @@ def _show_drop(output: Output, preview: DropPreview, commit_id: int | None, comm
     )
     output.line()
     if commit_id is not None:
-        output.line(f"Dropped {_types(len(preview.drops))} as commit {commit_id}.")
+        dropped = bool(preview.rows)
+        what = "Dropped" if dropped else "Removed the data of"
+        output.line(f"{what} {_types(len(preview.drops))} as commit {commit_id}.")
         return
     output.line("Nothing was changed. To do it (the token holds until the storage changes):")
     output.line(f"  {command} --apply --token {preview.token}")
@@ -377,12 +407,6 @@ def _declared_diffs(
     return [migration.diff for migration in plan.migrations]
 
 
-def _between(history: TypeHistory, before: int, after: int) -> SchemaDiff:
-    from storage_engine.schema.lineage import diff_versions
-
-    return diff_versions(_version(history, before), _version(history, after))
-
-
 # --- parts --------------------------------------------------------------------------------------
 
 
@@ -392,11 +416,10 @@ def _history(repository: Repository, name: str, kind: Any) -> TypeHistory:
     return stored_history(repository, name, kind)
 
 
-def _version(history: TypeHistory, number: int) -> SchemaVersion:
-    version = history.version(number)
-    if version is None:
-        raise NoSuchVersionError(history, number)
-    return version
+def _version(repository: Repository, name: str, number: int | None, kind: Any) -> SchemaVersion:
+    from storage_engine.runtime.reads import stored_version
+
+    return stored_version(repository, name, number, kind)
 
 
 def _summary(history: TypeHistory) -> dict[str, Any]:

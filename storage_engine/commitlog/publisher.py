@@ -100,6 +100,7 @@ class Draft:
     touched: Mapping[TypeRef, TypeHead]  # type heads after this commit, of touched types
     # Of types whose schema changes and of which no rows are written: as they will be.
     amended: Mapping[TypeRef, TypeHead] = field(default_factory=dict)
+    purged: Sequence[TypeRef] = ()  # types whose rows the log forgets: their files may be collected
     metadata: Mapping[str, str] = field(default_factory=dict)
     kind: str = "data"
     schema: Mapping[str, Any] = field(default_factory=dict)
@@ -275,8 +276,10 @@ class Publisher:
         manifest, buckets = self._manifest(base, draft, path)
         uploads = [*draft.uploads, *(Upload(key, data) for key, data in buckets)]
         checkpoint_ref = base.head.checkpoint
-        if snapshot is not None or base.commit_id % self._checkpoint_interval == 0:
+        due = base.commit_id % self._checkpoint_interval == 0
+        if snapshot is not None or draft.purged or due:
             checkpoint = state.next_checkpoint(self._chain, base.head, manifest, path)
+            checkpoint = state.without_rows(checkpoint, draft.purged)
             if snapshot is not None:
                 checkpoint = snapshot.place(checkpoint)
             checkpoint_ref, written = self._checkpoint(checkpoint, base.attempt)
@@ -365,7 +368,7 @@ class Publisher:
             | {
                 ref: replace(head, commit_id=base.commit_id, manifest_path=path)
                 if head.empty and not head.manifest_path
-                else _proven_head(head, link)
+                else proven_head(head, link)
                 for ref, head in draft.amended.items()
             },
             link,
@@ -533,7 +536,7 @@ def _newest(
     return link if carried or parent.format < _FORMAT_OF_POINTERS else before
 
 
-def _proven_head(head: TypeHead, parent: ManifestLink | None) -> TypeHead:
+def proven_head(head: TypeHead, parent: ManifestLink | None) -> TypeHead:
     """What the parent wrote about itself lacks the parent's hash."""
     if parent is None or head.manifest_path != parent.path:
         return head

@@ -381,6 +381,7 @@ class Manifest:
     `marks` are the units of work between the parent and this commit that changed nothing.
     `events_before` and `acks_before` name the newest ancestor that carries some, or that was
     written before these pointers existed (format 1) and does not know of those before it.
+    `origin` is the log that a copied commit comes from; one that was made here has none.
     """
 
     commit_id: int
@@ -407,6 +408,7 @@ class Manifest:
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
     events_before: ManifestLink | None = None
     acks_before: ManifestLink | None = None
+    origin: str = ""
 
     @property
     def parent(self) -> ManifestLink | None:
@@ -416,6 +418,8 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         payload = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not self.origin:
+            del payload["origin"]
         if self.type_heads is not None:
             payload["type_heads"] = type_heads_json(self.type_heads)
         if self.type_head_buckets is not None:
@@ -452,6 +456,7 @@ class Manifest:
                 marks=_marks(raw),
                 events_before=_link(raw, "events_before"),
                 acks_before=_link(raw, "acks_before"),
+                origin=optional_text(raw, "origin", ""),
             )
             older = [manifest.parent, *manifest.skip, manifest.events_before, manifest.acks_before]
             if any(link is not None and link.commit_id >= manifest.commit_id for link in older):

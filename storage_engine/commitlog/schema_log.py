@@ -38,7 +38,8 @@ def fold(schemas: SchemaRecords, step: Manifest) -> None:
     for record in step.schema.get("registered", ()):
         versions = schemas.setdefault((record["kind"], record["type_name"]), {})
         number = record["schema_version_id"]
-        began = versions.get(number, {}).get("activation_commit_id", step.commit_id)
+        began = record.get("activation_commit_id", step.commit_id)
+        began = versions.get(number, {}).get("activation_commit_id", began)
         for older in [v for v in versions if v != number]:
             versions[older] = {"superseded_at_commit_id": step.commit_id, **versions[older]}
         versions[number] = {

@@ -226,6 +226,14 @@ def next_checkpoint(chain: Chain, head: Head, manifest: Manifest, path: str) -> 
     return _extended(chain, head, [(own, manifest)], manifest.commit_id, manifest.log_id)
 
 
+def checkpoint_after(
+    chain: Chain, head: Head, more: Sequence[tuple[ManifestLink, Manifest]]
+) -> Checkpoint:
+    """The same for several commits that are written together, oldest first."""
+    last = more[-1][1]
+    return _extended(chain, head, more, last.commit_id, last.log_id)
+
+
 def current_checkpoint(chain: Chain, head: Head) -> Checkpoint:
     """What head's checkpoint says, plus the manifests since: the state as of head."""
     return _extended(chain, head, [], head.commit_id, head.log_id)
@@ -266,6 +274,14 @@ def _extended(
         commits=tuple(points),
         pages=base.pages if base else (),
     )
+
+
+def without_rows(checkpoint: Checkpoint, refs: Sequence[TypeRef]) -> Checkpoint:
+    """A checkpoint that names no files of these types."""
+    if not refs:
+        return checkpoint
+    entries = {ref: () if ref in refs else run for ref, run in checkpoint.entries.items()}
+    return replace(checkpoint, entries=entries)
 
 
 def _proven_points(

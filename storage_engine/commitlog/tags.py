@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from storage_engine.commitlog import layout
@@ -137,12 +137,21 @@ def resolve_tag(chain: Chain, name: str, head: Head | None = None) -> Tag:
     raise unknown(name, [tag.name for tag in list_tags(chain, head)])
 
 
-def create_tag(chain: Chain, name: str, commit_id: int | None, *, runtime_id: str) -> Tag:
+def create_tag(
+    chain: Chain,
+    name: str,
+    commit_id: int | None,
+    *,
+    runtime_id: str,
+    created_at: str | None = None,
+) -> Tag:
     """Name a commit (None: head). The same again is no error; another commit: TagExistsError."""
     check_name(name)
     for _ in range(_ATTEMPTS):
         head = chain.read_head().head
         tag = _drafted(chain, head, name, commit_id, runtime_id)
+        if created_at is not None:
+            tag = replace(tag, created_at=created_at)
         existing = _read(chain, layout.tag(name))
         if existing is not None and _of_log(existing[0], head):
             return _same(_on_chain(chain, head, existing[0]), tag)
@@ -161,6 +170,13 @@ def create_tag(chain: Chain, name: str, commit_id: int | None, *, runtime_id: st
         operation="tag",
         key=layout.tag(name),
         retryable=True,
+    )
+
+
+def adopt_tag(chain: Chain, tag: Tag) -> Tag:
+    """Name a commit as the tag of another storage does, with the time and author of that one."""
+    return create_tag(
+        chain, tag.name, tag.commit_id, runtime_id=tag.runtime_id, created_at=tag.created_at
     )
 
 

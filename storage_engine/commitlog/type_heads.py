@@ -10,7 +10,16 @@ as the manifest that it was written with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from dataclasses import dataclass, replace
 
 from storage_engine.commitlog.parsing import parsing, require_object
@@ -91,6 +100,10 @@ class LiveTypes(Set[TypeRef]):
 
     def __init__(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         self._heads = heads
+
+    @classmethod
+    def _from_iterable(cls, it: Iterable[TypeRef]) -> Set[TypeRef]:  # type: ignore[override]
+        return set(it)
 
     def __contains__(self, ref: object) -> bool:
         head = self._heads.get(ref)  # type: ignore[call-overload]

@@ -7,7 +7,7 @@ handler commits, the ack is part of the commit, and the work is published exactl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -26,6 +26,7 @@ from storage_engine.events.records import (
 
 if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
+    from storage_engine.events.carried import CarriedEvent
     from storage_engine.repository.protocol import Repository
 
 T = TypeVar("T")
@@ -367,6 +368,13 @@ class EventStore(Protocol):
     def redrive(self, letter: DeadLetter) -> Envelope | None:
         """Enqueue a copy for the handler that gave up, and end the dead letter; None when another
         has done so."""
+
+    def carried(self) -> Iterator[CarriedEvent]:
+        """What of all namespaces goes along when the storage is copied, in order of arrival."""
+
+    def adopt(self, events: Sequence[CarriedEvent]) -> int:
+        """Take over events of another storage, unless they are there; how many were not. Those
+        that are there learn which handlers have finished them."""
 
     def cleanup_events(self, namespace: str, before: datetime, *, apply: bool = True) -> int:
         """Delete events enqueued before then, with their claims; how many events."""

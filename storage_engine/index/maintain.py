@@ -54,6 +54,8 @@ def _advanced(
         if built_on_ours or _is_later(chain, index, top):
             return None  # a later writer has been here and covered our commit too
     entries = resolve_type(chain, index, published.base.head, ref, before).entries
+    if top is not None and top.empty:
+        entries = ()  # its rows were purged: an index that names their files would keep them
     if ours is not None:
         entries = (*entries, ours)
     written = manifest.checkpoint
@@ -94,7 +96,7 @@ def described(
         current_schema_version_id=top.schema_version_id if top and not dropped else None,
         activation_commit_id=top.activation_commit_id if top and not dropped else None,
         historical_versions=tuple(version._asdict() for version in past),
-        max_indexed_manifest=top.manifest_path if top else None,
+        max_indexed_manifest=top.manifest_path if top and not top.empty else None,
     )
 
 

@@ -191,7 +191,7 @@ def _entry_dict(entry: Entry, engine_version: str) -> dict[str, Any]:
         "min_commit_id": entry.min_commit_id,
         "max_commit_id": entry.max_commit_id,
     }
-    if engine_version == "v2":
+    if engine_version == "v2" or entry.schema_version_id != 1:
         payload["schema_version_id"] = entry.schema_version_id
     if (link := _link(entry)) is not None:
         payload["previous"] = {"commit_id": link.commit_id, "manifest_path": link.manifest_path}

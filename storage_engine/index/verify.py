@@ -169,10 +169,12 @@ class IndexVerifier:
         present: set[str],
     ) -> Examination:
         index = version.value
-        if self._watermark_is_head:
+        if top is not None and top.empty:
+            needed = 0  # there is nothing to index yet
+        elif self._watermark_is_head:
             needed = head.commit_id
         else:
-            needed = top.commit_id if top is not None else 0
+            needed = top.commit_id if top is not None and not top.empty else 0
         truth = state.entries(self.chain, head, ref, top=top)
         upto = [e for e in index.entries if e.min_commit_id <= head.commit_id]
         proven, unproven = self._snapshots(index, head, upto, truth, present)
@@ -208,11 +210,24 @@ class IndexVerifier:
                 note("missing_entry", "has no entry for this commit", entry.max_commit_id)
         if index.problem and not findings:
             note("altered", index.problem)
-        correct = replace(
-            described(ref, right, commit_id=head.commit_id, log_id=head.log_id, top=top),
-            historical_versions=index.historical_versions,
-        )
+        correct = described(ref, right, commit_id=head.commit_id, log_id=head.log_id, top=top)
+        if not correct.historical_versions:
+            correct = replace(correct, historical_versions=index.historical_versions)
+        examined = index.entries and index.max_indexed_commit <= head.commit_id
+        if examined and not findings and not self._watermark_is_head:
+            self._check_versions(index, correct, note)
         return Examination(ref, version, needed, tuple(findings), correct)
+
+    def _check_versions(
+        self, index: TypeIndex, correct: TypeIndex, note: Callable[..., None]
+    ) -> None:
+        """A migration or a drop that wrote no rows of the type moves nothing else in its index."""
+        stated, right = index.current_schema_version_id, correct.current_schema_version_id
+        if stated != right:
+            now = f"version {right}" if right is not None else "dropped"
+            note("wrong_schema_version", f"says that version {stated} is current, it is {now}")
+        elif list(index.historical_versions) != list(correct.historical_versions):
+            note("wrong_schema_version", "tells of other schema versions than the log")
 
     def _check_object(
         self,

@@ -129,7 +129,7 @@ def _lags(repository: ObjectRepository, head: Head) -> dict[TypeRef, int]:
     newest = head.commit_id if repository.engine_version == "v1" else 0
     lags = {}
     for ref, index in zip(refs, indices, strict=True):
-        needed = newest or heads[ref].commit_id
+        needed = 0 if heads[ref].empty else newest or heads[ref].commit_id
         foreign = index.entries and not belongs(repository.chain, index, head)
         # Of another history nobody believes anything.
         lags[ref] = needed if foreign else max(0, needed - index.max_indexed_commit)

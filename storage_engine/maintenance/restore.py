@@ -10,7 +10,7 @@ done again, nothing is left to do.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.errors import (
     ExpectedVersionMismatchError,
     HeadMismatchError,
@@ -60,7 +61,7 @@ class ObjectRows:
     def types(self) -> list[tuple[TypeSpec, int]]:
         heads = self._repository.chain.type_heads_at(self._head)
         specs = stored_types(self._repository, self._head)
-        unknown = sorted(heads.keys() - {spec.ref for spec in specs})
+        unknown = sorted(LiveTypes(heads) - {spec.ref for spec in specs})
         if unknown:
             names = ", ".join(name for _, name in unknown)
             raise SchemaMetadataError(
@@ -382,20 +383,21 @@ def _rows(repository: Repository) -> Iterator[RestoreSource]:
 
 
 def _check_versions(repository: Repository, commit_id: int) -> None:
-    """v2 keeps the rows of older schema versions apart: they cannot be compared with the new."""
-    layouts: dict[str, dict[str, Any]] = repository.storage_info().get("type_layouts", {})
-    names: Sequence[str] = [
-        label
-        for label, facts in layouts.items()
-        if (facts["current_schema_version_id"] or 0) > 1
-        and facts["activation_commit_id"] > commit_id
+    """Rows of older schema versions cannot be compared with those of the new ones."""
+    crossed = [
+        history
+        for history in repository.type_histories().values()
+        if (current := history.current) is not None
+        and current.activation_commit_id > commit_id
+        and (len(history.versions) > 1 or history.renamed_from is not None)
     ]
-    if names:
-        facts = layouts[names[0]]
+    if crossed:
+        names = ", ".join(history.name for history in crossed)
+        last = crossed[0].last
         raise SchemaOutdatedError(
-            f"{', '.join(names)} changed schema after commit {commit_id} (at commit "
-            f"{facts['activation_commit_id']}), so its rows of then have other columns: restore "
+            f"{names} changed schema after commit {commit_id} (at commit "
+            f"{last.activation_commit_id}), so its rows of then have other columns: restore "
             "to a commit since, or write the old values with the new class",
-            type=names[0],
-            stored_version=facts["current_schema_version_id"],
+            type=crossed[0].name,
+            stored_version=last.version,
         )

@@ -30,6 +30,8 @@ def stored_types(repository: ObjectRepository, head: Head) -> list[TypeSpec]:
     recorded schemas (the first implementation's) are not among them."""
     specs = []
     for ref, top in sorted(repository.chain.type_heads_at(head).items()):
+        if top.is_dropped:
+            continue
         record = state.schema_record(repository.chain, head, ref, top)
         if record is not None:
             specs.append(recorded_spec(ref, top, record))
@@ -37,9 +39,9 @@ def stored_types(repository: ObjectRepository, head: Head) -> list[TypeSpec]:
 
 
 def current_entries(repository: ObjectRepository, head: Head, spec: TypeSpec) -> list[Entry]:
-    """From the log alone, those of the current schema version (v1: of all)."""
+    """From the log alone, those of the current schema version: all latest rows are in them."""
     top = repository.chain.type_heads_at(head).get(spec.ref)
     entries = state.entries(repository.chain, head, spec.ref, top=top)
-    if repository.engine_version == "v1" or top is None:
+    if top is None or (repository.engine_version == "v1" and not top.past_versions):
         return entries
     return [e for e in entries if e.schema_version_id == top.schema_version_id]

@@ -35,6 +35,7 @@ from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
     from storage_engine.repository.duck import Duck
+    from storage_engine.repository.history import RecordedHistory
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.object.write.staged_write import StagedWrite
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -407,6 +408,10 @@ class Repository(Protocol):
     @property
     def database(self) -> SqliteRepository | None:
         """The tables of a SQLite storage; None for an object store."""
+
+    @property
+    def history(self) -> RecordedHistory:
+        """Its commits as they were recorded, for copies of whole storages."""
 
     @property
     def duck(self) -> Duck:

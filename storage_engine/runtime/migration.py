@@ -208,7 +208,10 @@ def _purged(history: TypeHistory, *, purge: bool) -> TypeDrop:
     if history.purged:
         raise ConfigurationError(f"{history.name} was dropped, and its data is gone")
     if not purge:
-        raise _dropped(history)
+        raise ConfigurationError(
+            f"{history.name} was dropped by commit {history.dropped_commit_id} already; its data "
+            "can be removed for good (--purge)"
+        )
     return _drop(history, purge=True)
 
 
@@ -264,10 +267,17 @@ def _latest_rows(repository: Repository, spec: TypeSpec) -> int:
 
 
 def _moved(repository: Repository, token: str, head: int) -> str:
-    """What commits since a preview wrote, for the message."""
+    """What commits since a preview did, for the message."""
     before, _, _ = token.partition("-")
     if not before.isdigit() or not 0 <= int(before) < head:
         return ""
-    commits = repository.list_commits(_COMMITS_LOOKED_AT, int(before))
-    names = sorted({name for record in commits for name in record.types})
-    return f" ({', '.join(names)} changed)" if names else ""
+    since = int(before)
+    commits = repository.list_commits(_COMMITS_LOOKED_AT, since)
+    changed = {name: "changed" for record in commits for name in record.types}
+    for history in repository.type_histories().values():
+        if history.last.activation_commit_id > since:
+            changed[history.name] = f"has schema version {history.last.version} now"
+        if (history.dropped_commit_id or 0) > since:
+            changed[history.name] = "was dropped"
+    told = ", ".join(f"{name} {what}" for name, what in sorted(changed.items()))
+    return f" ({told})" if told else ""

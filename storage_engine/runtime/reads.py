@@ -28,7 +28,7 @@ from storage_engine.repository.upgraded import UpgradedExecutor
 from storage_engine.runtime import history
 from storage_engine.runtime.arguments import BoundTypes
 from storage_engine.runtime.stage_rows import Change
-from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.history import SchemaVersion, TypeHistory
 from storage_engine.schema.upgraders import (
     Upgrader,
     UpgraderKey,
@@ -165,13 +165,7 @@ class _OlderVersions:
     def stored(
         self, name: str, schema_version: int | None, kind: Kind | None
     ) -> tuple[TypeSpec, int]:
-        history = stored_history(self.repository, name, kind)
-        version = history.last if schema_version is None else history.version(schema_version)
-        if version is None:
-            numbers = ", ".join(str(v.version) for v in history.versions)
-            raise ConfigurationError(
-                f"{name} has no schema version {schema_version!r}: the storage has {numbers}"
-            )
+        version = stored_version(self.repository, name, schema_version, kind)
         return version.spec, version.version
 
     def upgraded(self, upgraders: UpgraderSource | None) -> Executor:
@@ -195,6 +189,21 @@ def stored_history(repository: Repository, name: str, kind: Kind | None = None) 
     listed = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
     unknown = unknown_name(name, names, what="type").removesuffix("?")
     raise ConfigurationError(f"{unknown}: the storage has {listed}")
+
+
+def stored_version(
+    repository: Repository, name: str, number: int | None, kind: Kind | None = None
+) -> SchemaVersion:
+    """A version of a stored type, the newest unless told; ConfigurationError names those that
+    there are."""
+    history = stored_history(repository, name, kind)
+    version = history.last if number is None else history.version(number)
+    if version is None:
+        numbers = ", ".join(str(v.version) for v in history.versions)
+        raise ConfigurationError(
+            f"{name} has no schema version {number!r}: the storage has {numbers}"
+        )
+    return version
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from storage_engine.model.spec import FIRST_FIELD_ID, MISSING, FieldSpec, TypeSp
 
 Change = Literal["added", "removed", "renamed", "retyped", "required", "default", "index", "end"]
 
+_ARTICLE = {"entity": "an entity", "relation": "a relation"}
 _TYPE_FACTS = {
     "kind": "kind",
     "name": "name",
@@ -201,8 +202,8 @@ def _refusal(declared: TypeSpec, changes: Iterable[FieldChange]) -> str | None:
     if not sentences:
         return None
     return (
-        f"{'; '.join(sentences)}: what identifies a {declared.kind} cannot change. Store the new "
-        "class under another name, and what was stored stays"
+        f"{'; '.join(sentences)}: what identifies {_ARTICLE[declared.kind]} cannot change. Store "
+        "the new class under another name, and what was stored stays"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from storage_engine.errors import MigrationError, MigrationTokenError, MissingUpgraderError
@@ -163,9 +163,11 @@ class MigrationRequest:
                     _moved(migration.ref, state)
         for drop in self.drops:
             if drop.renamed_to is None:
-                _require_same(
-                    drop.ref, StoredState(drop.version, drop.schema_sha256), current(drop.ref)
-                )
+                expected = StoredState(drop.version, drop.schema_sha256)
+                state = current(drop.ref)
+                if drop.purge and state == replace(expected, dropped=True):
+                    continue  # dropped before, and now its rows go too
+                _require_same(drop.ref, expected, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class NativeScan:
         rows = _in_files(_schema(self.spec, columns, with_commit_id=False))
         if not with_commit_id:
             scan = self._open(files, rows)
-            return scan.select(*(self._shown(scan, name) for name in columns))
+            return scan.select(*self._shown(scan, columns))
         own = [item for item in files if item.file.commit_id_source == "column"]
         given: dict[int, list[DataFile]] = {}
         for item in files:
@@ -203,13 +203,15 @@ class NativeScan:
                 told = told.when(reduce(lambda a, b: a | b, there), F.lit(commit_id))
             commit_columns.append(told)
         commit_ids = F.coalesce(*commit_columns).cast("long").alias(COMMIT_ID)
-        return scan.select(commit_ids, *(self._shown(scan, name) for name in columns))
+        return scan.select(commit_ids, *self._shown(scan, columns))
 
-    def _shown(self, scan: DataFrame, name: str) -> Column:
-        """A column as readers get it: Spark reads a time of day as the number that it is."""
-        if not pa.types.is_time(versioned_schema(self.spec).field(name).type):
-            return scan[quoted(name)]
-        return _clock(quoted(name)).alias(name)
+    def _shown(self, scan: DataFrame, columns: Iterable[str]) -> list[Column]:
+        """Columns as readers get them: Spark reads a time of day as the number that it is."""
+        times = {field.name for field in self.spec.fields if field.storage == "time"}
+        return [
+            _clock(quoted(name)).alias(name) if name in times else scan[quoted(name)]
+            for name in columns
+        ]
 
     def _open(self, files: Sequence[DataFile], schema: StructType) -> DataFrame:
         # A folder named `tier=Gold` above the files is no column.
@@ -234,7 +236,7 @@ class NativeScan:
         joined = scan.select("*", attempt.alias("__attempt")).join(
             commits.hint("broadcast"), "__attempt"
         )
-        return joined.select(COMMIT_ID, *(self._shown(joined, name) for name in schema.names))
+        return joined.select(COMMIT_ID, *self._shown(joined, schema.names))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from storage_engine.errors import (
     SchemaOutdatedError,
     TypeDroppedError,
 )
+from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.model import Entity, Field, Relation, TypeSpec, spec_of
 from storage_engine.query.results import Rows
 from storage_engine.query.spec import QuerySpec, When
@@ -237,6 +239,15 @@ def test_v1_history_that_needs_an_upgrader_says_where_to_read_it(repository: Rep
 
 
 # --- write path ---------------------------------------------------------------------------------
+
+
+def test_another_process_reads_what_was_migrated(storage: Storage) -> None:
+    """By the index, which says which version its entries are of, on v1 too."""
+    with closing(storage.open()) as repository:
+        write(repository, V1, row("a", name="Ann", age=1))
+        migrate(repository, V2)
+    with closing(storage.open()) as repository:
+        assert [r["tier"] for r in latest(repository, V2)] == ["basic"]
 
 
 def test_insert_writes_to_the_correct_versioned_path(migrated: Repository) -> None:
@@ -463,6 +474,61 @@ def test_a_dropped_type_is_created_anew_without_its_old_rows(migrated: Repositor
     assert [r["id"] for r in latest(migrated, V1)] == ["z"]
     assert [r["id"] for r in ask(migrated, V1, history=True)[0]] == ["z"]
     assert [v.version for v in migrated.type_histories()[V1.ref].versions] == [1, 2, 3]
+
+
+def test_a_dropped_type_has_no_current_layout(migrated: Repository) -> None:
+    drop(migrated, "Customer")
+    if versions_apart(migrated):
+        assert migrated.storage_info()["type_layouts"]["Customer"] == {
+            "type_kind": "entity",
+            "current_schema_version_id": None,
+            "activation_commit_id": None,
+            "historical_versions": [1, 2],
+        }
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_purged_type_has_no_rows_left(migrated: Repository, at_once: bool) -> None:
+    if not at_once:
+        drop(migrated, "Customer")
+    purged = drop(migrated, "Customer", purge=True).commit_id
+    history = migrated.type_histories()[V2.ref]
+    assert history.purged
+    assert history.dropped_commit_id == 6
+    assert purged == (6 if at_once else 7)
+    assert ask(migrated, history.versions[0].spec, schema_version=1)[0] == []
+    assert migrated.list_commit_changes(1) == []
+    assert verify_storage(migrated, deep=True).findings == []
+    migrate(migrated, V2)
+    write(migrated, V2, row("n", name="New", age=1.0, tier="x"))
+    write(migrated, V2, row("n", name="Newer", age=1.0, tier="x"))
+    assert [r["name"] for r in latest(migrated, V2)] == ["Newer"]
+    assert [r["name"] for r in ask(migrated, V2, history=True)[0]] == ["New", "Newer"]
+    assert verify_storage(migrated, deep=True).findings == []
+    assert not migrated.type_histories()[V2.ref].purged
+
+
+def test_commit_changes_are_told_across_versions(migrated: Repository) -> None:
+    def changes(commit_id: int) -> list[tuple[str, str]]:
+        return [(c["key"], c["operation"]) for c in migrated.list_commit_changes(commit_id)]
+
+    assert changes(1) == [("a", "insert"), ("b", "insert")]
+    assert changes(2) == [("a", "update")]
+    assert changes(4) == [("a", "update"), ("b", "update"), ("c", "update")]
+    assert changes(5) == [("b", "update")]
+    drop(migrated, "Customer")
+    migrate(migrated, V1)
+    write(migrated, V1, row("a", name="Ann", age=1))
+    assert changes(8) == [("a", "insert")]
+    assert changes(2) == [("a", "update")]
+
+
+def test_a_storage_with_several_versions_verifies(migrated: Repository) -> None:
+    assert verify_storage(migrated, deep=True).findings == []
+    drop(migrated, "Customer")
+    assert verify_storage(migrated, deep=True).findings == []
+    migrate(migrated, V1)
+    assert verify_storage(migrated, deep=True).findings == []
 
 
 # --- two at once --------------------------------------------------------------------------------

@@ -667,6 +667,30 @@ _zip(
     options={"sep": "::"},
     refused="one ASCII character",
 )
+_case(
+    "zip in a folder",
+    {"in/a.csv": GOOD, "in/b.zip": _zipped({"a.csv": GOOD})},
+    "csv",
+    columns="id s",
+    refused=r"/in/b.zip: archives are read where an order names them.*/in/\*.zip",
+    session="the name must end in",
+)
+_case(
+    "UTF-16 in folders whose names are columns",
+    {"in/s=x/a.csv": "id\na\n".encode("utf-16")},
+    "csv",
+    options={"encoding": "utf-16"},
+    refused="s is in the names of folders, which are not read with .*utf-16",
+    session="line 1: line is not UTF-8|header is not UTF-8|cannot be read",
+)
+_csv(
+    "encoding that is none",
+    "id\na\n",
+    options={"encoding": "base64"},
+    refused="is unknown",
+    columns="id",
+    differs=Differs(rows={"a": {}}),
+)
 _zip("zip from a Mac", _zipped({"a.csv": GOOD, "__MACOSX/._a.csv": b"\0"}), rows=_texts(a="x"))
 _zip("zip that is none", GOOD, refused="a.zip: cannot be read as a zip file")
 _zip("zip of nothing", _zipped({}), refused="a.zip.*no CSV files")
@@ -901,6 +925,16 @@ _parquet(
     _table(id=["a"], n=pa.array([1], pa.int32())),
     _table(id=["b"], n=pa.array([2**40], pa.int64())),
     rows={"a": {"n": 1}, "b": {"n": 2**40}},
+)
+_case(
+    "Parquet, ints of different width in folders whose names are columns",
+    {
+        "in/s=x/a [1] %20.parquet": _table(id=["a"], n=pa.array([1], pa.int32())),
+        "in/s=y/a [1] %20.parquet": _table(id=["b"], n=pa.array([2**40], pa.int64())),
+    },
+    "parquet",
+    rows={"a": {"s": "x", "n": 1}, "b": {"s": "y", "n": 2**40}},
+    differs=Differs(rows={"a": {"n": 1}, "b": {"n": 2**40}}),
 )
 _parquet(
     "Parquet, a column of nulls in one file",

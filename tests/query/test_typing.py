@@ -8,9 +8,13 @@ pytestmark = pytest.mark.timeout(600)  # may wait for another run of mypy
 
 GOOD = """
 from collections.abc import Iterator
-from datetime import datetime
-from typing import Any, assert_type
+from datetime import datetime, time
+from decimal import Decimal
+from enum import Enum
+from typing import Annotated, Any, Literal, assert_type
+from uuid import UUID
 
+from storage_engine import Precision
 from storage_engine.model import Entity, Field, FieldRef, Relation
 from storage_engine.query import (
     Aggregate, Filter, Having, Path, Query, Result, count, left, max, right, sum,
@@ -28,9 +32,19 @@ class Customer(Entity):
     tags: Field[list[str]] = Field(default_factory=list)
 
 
+class Status(Enum):
+    OPEN = "open"
+
+
 class Product(Entity):
     id: Field[str] = Field(primary_key=True)
     price: Field[float]
+    cost: Field[Decimal] = Field(precision=12, scale=2)
+    opens: Field[time | None] = Field(default=None)
+    ref: Field[UUID | None] = Field(default=None)
+    status: Field[Status] = Field(default=Status.OPEN)
+    mode: Field[Literal["r", "w"]] = Field(default="r")
+    share: Field[Annotated[Decimal, Precision(5, 4)] | None] = Field(default=None)
 
 
 class Subscription(Relation[Customer, Product]):
@@ -53,6 +67,13 @@ assert_type(Customer.profile.path("a.b", str) == "x", Filter)
 assert_type(Customer.tags.any_path("kind") == 1, Filter)
 assert_type(left(Subscription).age, FieldRef[int])
 assert_type(right(Subscription).price > 1.5, Filter)
+assert_type(Product.cost > Decimal("1.5"), Filter)
+assert_type(Product.status == Status.OPEN, Filter)
+assert_type(Product.mode.in_(["r"]), Filter)
+assert_type(Product.ref == UUID(int=0), Filter)
+assert_type(Product.opens < time(9), Filter)
+assert_type(Product.share, FieldRef[Decimal | None])
+assert_type(Product(id="p", price=1, cost=Decimal(1)).status, Status)
 assert_type(count() > 1, Having)
 assert_type((sum(Customer.age) > 10) & (max(Customer.email) == "x"), Having)
 assert_type(sum(Customer.age), Aggregate)
@@ -73,6 +94,12 @@ customers.group_by(Customer.email).having(count() > 1).agg(n=count(), top=max(Cu
 """
 
 BAD = {
+    "Product.cost > 1.5": "operator",
+    'query.entities(Product).where(Product.status == "open")': "arg-type",
+    'query.entities(Product).where(Product.mode == "x")': "arg-type",
+    'Product.ref.in_(["x"])': "list-item",
+    'Product.opens > "09:00"': "operator",
+    'Product(id="p", price=1.0, cost=1.5)': "arg-type",
     'customers.where(Customer.age == "x")': "arg-type",
     'Customer.age > "x"': "operator",
     "customers.where(Customer.email != 5)": "arg-type",

@@ -51,3 +51,27 @@ def test_the_first_example_runs(tmp_path: Path) -> None:
     assert again.returncode == 1
     assert "already holds an ontology" in again.stderr
     assert "Traceback" not in again.stderr
+
+
+def test_the_example_of_a_schema_change_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs/examples/schema_change.py"), "--storage", "shop.db"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "validate: Customer: field 'tier' added (str)",
+        "rows to rewrite: {'Customer': 1}",
+        "versions: {'Customer': 2} by commit 2",
+        "versions: {'Customer': 3} by commit 4",
+        "now: [('Ada Lovelace', 'Gold')]",
+        "as of commit 1: ['Ada Byron']",
+        "as it was: [{'id': 'c1', 'first': 'Ada', 'last': 'Byron'}]",
+        "change: 1 insert Ada Byron",
+        "change: 3 update Ada Lovelace",
+    ]

@@ -18,6 +18,7 @@ import pytest
 from storage_engine import Entity, Field, Precision, Session, ValidationError, open_repository
 from storage_engine.model import spec_of
 from storage_engine.query import aggregates
+from tests.cli.support import onto
 from tests.runtime.support import ENGINES, make_storage, read
 
 NIL, LAST = UUID(int=0), UUID(int=2**128 - 1)
@@ -367,3 +368,42 @@ def test_uuids_come_as_bytes_too(tmp_path: Path) -> None:
     refs = pa.array([SOME.bytes, NIL.bytes], pa.uuid())
     _load(uri, pa.table({"id": ["x", "y"], "total": [1, 2], "ref": refs}))
     assert [order.ref for order in read(uri, Order)] == [SOME, NIL]
+
+
+@pytest.mark.parametrize("engine", ["sqlite-v1", "object-v2"])
+def test_what_the_command_line_exports_is_imported_again(engine: str, tmp_path: Path) -> None:
+    uri = make_storage(tmp_path, engine)
+    with Session(uri) as session:
+        session.ensure(ORDERS)
+    asked = ("query", "entities", "Order", "--storage-uri", uri)
+    names = ",".join(f.name for f in spec_of(Order).fields)
+    (tmp_path / "out.csv").write_text(onto(*asked, "--format", "csv", "--columns", names).out)
+    rows = json.loads(onto(*asked, "--json", "--columns", names).out)["rows"]
+    (tmp_path / "out.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    for number, name in enumerate(("out.csv", "out.jsonl")):
+        (tmp_path / str(number)).mkdir()
+        other = make_storage(tmp_path / str(number), engine)
+        _load(other, tmp_path / name)
+        assert read(other, Order) == ORDERS
+
+
+FILTERS = [
+    ("total > 9.90", "cd"),
+    ('total == "0"', "a"),
+    ('total in [0,"10.10"]', "ad"),
+    (f"huge == {NINES}", "a"),
+    ("lines[].price > 12.4999999999999999999", "b"),
+    ('at == "09:05"', "c"),
+    ('status == "paid"', "bd"),
+    (f'ref == "{str(SOME).upper()}"', "c"),
+]
+
+
+def test_filters_as_they_are_typed(tmp_path: Path) -> None:
+    uri = make_storage(tmp_path, "sqlite-v2")
+    with Session(uri) as session:
+        session.ensure(ORDERS)
+    for text, expected in FILTERS:
+        asked = ("query", "entities", "Order", "--storage-uri", uri, "--filter", *text.split(" "))
+        shown = onto(*asked, "--format", "csv", "--columns", "id")
+        assert "".join(shown.out.split()[1:]) == expected, (text, shown.err)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from storage_engine.maintenance.schema_catalogs import repair_catalogs
 from storage_engine.model import Field
 from storage_engine.repository import Repository, initialize_storage
 from tests.conformance.test_rfc0009_migration import V1, V2, drop, entity, migrate, row, write
@@ -113,3 +114,49 @@ def test_index_of_a_migrated_type_has_its_past(storage: Storage, repository: Rep
     assert repository.objects is not None
     assert repository.objects.index_warnings() == []
     json.dumps(repository.storage_info())
+
+
+DOCUMENTS = (
+    "meta/schema/types.json",
+    "meta/schema/registry.json",
+    "meta/schema/dropped.json",
+    "meta/schema/versions/entities/Customer.json",
+    "meta/schema/versions/entities/Gone.json",
+    "meta/type_layout_catalog.json",
+)
+
+
+@pytest.mark.parametrize("damage", ["lost", "garbage", "other"])
+def test_repair_rebuilds_catalogs_from_the_chain(
+    storage: Storage, repository: Repository, damage: str
+) -> None:
+    write(repository, V1, row("a", name="Ann", age=1))
+    write(repository, entity("Gone", n=Field[int]), row("g", n=1))
+    migrate(repository, V2)
+    drop(repository, "Gone")
+    repository.flush()
+    assert repository.objects is not None
+    assert repair_catalogs(repository.objects).catalogs == ()
+    keys = [k for k in DOCUMENTS if storage.engine_version == "v2" or "layout" not in k]
+    before = {key: document(storage, key) for key in keys}
+    store = storage.objects()
+    for key in keys:
+        if damage == "lost":
+            store.delete_many([key])
+        else:
+            store.put(key, b"{not json" if damage == "garbage" else b'{"entities": 5}')
+    store.close()
+    again = storage.open()
+    try:
+        assert again.objects is not None
+        planned = repair_catalogs(again.objects)
+        assert sorted(f.key for f in planned.catalogs) == sorted(keys)
+        assert not planned.applied
+        with pytest.raises(Exception):  # noqa: B017, PT011 - nothing was written
+            assert {key: document(storage, key) for key in keys} == before
+        assert repair_catalogs(again.objects, apply=True).applied
+        after = {key: document(storage, key) for key in keys}
+        assert after == before
+        assert repair_catalogs(again.objects).catalogs == ()
+    finally:
+        again.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -22,7 +22,8 @@ from storage_engine.commitlog.json_object import write_conditionally
 from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
 from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
-from storage_engine.events.object import reader
+from storage_engine.events.carried import CarriedEvent
+from storage_engine.events.object import carried, reader
 from storage_engine.events.object.claims import ObjectClaims, StoredClaim
 from storage_engine.events.object.consumer import ObjectConsumer
 from storage_engine.events.object.pending_events import PendingEvent, PendingEvents
@@ -359,6 +360,14 @@ class ObjectEventStore:
             return letter.event
         keys = self._keys_of(letter.event_id, letter.namespace).get(letter.namespace, [])
         return next(iter(self._newest(keys)), None)
+
+    # -- going along with a copy --------------------------------------------------------------
+
+    def carried(self) -> Iterator[CarriedEvent]:
+        return carried.carried(self._store, self._chain)
+
+    def adopt(self, events: Sequence[CarriedEvent]) -> int:
+        return carried.adopt(self._store, self._policy, events)
 
     # -- cleaning up --------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from storage_engine.commitlog.records import timestamp
 from storage_engine.errors import IntegrityError
 from storage_engine.events import envelopes
+from storage_engine.events.carried import CarriedEvent
 from storage_engine.events.protocol import (
     Backlog,
     DeadLetter,
@@ -31,6 +32,7 @@ from storage_engine.events.protocol import (
     WorkerSession,
 )
 from storage_engine.events.records import ClaimRecord, Envelope, Policy
+from storage_engine.events.sqlite import carried
 from storage_engine.events.sqlite.consumer import (
     CLAIM,
     SqliteConsumer,
@@ -378,6 +380,30 @@ class SqliteEventStore:
             )
             event_tables.insert_events(connection, [copy], timestamp(now))
         return copy
+
+    # -- going along with a copy --------------------------------------------------------------
+
+    def carried(self) -> Iterator[CarriedEvent]:
+        with self.reading("read events") as connection:
+            if connection is None:
+                return
+            rows = connection.execute(
+                f"SELECT namespace, {', '.join(_LETTER)} FROM event_dead_letters "
+                "ORDER BY failed_at, event_id"
+            )
+            letters = []
+            for namespace, *row in rows.fetchall():
+                try:
+                    letters.append(_parse_letter(row, namespace))
+                except IntegrityError as error:
+                    _leave_out(error)
+            yield from carried.carried(connection, letters)
+
+    def adopt(self, events: Sequence[CarriedEvent]) -> int:
+        if not events:
+            return 0
+        with self.writing("copy events") as connection:
+            return carried.adopt(connection, events)
 
     # -- cleaning up --------------------------------------------------------------------------
 

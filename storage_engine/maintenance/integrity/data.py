@@ -180,14 +180,16 @@ class RowCheck:
 
     def run(self) -> None:
         refs = sorted(self._specs)
+        dropped = self._log.dropped()
         for number, ref in enumerate(refs):
             self._progress("types", number, len(refs))
             if not self._readable[ref]:
                 continue  # its files are reported already
             spec = self._specs[ref]
             with self._unreadable_noted(spec):
-                self._check_rows(spec)
-                if ref[0] == "relation":
+                for version, entries in self._versions_of(spec):
+                    self._check_rows(version, entries)
+                if ref[0] == "relation" and ref not in dropped:
                     for side in ("left", "right"):
                         self._check_ends(spec, side)
 
@@ -213,18 +215,32 @@ class RowCheck:
             ref: specs[(*ref, version)] for ref, version in versions.items() if version is not None
         }
 
-    def _entries_of(self, spec: TypeSpec) -> Sequence[Entry]:
-        """v2 keeps schema versions apart; the current one is what typed reads cover."""
+    def _versions_of(self, spec: TypeSpec) -> list[tuple[TypeSpec, Sequence[Entry]]]:
+        """The type as each of its versions has it, with the rows of that version. Of a log that
+        records one version all rows, however its writers count."""
+        specs = {
+            v: s for (kind, name, v), s in self._log.specs().items() if (kind, name) == spec.ref
+        }
         entries = self._entries[spec.ref]
+        if len(specs) == 1:
+            return [(spec, entries)]
+        by_version: dict[int, list[Entry]] = {}
+        for entry in entries:
+            by_version.setdefault(entry.schema_version_id, []).append(entry)
+        return [(specs[v], found) for v, found in sorted(by_version.items()) if v in specs]
+
+    def _entries_of(self, ref: TypeRef) -> Sequence[Entry]:
+        """v2 keeps schema versions apart; the current one is what typed reads cover."""
+        entries = self._entries[ref]
         if self._repository.engine_version == "v1":
             return entries
-        current = max(e.schema_version_id for e in entries)
+        recorded = [v for kind, name, v in self._log.specs() if (kind, name) == ref]
+        current = max(recorded or [e.schema_version_id for e in entries])
         return [e for e in entries if e.schema_version_id == current]
 
     # -- rows ---------------------------------------------------------------------------------
 
-    def _check_rows(self, spec: TypeSpec) -> None:
-        entries = self._entries_of(spec)
+    def _check_rows(self, spec: TypeSpec, entries: Sequence[Entry]) -> None:
         keys = ", ".join(quoted(name) for name in spec.identity)
         with versions_of(self._repository, spec, entries) as cursor:
             counted = dict(
@@ -275,7 +291,7 @@ class RowCheck:
         column = f"{side}_key"
         spec = self._specs.get(end)
         if spec is None and end in self._entries:
-            spec = TypeSpec(kind="entity", name=end[1], fields=())  # enough to read its keys
+            spec = TypeSpec(kind="entity", name=end[1], fields=())
         if not self._readable.get(end, True):
             return
         rows = sum(f.row_count for e in self._entries.get(end, ()) for f in e.files)
@@ -286,7 +302,7 @@ class RowCheck:
         for part in range(parts):
             keys = self._keys(spec, part, parts)
             with versions_of(
-                self._repository, relation, self._entries_of(relation), ends=keys
+                self._repository, _keys_of(relation), self._entries_of(relation.ref), ends=keys
             ) as cursor:
                 answer = cursor.execute(
                     f"SELECT {column}, count(*) FROM (SELECT DISTINCT {identity} FROM versions "
@@ -305,11 +321,17 @@ class RowCheck:
         """The identities of one part of the entities: bounded, however many there are."""
         if spec is None:
             return pa.table({"entity_key": pa.array([], pa.string())})
-        with versions_of(self._repository, spec, self._entries_of(spec)) as cursor:
+        entries = self._entries_of(spec.ref)
+        with versions_of(self._repository, _keys_of(spec), entries) as cursor:
             return cursor.execute(
                 "SELECT DISTINCT entity_key FROM versions "
                 f"WHERE hash(entity_key) % {parts} = {part}"
             ).to_arrow_table()
+
+
+def _keys_of(spec: TypeSpec) -> TypeSpec:
+    """Enough of a type to read its identities, of whatever version."""
+    return TypeSpec(spec.kind, spec.name, ())
 
 
 def missing_ends(

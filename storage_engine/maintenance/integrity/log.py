@@ -69,6 +69,14 @@ class Log:
             for r in manifest.schema.get("registered", ())
         }
 
+    def dropped(self) -> set[TypeRef]:
+        """The types that have ended."""
+        ended: set[TypeRef] = set()
+        for _, manifest in self.commits:
+            ended -= {(r["kind"], r["type_name"]) for r in manifest.schema.get("registered", ())}
+            ended |= {(d["kind"], d["type_name"]) for d in manifest.schema.get("dropped", ())}
+        return ended
+
     def specs(self) -> dict[tuple[str, str, int], TypeSpec]:
         """The registered schemas that say what a type is."""
         return {
@@ -85,6 +93,12 @@ def _spec(stored: Mapping[str, Any]) -> TypeSpec | None:
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return spec
+
+
+def _purged(manifest: Manifest) -> list[TypeRef]:
+    """The types whose rows a commit has given up."""
+    drops = manifest.schema.get("dropped", ())
+    return [(drop["kind"], drop["type_name"]) for drop in drops if drop.get("purge")]
 
 
 class LogCheck:
@@ -219,6 +233,8 @@ class LogCheck:
                     self._chain("file_twice", message, path, number)
                 files[file.path] = number
             touched |= dict.fromkeys(manifest.touched(), number)
+            for ref in _purged(manifest):
+                touched.pop(ref, None)
         if log.commits and log.complete:
             path, newest = log.commits[-1]
             for ref, top in self._type_heads(path, newest).items():
@@ -331,6 +347,8 @@ class LogCheck:
         for _, manifest in covered:
             for kind in manifest.touched():
                 files.setdefault(kind, {})[manifest.commit_id] = manifest.files_of(kind)
+            for kind in _purged(manifest):
+                files.pop(kind, None)
         for kind in sorted({*files, *(r for r, e in checkpoint.entries.items() if e)}):
             self._compare_type(ref, kind, checkpoint.entries.get(kind, ()), files.get(kind, {}))
         recorded = {

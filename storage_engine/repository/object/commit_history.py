@@ -46,15 +46,23 @@ def list_commit_changes(chain: Chain, versions: Versions, commit_id: int) -> lis
         return []
     changes: list[dict[str, Any]] = []
     for ref in sorted(manifest.touched()):
-        changes += _changes_of(chain, versions, commit_id, ref)
+        changes += _changes_of(chain, versions, manifest, ref)
     return changes
 
 
 def _changes_of(
-    chain: Chain, versions: Versions, commit_id: int, ref: TypeRef
+    chain: Chain, versions: Versions, manifest: Manifest, ref: TypeRef
 ) -> list[dict[str, Any]]:
-    spec = _identity_only(ref)
-    entries = versions.resolve(spec, chain.read_head().head).within(since=0, upto=commit_id)
+    """Of all schema versions that the type had had by then; a type of the same name that was
+    dropped before is another one."""
+    spec, commit_id = _identity_only(ref), manifest.commit_id
+    heads = chain.type_heads(manifest) or {}
+    first = heads[ref].first_version_id if ref in heads else 1
+    entries = [
+        entry
+        for entry in versions.all_entries(spec, chain.read_head().head)
+        if entry.min_commit_id <= commit_id and entry.schema_version_id >= first
+    ]
     keys = ", ".join(quoted(name) for name in spec.identity)
     with versions.scan(spec, entries) as cursor:
         rows = cursor.execute(

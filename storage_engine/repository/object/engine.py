@@ -22,7 +22,7 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import PublishedCommit, Publisher
-from storage_engine.commitlog.records import Head, TypeRef, timestamp
+from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
@@ -42,6 +42,7 @@ from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
+from storage_engine.repository.object.history import ObjectHistory
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
@@ -167,6 +168,7 @@ class ObjectRepository(ABC):
         self._types_are_broken = False
         self._commit_mutex = threading.Lock()
         self._log_id = log_id
+        self.history = ObjectHistory(self)
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -181,6 +183,10 @@ class ObjectRepository(ABC):
     @property
     def indices(self) -> IndexObjects:
         return self._indices
+
+    @property
+    def versions(self) -> Versions:
+        return self._versions
 
     @property
     def duck(self) -> Duck:
@@ -298,11 +304,32 @@ class ObjectRepository(ABC):
         self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
-            self._stamp = bring_forward(self.store, self._stamp)
+            self.prepare_writing()
             self.lock.holder = {**self._holder, **request.holder}
             run = CommitRun(self._parts(), request)
             with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
                 return run.run()
+
+    def prepare_writing(self) -> None:
+        """Bring the storage to the current format, as the first commit does."""
+        self._owner.check()
+        self._stamp = bring_forward(self.store, self._stamp)
+
+    def write_catalogs(self) -> None:
+        """Bring the catalogs up to what the log says of all types. What fails is a warning: no
+        reader needs them."""
+        writes = history_writes(
+            self._documents,
+            self.type_histories(),
+            types=self.type_refs(),
+            engine_version=self.engine_version,
+            now=self.store.now(),
+        )
+        for outcome in self.store.parallel.gather_outcomes(writes):
+            if isinstance(outcome, Exception):
+                self._warn(f"a catalog was not written: {outcome}")
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     def migrate(self, request: MigrationRequest) -> MigrationOutcome:
         self._owner.check()
@@ -484,15 +511,7 @@ class ObjectRepository(ABC):
         }
         info |= self.store.facts
         if self.engine_version == "v2":
-            info["type_layouts"] = {
-                label: {
-                    "type_kind": ref[0],
-                    "current_schema_version_id": top.schema_version_id,
-                    "activation_commit_id": top.activation_commit_id,
-                    "historical_versions": [v.schema_version_id for v in top.past_versions],
-                }
-                for label, (ref, top) in named.items()
-            }
+            info["type_layouts"] = _type_layouts(all_heads)
         return info
 
     def requests(self) -> dict[str, int]:
@@ -530,6 +549,20 @@ class ObjectRepository(ABC):
         return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}
 
 
+def _type_layouts(heads: Mapping[TypeRef, TypeHead]) -> dict[str, dict[str, Any]]:
+    """RFC 0009: dropped types have no current version."""
+    layouts = {}
+    for ref, top in sorted(heads.items()):
+        past = top.succeeded(0) if top.is_dropped else top.past_versions
+        layouts[ref] = {
+            "type_kind": ref[0],
+            "current_schema_version_id": None if top.is_dropped else top.schema_version_id,
+            "activation_commit_id": None if top.is_dropped else top.activation_commit_id,
+            "historical_versions": [version.schema_version_id for version in past],
+        }
+    return dict(zip(labels(list(layouts)), layouts.values(), strict=True))
+
+
 class S3RepositoryV1(ObjectRepository):
     """Engine v1 on an object store."""
 
@@ -545,7 +578,10 @@ class S3RepositoryV1(ObjectRepository):
             return []
         heads = self.chain.type_heads(published.manifest) or {}
         refs = dict.fromkeys([*listed, *heads])
-        return [ref for ref in refs if not ((top := heads.get(ref)) is not None and top.empty)]
+        ended = {(d["kind"], d["type_name"]) for d in published.manifest.schema.get("dropped", ())}
+        return [
+            ref for ref in refs if (top := heads.get(ref)) is None or not top.empty or ref in ended
+        ]
 
 
 class S3RepositoryV2(ObjectRepository):
@@ -567,7 +603,10 @@ class S3RepositoryV2(ObjectRepository):
         if manifest.kind not in SCHEMA_KINDS:
             return manifest.touched()
         heads = self.chain.type_heads(manifest) or {}
-        changed = [ref for ref in manifest.schema_changed() if not heads[ref].empty]
+        purged = {(d["kind"], d["type_name"]) for d in manifest.schema.get("dropped", ())}
+        changed = [
+            ref for ref in manifest.schema_changed() if not heads[ref].empty or ref in purged
+        ]
         return list(dict.fromkeys([*manifest.touched(), *changed]))
 
     def _repairs(self, published: PublishedCommit) -> list[Callable[[], object]]:

@@ -8,6 +8,7 @@ a crash leaves the file as it was.
 from __future__ import annotations
 
 import json
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,28 +139,28 @@ def applied(connection: sqlite3.Connection, unit: Idempotency) -> AppliedUnit | 
         (unit.app_id,),
     ).fetchone()
     by_itself = None
-    if _has_table(connection, "applied_units"):  # a file of format 1 gets it with its next commit
+    if has_table(connection, "applied_units"):  # a file of format 1 gets it with its next commit
         by_itself = connection.execute(
             "SELECT after_commit_id, version FROM applied_units WHERE app_id = ?", (unit.app_id,)
         ).fetchone()
     place = StoredRow("applied_units", unit.app_id)
     after = place.integer("after_commit_id", by_itself[0]) if by_itself is not None else -1
     if by_itself is not None and (by_commit is None or by_commit[0] <= after):
-        record = IdempotencyRecord(_version(place, "version", by_itself[1]), None)
+        record = IdempotencyRecord(unit_version(place, "version", by_itself[1]), None)
     elif by_commit is not None:
         place = StoredRow("commits", by_commit[0])
-        record = IdempotencyRecord(_version(place, "idempotency", by_commit[1]), by_commit[0])
+        record = IdempotencyRecord(unit_version(place, "idempotency", by_commit[1]), by_commit[0])
     else:
         return None
     return AppliedUnit(record.commit_id) if record.covers(unit.version) else None
 
 
-def _has_table(connection: sqlite3.Connection, name: str) -> bool:
+def has_table(connection: sqlite3.Connection, name: str) -> bool:
     sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     return connection.execute(sql, (name,)).fetchone() is not None
 
 
-def _version(place: StoredRow, column: str, text: Any) -> int | str:
+def unit_version(place: StoredRow, column: str, text: Any) -> int | str:
     """Of a unit of work."""
     version = place.json(column, text)
     if isinstance(version, bool) or not isinstance(version, int | str):
@@ -319,6 +320,7 @@ def known_types(
 
 BACKEND = "sqlite"
 FORMAT = 3
+LOG_ID = "log_id"
 ENGINE_VERSIONS = ("v1", "v2")
 
 APPLIED_UNITS = """
@@ -542,6 +544,21 @@ def write_stamp(connection: sqlite3.Connection, stamp: FileStamp) -> None:
             ("engine_version", stamp.engine_version),
             ("format", str(stamp.format)),
         ],
+    )
+
+
+def meta(connection: sqlite3.Connection) -> dict[str, str]:
+    """What the storage says of itself besides; nothing in a file without a stamp."""
+    if not has_table(connection, "storage_meta"):
+        return {}
+    return dict(connection.execute("SELECT key, value FROM storage_meta").fetchall())
+
+
+def name_log(connection: sqlite3.Connection, engine_version: str) -> None:
+    """Give a new storage an id of its own, by which copies know their source."""
+    connection.execute(
+        "INSERT OR IGNORE INTO storage_meta (key, value) VALUES (?, ?)",
+        (LOG_ID, f"{engine_version}-{secrets.token_hex(16)}"),
     )
 
 

@@ -14,6 +14,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import eq
 from pathlib import Path
@@ -24,7 +25,11 @@ import pyarrow as pa
 from storage_engine.commitlog.records import timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ExpectedVersionMismatchError, IntegrityError
+from storage_engine.errors import (
+    ExpectedVersionMismatchError,
+    IntegrityError,
+    SchemaOutdatedError,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.process import unforked
 from storage_engine.query.compiler import Statement
@@ -79,6 +84,7 @@ from storage_engine.repository.sqlite.data_table import (
     staged_inputs,
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.history import SqliteHistory
 from storage_engine.repository.sqlite.migration import SqliteMigration
 from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
 from storage_engine.repository.sqlite.visible import LAST_ID, named
@@ -103,6 +109,7 @@ class SqliteRepository(ABC):
         # For SQL of users, on tables in memory: it can open no file at all.
         self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
+        self.history = SqliteHistory(self)
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
 
@@ -134,6 +141,12 @@ class SqliteRepository(ABC):
         self, connection: sqlite3.Connection, kind: str, name: str, version: int
     ) -> DataTable | None:
         """The table with the rows of one schema version, None when there is none."""
+
+    @abstractmethod
+    def rows_at(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        """The table that typed reads see, as it is while that schema version is current."""
 
     @abstractmethod
     def end_type(
@@ -341,6 +354,7 @@ class SqliteRepository(ABC):
     def create_tables(cls, connection: sqlite3.Connection) -> None:
         """Everything that an empty storage of this engine has, stamp included."""
         control_tables.create_tables(connection, cls.engine_version)
+        control_tables.name_log(connection, cls.engine_version)
         cls._create_data_tables(connection)
 
     @staticmethod
@@ -499,10 +513,9 @@ class SqliteRepository(ABC):
             return self._type_head(connection, *spec.ref) if connection else 0
 
     def _type_head(self, connection: sqlite3.Connection, kind: str, name: str) -> int:
-        """The last commit that wrote rows of a type, or changed or ended it."""
-        head = type_histories.last_change(connection, kind, name)
-        table = self.current_table(connection, kind, name)
-        if table is not None:
+        """The last commit that wrote rows of a type, or gave it a schema version."""
+        head = type_histories.last_activation(connection, (kind, name))
+        for table in self.all_tables(connection, kind, name)[-1:]:
             sql = data_table.head_of(table)
             head = max(head, connection.execute(sql, table.parameters).fetchone()[0])
         return head
@@ -541,9 +554,20 @@ class SqliteRepository(ABC):
         upto: int,
         alike: Callable[[Any, Any], bool] = eq,
     ) -> Iterator[tuple[int, Any]]:
-        asked = QuerySpec(spec, when=When(history=True, since=since))
-        for batch in self.executor(min(upto, self.head_commit_id())).rows(asked).batches:
-            yield from distinct_values(batch.select(["commit_id", field]), alike)
+        executor = self.executor(min(upto, self.head_commit_id()))
+        when = When(history=True, since=since)
+        try:
+            for batch in executor.rows(QuerySpec(spec, when=when)).batches:
+                yield from distinct_values(batch.select(["commit_id", field]), alike)
+        except SchemaOutdatedError:
+            # Rows of v1 that do not become the current class: what they have come to was written
+            # again by the migration. A class that differs from the storage is refused again.
+            with self.reading("read schema") as connection:
+                stored = control_tables.check_schema(connection, spec) if connection else None
+            current = stored.version if stored is not None else None
+            asked = QuerySpec(spec, when=replace(when, schema_version=current))
+            for batch in executor.rows(asked).batches:
+                yield from distinct_values(batch.select(["commit_id", field]), alike)
 
     def list_commit_changes(self, commit_id: int) -> list[dict[str, Any]]:
         changes: list[dict[str, Any]] = []

@@ -1,7 +1,8 @@
 """A migration of a SQLite storage: rows rewritten ahead, then one transaction for everything.
 
 The latest rows are read as of one commit, a page of keys at a time, rewritten and put into
-temporary tables; no transaction is open while upgraders run, and memory holds one page. Then what
+temporary tables; no transaction is open while upgraders run, and memory holds one page. Where the
+change is simple enough, engine v2 leaves a page to SQLite (`copied_rows`). Then what
 other commits have changed meanwhile is rewritten too. Only what changes after that is left for the
 write lock, under which the new tables are filled in one statement per type.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import ConfigurationError, IntegrityError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
 from storage_engine.process import unforked
@@ -33,6 +34,7 @@ from storage_engine.repository.sqlite.connection import (
     rollback,
     snapshot,
 )
+from storage_engine.repository.sqlite.copied_rows import EXACT, CopiedFields, copied_fields
 from storage_engine.repository.sqlite.data_table import (
     DataTable,
     TableColumn,
@@ -52,6 +54,7 @@ from storage_engine.schema.rewrite import Rewrite
 if TYPE_CHECKING:
     from storage_engine.repository.sqlite.engine import SqliteRepository
 
+COPIED_ROWS = 131_072  # that SQLite copies at a time; then a signal has its turn
 CATCH_UPS = 3  # before the lock is taken; what is left after them is rewritten under it
 
 _numbers = itertools.count(1)
@@ -88,6 +91,23 @@ class RewrittenTable:
     def drop(self) -> str:
         return f"DROP TABLE IF EXISTS temp.{self.name}"
 
+    def copy(self, select: str) -> str:
+        """Rows that a statement gives, with their commit before them."""
+        columns = ", ".join([*self.keys, *self.values])
+        return f"INSERT INTO temp.{self.name} SELECT {columns} FROM ({select})"
+
+    def exceeds(self, place: int) -> str:
+        """Whether a number is as large as the parameter."""
+        return f"SELECT 1 FROM temp.{self.name} WHERE abs(p{place}) >= ? LIMIT 1"
+
+    def clear(self) -> str:
+        return f"DELETE FROM temp.{self.name}"
+
+    def last(self) -> str:
+        """The highest identity."""
+        order = ", ".join(f"{key} DESC" for key in self.keys)
+        return f"SELECT {', '.join(self.keys)} FROM temp.{self.name} ORDER BY {order} LIMIT 1"
+
     def insert(self) -> str:
         marks = ", ".join("?" * (self.identity + len(self.payload)))
         return f"INSERT OR REPLACE INTO temp.{self.name} VALUES ({marks})"
@@ -114,6 +134,7 @@ class RewrittenType:
     migration: TypeMigration
     rewrite: Rewrite | None
     staged: RewrittenTable
+    copied: CopiedFields | None  # where SQLite can make the rows by itself
 
 
 class SqliteMigration:
@@ -158,7 +179,9 @@ class SqliteMigration:
                     self._repository.payload(spec),
                 )
                 rewrite = migration.rewrite() if migration.source is not None else None
-                types.append(RewrittenType(migration, rewrite, staged))
+                by_itself = self._repository.shape == "columns"
+                copied = copied_fields(migration) if by_itself else None
+                types.append(RewrittenType(migration, rewrite, staged, copied))
                 connection.execute(staged.create())
             yield types
         finally:
@@ -169,41 +192,23 @@ class SqliteMigration:
 
     def _stage(self, connection: sqlite3.Connection, types: Sequence[RewrittenType]) -> int:
         """Rewrite the latest rows; the commit up to which that was done."""
-        with snapshot(connection):
-            if not self._repository.has_tables(connection):
-                return 0
         staged = 0
         for _ in range(1 + CATCH_UPS):
             with snapshot(connection):
+                if not self._repository.has_tables(connection):
+                    break
                 self._check_unmoved(connection)
                 head = control_tables.head(connection)[0]
             if head == staged:
                 break
-            self._rewrite(connection, types, staged, head)
+            try:
+                self._rewrite(connection, types, staged, head)
+            except (sqlite3.OperationalError, IntegrityError):
+                with snapshot(connection):
+                    self._check_unmoved(connection)  # the table of a type may be gone by now
+                raise
             staged = head
         return staged
-
-    def _pages(
-        self,
-        connection: sqlite3.Connection,
-        part: RewrittenType,
-        table: DataTable,
-        *,
-        since: int = 0,
-        upto: int,
-    ) -> Iterator[Sequence[Sequence[Any]]]:
-        """The rows as of a commit that were written after another, in columns, by identity.
-        Nothing is open between two pages, unless the write lock is held."""
-        payload = self._repository.payload_names(_source_spec(part))
-        last: tuple[str, ...] | None = None
-        while True:
-            statement = _page(table, payload, since, upto, last)
-            with nullcontext() if connection.in_transaction else snapshot(connection):
-                pages = list(batches(ask(connection, statement)))
-            if not pages:
-                return
-            yield pages[0]
-            last = tuple(column[-1] for column in pages[0][1 : 1 + len(table.identity)])
 
     def _rewrite(
         self, connection: sqlite3.Connection, types: Sequence[RewrittenType], since: int, upto: int
@@ -211,9 +216,31 @@ class SqliteMigration:
         """Stage what was written after a commit, in place of what it replaces."""
         for part in types:
             table = self._source(connection, part)
-            if table is not None:
-                for columns in self._pages(connection, part, table, since=since, upto=upto):
-                    self._load(connection, part, columns)
+            if table is None or (since == 0 and self._copy(connection, part, table, upto)):
+                continue
+            for columns in self._pages(connection, part, table, since, upto):
+                self._load(connection, part, columns)
+
+    def _pages(
+        self,
+        connection: sqlite3.Connection,
+        part: RewrittenType,
+        table: DataTable,
+        since: int,
+        upto: int,
+    ) -> Iterator[Sequence[Sequence[Any]]]:
+        """The rows as of a commit that were written after another, in columns, by identity.
+        Nothing is open between two pages, unless the write lock is held."""
+        columns = [table.value("h", c) for c in self._repository.payload_names(_source_spec(part))]
+        last: Sequence[str] | None = None
+        while True:
+            statement = _page(table, columns, since, upto, last, BATCH_ROWS)
+            with nullcontext() if connection.in_transaction else snapshot(connection):
+                pages = list(batches(ask(connection, statement)))
+            if not pages:
+                return
+            yield pages[0]
+            last = [column[-1] for column in pages[0][1 : 1 + len(table.identity)]]
 
     def _load(
         self,
@@ -221,23 +248,53 @@ class SqliteMigration:
         part: RewrittenType,
         columns: Sequence[Sequence[Any]],
     ) -> None:
+        bound = list(self._rewritten(part, columns))
+        with _loading(connection):
+            connection.executemany(part.staged.insert(), bound)
+        self._tell(part, len(bound))
+
+    def _rewritten(
+        self, part: RewrittenType, columns: Sequence[Sequence[Any]]
+    ) -> Iterator[Sequence[Any]]:
+        """Rows of the source as they will be stored: identity and payload."""
         assert part.rewrite is not None
         rows = self._repository.to_arrow(_source_spec(part), columns)
         made = part.rewrite(rows.drop_columns(["commit_id"]))
-        bound = self._repository.to_rows(part.migration.spec, made)
-        nested = connection.in_transaction  # under the write lock
-        if not nested:
-            connection.execute("BEGIN")  # touches the temporary database only: it takes no lock
-        try:
-            connection.executemany(part.staged.insert(), bound)
-            if not nested:
-                connection.execute("COMMIT")
-        except BaseException:
-            if not nested:
-                rollback(connection)
-            raise
+        return self._repository.to_rows(part.migration.spec, made)
+
+    def _copy(
+        self, connection: sqlite3.Connection, part: RewrittenType, table: DataTable, upto: int
+    ) -> bool:
+        """Let SQLite stage the rows as of a commit, if it can."""
+        if part.copied is None:
+            return False
+        first = next(self._pages(connection, part, table, 0, upto), None)
+        if first is None:
+            return True  # there are none
+        example = next(iter(self._rewritten(part, [column[:1] for column in first])))
+        payload = example[len(table.identity) :]
+        constants = {f"constant{n}": payload[n] for n in part.copied.constants}
+        last: Sequence[str] | None = None
+        while True:
+            page = _page(table, part.copied.columns(), 0, upto, last, COPIED_ROWS)
+            with _loading(connection):
+                statement = Statement(part.staged.copy(page.sql), {**page.parameters, **constants})
+                count = ask(connection, statement).rowcount
+                last = connection.execute(part.staged.last()).fetchone()
+            if count <= 0:
+                break
+            self._tell(part, count)
+        if any(
+            connection.execute(part.staged.exceeds(place), (EXACT,)).fetchone()
+            for place in part.copied.widened
+        ):
+            connection.execute(part.staged.clear())
+            return False
+        return True
+
+    def _tell(self, part: RewrittenType, rows: int) -> None:
         if self._request.progress is not None:
-            self._request.progress(part.migration.spec.name, made.num_rows)
+            self._request.progress(part.migration.spec.name, rows)
 
     # --- under the lock -------------------------------------------------------------------------
 
@@ -259,7 +316,7 @@ class SqliteMigration:
         rows = {part.migration.ref: self._fill(connection, part, commit_id, now) for part in types}
         for drop in self._drops:
             self._drop(connection, drop, commit_id)
-        changes = [TypeChange(*ref, inserted=0, updated=count) for ref, count in rows.items()]
+        changes = [TypeChange(*ref, inserted=0, updated=n) for ref, n in rows.items() if n]
         metadata = dict(request.metadata)
         if request.migrations:
             metadata |= metadata_of(request.migrations, rows)
@@ -314,7 +371,8 @@ class SqliteMigration:
     def _source(self, connection: sqlite3.Connection, part: RewrittenType) -> DataTable | None:
         if part.migration.source is None:
             return None
-        return self._repository.current_table(connection, *part.migration.source_ref)
+        version = part.migration.source.version
+        return self._repository.rows_at(connection, *part.migration.source_ref, version)
 
 
 def _all_drops(request: MigrationRequest) -> list[TypeDrop]:
@@ -337,15 +395,31 @@ def _source_spec(part: RewrittenType) -> TypeSpec:
     return part.migration.source.spec
 
 
+@contextmanager
+def _loading(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that writes to the temporary database only: it takes no lock. Under the write
+    lock it is that of the migration."""
+    if connection.in_transaction:
+        yield
+        return
+    connection.execute("BEGIN")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        rollback(connection)
+
+
 def _page(
     table: DataTable,
-    payload: Sequence[str],
+    columns: Sequence[str],
     since: int,
     upto: int,
-    last: tuple[str, ...] | None,
+    last: Sequence[str] | None,
+    limit: int,
 ) -> Statement:
     """The newest versions as of a commit, of what was written after another, in the order of
-    identities, after an identity."""
+    identities, after an identity: commit, identity and these columns."""
     ids = table.ids("h")
     # The plus keeps SQLite on the clustered order, which gives the groups without sorting.
     conditions = [table.of_type("h"), "+h.commit_id <= :upto"]
@@ -357,9 +431,13 @@ def _page(
         marks = ", ".join(f":last{n}" for n in range(len(last)))
         conditions.append(f"({ids}) > ({marks})")
         parameters |= {f"last{n}": value for n, value in enumerate(last)}
-    rest = "".join(f", {table.value('h', name)}" for name in payload)
+    listed = [
+        "MAX(h.commit_id) AS c",
+        *(f"h.{quoted(name)} AS k{n}" for n, name in enumerate(table.identity)),
+        *(f"{column} AS p{n}" for n, column in enumerate(columns)),
+    ]
     return Statement(
-        f"SELECT MAX(h.commit_id), {ids}{rest} FROM main.{quoted(table.name)} AS h "
-        f"WHERE {' AND '.join(conditions)} GROUP BY {ids} ORDER BY {ids} LIMIT {BATCH_ROWS}",
+        f"SELECT {', '.join(listed)} FROM main.{quoted(table.name)} AS h "
+        f"WHERE {' AND '.join(conditions)} GROUP BY {ids} ORDER BY {ids} LIMIT {limit}",
         parameters,
     )

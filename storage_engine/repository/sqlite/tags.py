@@ -43,7 +43,14 @@ def resolve_tag(repository: SqliteRepository, name: str) -> Tag:
     raise unknown(name, [tag.name for tag in tags])
 
 
-def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -> Tag:
+def create_tag(
+    repository: SqliteRepository,
+    name: str,
+    commit_id: int | None,
+    *,
+    created_at: str | None = None,
+    runtime_id: str | None = None,
+) -> Tag:
     """Name a commit (None: head). The same again is no error; another commit: TagExistsError."""
     check_name(name)
     head = repository.head_commit_id()
@@ -58,8 +65,8 @@ def create_tag(repository: SqliteRepository, name: str, commit_id: int | None) -
             raise TagExistsError(name, commit_id=existing.commit_id, asked=wanted)
         if existing is not None:
             return existing
-        now = timestamp(datetime.now(UTC))
-        tag = Tag(name, wanted, now, repository._config.runtime_id)
+        now = created_at or timestamp(datetime.now(UTC))
+        tag = Tag(name, wanted, now, runtime_id or repository._config.runtime_id)
         connection.execute(
             "INSERT INTO tags VALUES (?, ?, ?, ?)",
             (tag.name, tag.commit_id, tag.created_at, tag.runtime_id),

@@ -65,7 +65,7 @@ def ended(connection: sqlite3.Connection, ref: TypeRef | None = None) -> dict[Ty
     return {
         ref: ending
         for ref, ending in last.items()
-        if _last_activation(connection, ref) <= ending.commit_id
+        if last_activation(connection, ref) <= ending.commit_id
     }
 
 
@@ -79,10 +79,14 @@ def last_ending(connection: sqlite3.Connection, kind: str, name: str) -> int:
     return max((ending.commit_id for ending in endings(connection, (kind, name))), default=0)
 
 
-def last_change(connection: sqlite3.Connection, kind: str, name: str) -> int:
-    """The last commit that gave a type a version or ended it, 0 for one that was never there."""
-    activation = _last_activation(connection, (kind, name))
-    return max(activation, last_ending(connection, kind, name))
+def last_activation(connection: sqlite3.Connection, ref: TypeRef) -> int:
+    """The commit of a type's newest version, 0 for one that was never there."""
+    (commit_id,) = connection.execute(
+        "SELECT COALESCE(MAX(commit_id), 0) FROM schema_versions "
+        "WHERE type_kind = ? AND type_name = ?",
+        ref,
+    ).fetchone()
+    return StoredRow("schema_versions", ref).integer("commit_id", commit_id)
 
 
 def record_ending(connection: sqlite3.Connection, ending: Ending) -> None:
@@ -181,15 +185,6 @@ def _ending(kind: Any, name: Any, commit_id: Any, purged: Any, renamed_to: Any) 
         bool(place.integer("purged", purged)),
         None if renamed_to is None else place.text("renamed_to", renamed_to),
     )
-
-
-def _last_activation(connection: sqlite3.Connection, ref: TypeRef) -> int:
-    (commit_id,) = connection.execute(
-        "SELECT COALESCE(MAX(commit_id), 0) FROM schema_versions "
-        "WHERE type_kind = ? AND type_name = ?",
-        ref,
-    ).fetchone()
-    return StoredRow("schema_versions", ref).integer("commit_id", commit_id)
 
 
 def _has_endings(connection: sqlite3.Connection) -> bool:

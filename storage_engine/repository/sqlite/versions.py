@@ -27,7 +27,7 @@ from storage_engine.repository.sqlite.data_table import (
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.forward import forward
 from storage_engine.repository.sqlite.stored import StoredRow
-from storage_engine.repository.sqlite.type_histories import endings, histories, last_ending
+from storage_engine.repository.sqlite.type_histories import ended, endings, histories, last_ending
 from storage_engine.schema.history import SchemaVersion
 
 _FIELDS_JSON = TableColumn("fields_json", "TEXT")
@@ -70,13 +70,18 @@ class SqliteRepositoryV1(SqliteRepository):
     ) -> DataTable | None:
         history = histories(connection, [(kind, name)]).get((kind, name))
         stored = history.version(version) if history is not None else None
-        if stored is None:
+        if stored is None or stored.activation_commit_id <= _purged(connection, (kind, name)):
             return None
         return replace(
             _history(kind, name),
-            activation_commit_id=stored.activation_commit_id,
             schema_version_id=version,
         )
+
+    def rows_at(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        after, versions = _incarnation(connection, (kind, name))
+        return _history(kind, name, after, [v for v in versions if v.version <= version])
 
     def end_type(
         self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
@@ -107,10 +112,14 @@ def _history(
         kind,
         name,
         type_column=f"{kind}_type",
-        activation_commit_id=versions[0].activation_commit_id if after and versions else 0,
         after_commit_id=after,
         forward=forward(versions) if versions else None,
     )
+
+
+def _purged(connection: sqlite3.Connection, ref: tuple[str, str]) -> int:
+    """Up to which commit the rows of a type were taken away."""
+    return max((e.commit_id for e in endings(connection, ref) if e.purged), default=0)
 
 
 def _incarnation(
@@ -188,11 +197,14 @@ class SqliteRepositoryV2(SqliteRepository):
     def version_table(
         self, connection: sqlite3.Connection, kind: str, name: str, version: int
     ) -> DataTable | None:
-        return _layout(
-            connection,
-            "type_kind = ? AND type_name = ? AND schema_version_id = ?",
-            (kind, name, version),
-        )
+        condition = "type_kind = ? AND type_name = ? AND schema_version_id = ?"
+        table = _layout(connection, condition, (kind, name, version))
+        return replace(table, activation_commit_id=0) if table is not None else None
+
+    def rows_at(
+        self, connection: sqlite3.Connection, kind: str, name: str, version: int
+    ) -> DataTable | None:
+        return self.version_table(connection, kind, name, version)
 
     def end_type(
         self, connection: sqlite3.Connection, kind: str, name: str, *, purge: bool
@@ -247,7 +259,7 @@ class SqliteRepositoryV2(SqliteRepository):
         problems = []
         for ref, history in histories(connection).items():
             now = history.current.version if history.current is not None else None
-            purged = max((e.commit_id for e in endings(connection, ref) if e.purged), default=0)
+            purged = _purged(connection, ref)
             for version in history.versions:
                 number = version.version
                 label = f"schema version {number} of the {history.kind} {history.name}"
@@ -292,6 +304,8 @@ class SqliteRepositoryV2(SqliteRepository):
                 described["activation_commit_id"] = activation
             else:
                 described["historical_versions"].append(version)
+        gone = ended(connection) if connection else {}
+        layouts = {ref: described for ref, described in layouts.items() if ref not in gone}
         return {"type_layouts": dict(zip(labels(list(layouts)), layouts.values(), strict=True))}
 
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 # What is needed to read CSV by records, in lower case.
 _OF_CSV = {"header", "sep", "delimiter", "quote", "escape", "encoding", "charset", "multiline"}
+_OF_BINARY = {"path", "modificationTime", "length", "content"}
 _HEADER_LINES = 200
 # A part of a file begins anywhere but in these.
 _UNSPLIT = r"(?i)\.(gz|gzip|deflate|zst|snappy|lz4)$"
@@ -119,6 +120,13 @@ def _whole_csv(
 ) -> DataFrame:
     dialect = csv_dialect(options)
     files = spark.read.format("binaryFile").options(**of_files).load(list(paths))
+    labels = [name for name in files.columns if name not in _OF_BINARY]
+    if labels:
+        raise ConfigurationError(
+            f"source {listed(paths)}: {', '.join(labels)} is in the names of folders, which are "
+            f"not read with .zip files and with encoding {dialect.encoding}; write the files as "
+            "UTF-8, or ingest each folder by itself"
+        )
     contents = files.select("path", "content")
     told = "path string, header array<string>, problem string"
     headers = contents.mapInArrow(HeaderTask(dialect, zipped), told).collect()
@@ -240,7 +248,8 @@ def csv_dialect(options: Mapping[str, str]) -> CsvDialect:
     encoding = option(options, "encoding", option(options, "charset", "utf-8"))
     try:
         codecs.lookup(encoding)
-    except LookupError:
+        "".encode(encoding)  # not all that Python calls a codec is of text
+    except (LookupError, UnicodeError):
         raise ConfigurationError(f"source.options.encoding: {encoding!r} is unknown") from None
     return CsvDialect(
         separator=option(options, "sep", option(options, "delimiter", ",")),

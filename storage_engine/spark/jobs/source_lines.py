@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 
-from storage_engine.errors import ValidationError
+from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.csv_text import MALFORMED
 from storage_engine.spark.jobs.text_lines import (
     FACTS,
@@ -55,7 +55,14 @@ def read_lines(
     text = spark.read.options(**of_files).option("lineSep", "\n").text(list(paths))
     labels = {field.name: field for field in text.schema.fields if field.name != VALUE}
     value = F.concat(F.col(VALUE).cast("binary"), F.lit(bytearray(b"\n")))
-    check_packed(spark, text.inputFiles(), of_files)
+    files = text.inputFiles()
+    archives = [path_shown(file) for file in files if file.lower().endswith(".zip")]
+    if archives:
+        raise ConfigurationError(
+            f"source: {archives[0]}: archives are read where an order names them, as CSV and not "
+            f"by their folder: {archives[0].rpartition('/')[0]}/*.zip"
+        )
+    check_packed(spark, files, of_files)
     lines = text.select(
         value.alias(VALUE),
         F.col("_metadata.file_path").alias(FILE),

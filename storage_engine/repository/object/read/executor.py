@@ -531,13 +531,14 @@ class ObjectExecutor:
         ids = {f.field_id: spec.field(f.name).field_id for f in current.fields}
         return {
             number: replace(
-                stored[number],
+                older,
                 fields=tuple(
-                    replace(f, field_id=ids.get(f.field_id, -f.field_id))
-                    for f in stored[number].fields
+                    replace(f, field_id=ids.get(f.field_id, -f.field_id)) for f in older.fields
                 ),
             )
             for number in numbers
+            # One that another implementation's index does not tell was before all others.
+            if (older := stored.get(number, stored[min(stored)]))
         }
 
     def _window(self, when: When, head: Head) -> CommitWindow:

@@ -190,6 +190,15 @@ class Versions:
         """Entries of the current schema version (v1: of all), index first."""
         return self.resolve_all([spec], head, trust_index=trust_index)[0]
 
+    def all_entries(self, spec: TypeSpec, head: Head) -> tuple[Entry, ...]:
+        """Of all schema versions, index first."""
+        (resolution,) = resolve(
+            self._chain, self._indices, head, [spec.ref], watermark_is_head=self._v1
+        )
+        if resolution.warning is not None:
+            self._warn(resolution.warning)
+        return resolution.entries
+
     def resolve_all(
         self,
         specs: Sequence[TypeSpec],

@@ -21,6 +21,7 @@ from storage_engine.commitlog import state
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.publisher import Base, Draft, PublishedCommit, Upload
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead, TypeRef
+from storage_engine.commitlog.schema_log import SchemaRecords
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
@@ -35,6 +36,7 @@ from storage_engine.repository.object.write.rewritten_rows import (
     StagedRows,
 )
 from storage_engine.repository.object.write.staged_write import Staging
+from storage_engine.schema.history import SchemaVersion
 from storage_engine.schema.migration import (
     MigrationOutcome,
     MigrationRequest,
@@ -214,6 +216,9 @@ class MigrationRun:
 
     def _draft(self, base: Base) -> Draft:
         self._check(base.head)
+        records = state.schema_records(
+            self._chain, base.head, [m.source_ref for m in self._request.migrations]
+        )
         heads = self._chain.type_heads_at(base.head)
         files: list[CommitFile] = []
         uploads: list[Upload] = []
@@ -238,7 +243,8 @@ class MigrationRun:
             amended=ended | {ref: top for ref, top in after.items() if ref not in written},
             metadata=self._metadata(),
             kind=self._request.kind,
-            schema=self._schema(),
+            schema=self._schema(records),
+            purged=[drop.ref for drop in self._drops if drop.purge],
         )
 
     @property
@@ -258,10 +264,16 @@ class MigrationRun:
         counts = {m.ref: 0 for m in self._request.migrations}
         return counts | {r.migration.ref: r.rows.count for r in self._rewrites}
 
-    def _schema(self) -> dict[str, Any]:
+    def _schema(self, records: SchemaRecords) -> dict[str, Any]:
         changes: dict[str, Any] = {}
-        if self._request.migrations:
-            changes["registered"] = [_record(m) for m in self._request.migrations]
+        registered = []
+        for migration in self._request.migrations:
+            source, recorded = migration.source, records.get(migration.source_ref, {})
+            if source is not None and source.version not in recorded:
+                registered.append(_source_record(migration, source))
+            registered.append(_record(migration))
+        if registered:
+            changes["registered"] = registered
         if self._drops:
             changes["dropped"] = [_drop_record(drop) for drop in self._drops]
         return changes
@@ -308,9 +320,29 @@ def _activated(
 
 
 def _ended(drop: TypeDrop, before: TypeHead, commit_id: int) -> TypeHead:
-    if before.is_dropped:
-        return before  # what it has left is purged now
-    return replace(before, dropped_commit_id=commit_id, renamed_to=drop.renamed_to)
+    after = before
+    if not before.is_dropped:
+        after = replace(before, dropped_commit_id=commit_id, renamed_to=drop.renamed_to)
+    if drop.purge and not before.empty:
+        # As if no row had ever been written; the publisher names this commit in it.
+        after = replace(
+            after, commit_id=commit_id, manifest_path="", manifest_sha256="", empty=True
+        )
+    return after
+
+
+def _source_record(migration: TypeMigration, source: SchemaVersion) -> dict[str, Any]:
+    """Of a type of another implementation, whose schema the log does not record: what its rows
+    were must be known for ever."""
+    kind, name = migration.source_ref
+    return {
+        "kind": kind,
+        "type_name": name,
+        "schema_version_id": source.version,
+        "schema_sha256": source.schema_sha256,
+        "schema": source.spec.schema_dict(),
+        "activation_commit_id": source.activation_commit_id,
+    }
 
 
 def _record(migration: TypeMigration) -> dict[str, Any]:
