@@ -29,11 +29,11 @@ from ontologia_dagster.schema.compare import (
     missing_sentence,
     missing_table,
     schema_failure,
-    types_in,
     with_ends,
 )
 from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
 from storage_engine.errors import ConfigurationError, MigrationTokenError
+from storage_engine.runtime.arguments import declared_types
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -154,9 +154,9 @@ def _declared(assets: Sequence[TypeAsset], config: MigrationConfig) -> Declared:
     named = {(asset.type_name, asset.models) for asset in assets if asset.models is not None}
     types: dict[Any, tuple[TypeSpec, str]] = {}
     for models in config.models:
-        types |= {spec.ref: (spec, models) for spec in types_in([models])}
+        types |= {spec.ref: (spec, models) for spec in _types_of(models)}
     for models in sorted({models for _, models in named}):
-        for spec in types_in([models]):
+        for spec in _types_of(models):
             if (spec.name, models) in named:
                 types |= {other.ref: (other, models) for other in with_ends(spec, models)}
     names = {spec.name for spec, _ in types.values()}
@@ -171,6 +171,10 @@ def _declared(assets: Sequence[TypeAsset], config: MigrationConfig) -> Declared:
         for spec, models in types.values()
         if not config.types or spec.name in config.types
     ]
+
+
+def _types_of(models: str) -> "list[TypeSpec]":
+    return list(declared_types(models, option="models").values())
 
 
 def _stored_only(repository: "Repository", declared: Declared) -> Declared:
@@ -243,8 +247,8 @@ def _submit(
         arguments += ["--models", models]
     for spec in _specs(types):
         arguments += ["--type", spec.name]
-    # An asset's step insists on an output once Pipes was used, and this is not what it is for.
-    piped = isinstance(context, dg.OpExecutionContext)
+    # To an asset's step the program would report a materialisation of the asset.
+    piped = not isinstance(context, dg.AssetExecutionContext)
     printed = submit(context, ontology, spark, "migrate", arguments, piped=piped)
     names = {field.name for field in fields(MigrationResult)}
     return MigrationResult(**{name: value for name, value in printed.items() if name in names})
@@ -440,6 +444,8 @@ def agree_on_schema(
                 if not remaining:
                     raise
                 continue  # another run was faster, maybe with the same
+        if result.commit_id is None:
+            return {}  # another run has done it
         context.log.info(
             "additive changes were applied: %s. %s", comparison.summary(), _outcome(result)
         )

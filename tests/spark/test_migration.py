@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from storage_engine import Entity, Field, Relation, Session, initialize_storage, upgrader
-from storage_engine.errors import ConfigurationError, MigrationError
+from storage_engine.errors import ConfigurationError, MigrationError, StorageBackendError
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.spark import migrate_with_spark
 from storage_engine.spark.jobs import migrate
@@ -63,9 +63,12 @@ def test_spark_rewrites_what_is_above_a_size(
     with Session(uri) as session:  # newer versions of some
         session.ensure(Customer1(id=f"c{n}", first="B", last=str(n), age=n) for n in range(40, 60))
     by_spark: list[str] = []
+    given_up: list[bool] = []
     stage = SparkStager.stage
 
     def recorded(self: SparkStager, migration: Any, folder: Any, as_of: int) -> Any:
+        if given_up:
+            self.cancel()  # as the heartbeat does
         parts = stage(self, migration, folder, as_of)
         by_spark.extend([migration.spec.name] if parts is not None else [])
         return parts
@@ -114,6 +117,11 @@ def test_spark_rewrites_what_is_above_a_size(
         migrated(
             *shop, above_bytes=0, upgraders={("Customer", 2): lambda row: {**row, "file": held}}
         )
+    given_up.append(True)
+    with pytest.raises(StorageBackendError, match="given up") as raised_again:
+        migrated(*shop, above_bytes=0, upgraders={("Customer", 2): broken})
+    assert raised_again.value.retryable
+    given_up.clear()
     assert staged(uri) == before
     with Session(uri) as session:
         assert session.repository.head_commit_id() == 3
