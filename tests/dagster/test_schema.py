@@ -26,6 +26,7 @@ from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import View
 from storage_engine.runtime import migration
 from storage_engine.runtime.arguments import declared_types
+from storage_engine.schema.migration import plan_migration
 from storage_engine.spark.jobs import migrate as program
 from tests.dagster.world import (
     evaluated,
@@ -383,7 +384,7 @@ def test_runs_at_the_same_time_apply_an_additive_change_once(
     with world.ontology.session() as session:
         session.ensure(old.Customer(id="c1", name="Ada"))
     spec = declared_types(declare(WITH_TIER).__name__)["entity", "Customer"]
-    both, plan = threading.Barrier(2), migration.plan_migration
+    both, plan = threading.Barrier(2), plan_migration
 
     def planned(*arguments: Any) -> Any:
         """Both have planned on the storage as it was before one applies its plan."""
