@@ -85,7 +85,12 @@ class _Past:
 
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        if self.origin is None or self.stages:
+        if self.origin is None:
+            return ()
+        if self.origin.history.purged:
+            dropped = self.origin.history.dropped_commit_id
+            return ({"reason": "type_purged", "dropped_commit_id": dropped},)
+        if self.stages:
             return ()
         later = [stage.since for stage in self.origin.stages if stage.since > self.upto]
         if not later:

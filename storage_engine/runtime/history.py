@@ -101,29 +101,52 @@ def changes(
         raise ValueError(f"limit takes a number from 1 on, not {limit}")
     start = FeedCursor.parse(since)
     head = repository.head_commit_id()
+    if start.commit_id >= head:
+        return Changes([], str(start))
+    lines = type_lines(repository, declared, upgraders)
     placed: list[_Placed] = []
-    for line in type_lines(repository, declared, upgraders):
-        placed += islice(_changes_of(line, start, head, limit), limit)
-    placed.sort(key=lambda item: item.place)
+    for line in lines:
+        for stage in line.line.between(start.commit_id, head):
+            placed += _written(line, stage, start, head, limit)
+        placed += _ended(line, start, head)
+    placed.sort(key=_place)
+    for line, stage in _migrations(lines, start, head):
+        # To tell what a migration changed, all its rows are looked at: only if a page gets there.
+        if len(placed) >= limit and placed[limit - 1].place[0] < stage.since:
+            break
+        placed += islice(_migrated(line, stage, start), limit)
+        placed.sort(key=_place)
     page = placed[:limit]
     _tell_operations(page, start)
     shown = [item.change for item in page]
-    if len(page) < limit or not page:
-        return Changes(shown, str(FeedCursor(max(head, start.commit_id))))
+    if len(page) < limit:
+        return Changes(shown, str(FeedCursor(head)))
     commit_id, kind, name, place = page[-1].place
     return Changes(shown, str(FeedCursor(commit_id - 1, kind, name, place + 1)))
 
 
-def _changes_of(line: TypeLine, start: FeedCursor, head: int, limit: int) -> Iterator[_Placed]:
-    """The changes of one type after the cursor; the first `limit` at least."""
-    for stage in line.line.between(start.commit_id, head):
-        if stage.continued:
-            yield from _migrated(line, stage, start, head)
-        yield from _written(line, stage, start, head, limit)
-    ended = line.line.last.until
-    if ended is not None and _before(start, line.line.last.ref, ended, 0) and ended <= head:
-        change = _marker(line, ended, "drop")
-        yield _Placed((ended, *line.line.last.ref, 0), line, line.line.last, change)
+def _place(item: _Placed) -> tuple[int, str, str, int]:
+    return item.place
+
+
+def _migrations(
+    lines: Iterable[TypeLine], start: FeedCursor, head: int
+) -> list[tuple[TypeLine, Stage]]:
+    """The stages that began with rows of others after the cursor, oldest first."""
+    begun = [
+        (line, stage)
+        for line in lines
+        for stage in line.line.stages
+        if stage.continued and start.commit_id < stage.since <= head
+    ]
+    return sorted(begun, key=lambda item: item[1].since)
+
+
+def _ended(line: TypeLine, start: FeedCursor, head: int) -> Iterator[_Placed]:
+    last = line.line.last
+    if last.until is not None and last.until <= head and _before(start, last.ref, last.until, 0):
+        change = _marker(line, last.until, "drop")
+        yield _Placed((last.until, *last.ref, 0), line, last, change)
 
 
 def _before(start: FeedCursor, ref: TypeRef, commit_id: int, place: int) -> bool:
@@ -162,12 +185,12 @@ def _written(
             place += 1
 
 
-def _migrated(line: TypeLine, stage: Stage, start: FeedCursor, head: int) -> Iterator[_Placed]:
+def _migrated(line: TypeLine, stage: Stage, start: FeedCursor) -> Iterator[_Placed]:
     """Of the rows that a migration brought into a version those that it changed: what the upgraded
     old row equals is no change."""
     commit = stage.since
     since, skipped = _begin(start, stage.ref)
-    if not since < commit <= head:
+    if commit <= since:
         return
     place = skipped if commit == start.commit_id + 1 else 0
     if place > _END:

@@ -105,7 +105,7 @@ def resolve_upgraders(source: UpgraderSource | None) -> dict[UpgraderKey, Upgrad
         return _collected(source, "what was given")
     resolved = {}
     for key, given in source.items():
-        name, version = key
+        name, version = _checked_key(key)
         if isinstance(given, Upgrader):
             resolved[key] = Upgrader(name, version, given.function, given.batch)
             continue
@@ -113,6 +113,16 @@ def resolve_upgraders(source: UpgraderSource | None) -> dict[UpgraderKey, Upgrad
         batch = any(step.batch for step in marked)
         resolved[key] = Upgrader(name, version, given, batch)
     return resolved
+
+
+def _checked_key(key: Any) -> UpgraderKey:
+    match key:
+        case (str(name), int(version)):
+            return name, version
+    raise ConfigurationError(
+        f"upgraders are given by the type's stored name and the version that they upgrade from, "
+        f'such as ("Customer", 1), not {key!r}'
+    )
 
 
 def steps_from(

@@ -416,3 +416,33 @@ def test_a_type_that_was_created_anew_has_two_lives(past: str) -> None:
         assert session.query().raw("Product", schema_version=1).collect() == [
             {"sku": "p", "price": 3}
         ]
+
+
+def test_a_key_with_another_name_is_still_the_key(past: str) -> None:
+    class Coded(Entity, name="Product"):
+        code: Field[str] = Field(primary_key=True, renamed_from="sku")
+        price: Field[int] = Field(default=0)
+
+    assert forced(past, Coded).commit_id == 7
+    with Session(past) as session:
+        coded = session.query().entities(Coded).upgraded()
+        assert [c.code for c in coded.as_of(1).where(Coded.code == "p").collect()] == ["p"]
+        assert coded.with_history().where(Coded.code.startswith("p")).count() == 2
+        told = [c for c in fed(session, upgraders=UPGRADERS) if c["type_name"] == "Product"]
+        assert [(c["commit_id"], c["fields"]) for c in told] == [(1, {"code": "p", "price": 3})]
+
+
+def test_what_was_purged_is_not_there_for_anyone(past: str) -> None:
+    with Session(past) as session:
+        repository = session.repository
+        preview = preview_drop(repository, "Bought", purge=True)
+        apply_drop(repository, "Bought", token=preview.token, purge=True)
+        assert session.query().raw("Bought", schema_version=1).collect() == []
+        told = [c for c in fed(session) if c["type_name"] == "Bought"]
+        assert [(c["commit_id"], c["operation"]) for c in told] == [(7, "drop")]
+        (ended,) = [d for d in session.diff(6, 7) if d["type_name"] == "Bought"]
+        assert ended["operation"] == "drop"
+    with Session(past) as session:
+        found = session.query().relations(Bought3).upgraded().as_of(2).collect()
+        assert found == []
+        assert found.diagnostics == ({"reason": "type_purged", "dropped_commit_id": 7},)
