@@ -66,7 +66,7 @@ def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions
         dg.define_asset_job(
             CHECK_JOB,
             selection=dg.AssetSelection.checks_for_assets(*(asset.asset_key for asset in declared)),
-            description="Compare every type's index with the log.",
+            description="Compare every type's index with the log, and its class with the storage.",
             executor_def=dg.in_process_executor,
         ),
     ]

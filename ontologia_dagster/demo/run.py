@@ -193,7 +193,7 @@ class Demo:
         checks = self._execute(CHECK_JOB).get_asset_check_evaluations()
         good = sum(evaluation.passed for evaluation in checks)
         self._narrator.say(
-            "index checks", f"{good} of {len(checks)} passed", good=good == len(checks)
+            "checks of types", f"{good} of {len(checks)} passed", good=good == len(checks)
         )
 
     def _collect_garbage(self) -> None:

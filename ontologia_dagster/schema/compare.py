@@ -97,7 +97,7 @@ class SchemaAdvice:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SchemaComparison:
     """How some declared types stand to a storage. Types that are not stored yet are no difference:
     their first write makes them."""
 
@@ -141,13 +141,13 @@ class Comparison:
         return "; ".join(self.sentences())
 
 
-def compare(repository: Repository, declared: Sequence[TypeSpec]) -> Comparison:
+def compare(repository: Repository, declared: Sequence[TypeSpec]) -> SchemaComparison:
     """Reads schemas and nothing else."""
     # The ends of a relation may have been renamed, which only the histories of others tell.
     every = any(spec.kind == "relation" for spec in declared)
     histories = repository.type_histories(None if every else _refs(declared))
     plan = plan_migration(declared, histories, {})
-    return Comparison(
+    return SchemaComparison(
         differing=tuple(m for m in plan.migrations if m.source is not None),
         dropped=tuple(
             histories[m.ref] for m in plan.migrations if m.source is None and m.ref in histories
@@ -185,12 +185,12 @@ def require_agreement(
     repository: Repository, declared: Sequence[TypeSpec], advice: SchemaAdvice
 ) -> None:
     """Stop the run unless all of these types are as the storage has them."""
-    comparison = compare(repository, declared) if declared else Comparison()
+    comparison = compare(repository, declared) if declared else SchemaComparison()
     if not comparison.agrees:
         raise schema_failure(comparison, advice)
 
 
-def schema_failure(comparison: Comparison, advice: SchemaAdvice) -> dg.Failure:
+def schema_failure(comparison: SchemaComparison, advice: SchemaAdvice) -> dg.Failure:
     """What stops a run: trying again cannot help."""
     number = len(comparison.differing) + len(comparison.dropped)
     subject = "A declared type differs" if number == 1 else f"{number} declared types differ"
@@ -205,7 +205,7 @@ def schema_failure(comparison: Comparison, advice: SchemaAdvice) -> dg.Failure:
     )
 
 
-def comparison_metadata(comparison: Comparison, advice: SchemaAdvice) -> dict[str, Any]:
+def comparison_metadata(comparison: SchemaComparison, advice: SchemaAdvice) -> dict[str, Any]:
     """The difference, and what to do about it."""
     needed = bool(comparison.missing)
     return {

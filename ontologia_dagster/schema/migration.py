@@ -9,6 +9,7 @@ it. That run does what was looked at, or says what has moved since.
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -17,6 +18,7 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets
 from ontologia_dagster.downstream.metadata import table
+from ontologia_dagster.resources.spark import PIPES, submit
 from ontologia_dagster.schema.compare import (
     SCHEMA_VERSION,
     SchemaAdvice,
@@ -27,19 +29,22 @@ from ontologia_dagster.schema.compare import (
     missing_sentence,
     missing_table,
     schema_failure,
-    types_in,
     with_ends,
 )
 from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
 from storage_engine.errors import ConfigurationError, MigrationTokenError
+from storage_engine.runtime.arguments import declared_types
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
+    from ontologia_dagster.resources.spark import SparkResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
     from storage_engine.schema.preview import MigrationPreview, MigrationResult
 
 _TRIES = 5  # while other runs migrate the same types
+_GIB = 1024**3
+SPARK_ABOVE = 4 * _GIB
 
 
 class MigrationConfig(dg.Config):
@@ -60,10 +65,14 @@ class MigrationConfig(dg.Config):
         default_factory=list,
         description="Further modules with types, such as those that only handlers write",
     )
+    spark_above_bytes: int = Field(
+        default=SPARK_ABOVE,
+        description="Types whose latest rows have files of at least this size are given to Spark",
+    )
 
 
 def migration_job(storage: str, declared: Sequence[OntologyAsset]) -> dg.JobDefinition:
-    @maintenance_op(storage, "migrate_types")
+    @maintenance_op(storage, "migrate_types", needs={"spark"})
     def migrate_types(context: dg.OpExecutionContext, config: MigrationConfig) -> None:
         _check(config)
         with upkeep(context, storage, "migrate", not config.apply) as work:
@@ -98,20 +107,23 @@ def _migrate(
 
     repository = work.repository
     assets = _assets(context, storage, declared)
-    specs = _stored_only(repository, _declared(assets, config))
-    preview = migration.preview(repository, specs, config.upgraders)
-    shown = preview_metadata(repository, specs, preview, f"{storage}_migrate_types", config)
+    types = _stored_only(repository, _declared(assets, config))
+    preview = migration.preview(repository, _specs(types), config.upgraders)
+    shown = preview_metadata(repository, types, preview, f"{storage}_migrate_types", config)
     if not config.apply:
         _tell(context, preview)
         return shown
-    result = migration.apply(
+    result = apply_migration(
+        context,
+        work.ontology,
+        context.resources.spark,
         repository,
-        specs,
-        config.upgraders,
+        types,
+        upgraders=config.upgraders,
         token=config.token,
         force=config.force,
-        progress=_teller(context, sum(preview.estimated_rows.values())),
-        holder={"run_id": context.run_id, "job": context.job_name},
+        above_bytes=config.spark_above_bytes,
+        rows=sum(preview.estimated_rows.values()),
     )
     if result.commit_id is None:
         context.log.info("nothing to migrate: the storage has the types as they are declared")
@@ -135,31 +147,111 @@ def _assets(
     return [TypeAsset(a.asset_key, a.type, models=a.models) for a in declared]
 
 
-def _declared(assets: Sequence[TypeAsset], config: MigrationConfig) -> "list[TypeSpec]":
+Declared = Sequence[tuple["TypeSpec", str]]  # types, each with the module that it is in
+
+
+def _declared(assets: Sequence[TypeAsset], config: MigrationConfig) -> Declared:
     named = {(asset.type_name, asset.models) for asset in assets if asset.models is not None}
-    specs: dict[Any, TypeSpec] = {spec.ref: spec for spec in types_in(config.models)}
+    types: dict[Any, tuple[TypeSpec, str]] = {}
+    for models in config.models:
+        types |= {spec.ref: (spec, models) for spec in _types_of(models)}
     for models in sorted({models for _, models in named}):
-        for spec in types_in([models]):
+        for spec in _types_of(models):
             if (spec.name, models) in named:
-                specs |= {other.ref: other for other in with_ends(spec, models)}
-    unknown = sorted(set(config.types) - {spec.name for spec in specs.values()})
+                types |= {other.ref: (other, models) for other in with_ends(spec, models)}
+    names = {spec.name for spec, _ in types.values()}
+    unknown = sorted(set(config.types) - names)
     if unknown:
-        names = ", ".join(sorted(spec.name for spec in specs.values())) or "none"
         raise ConfigurationError(
-            f"types {', '.join(unknown)}: the location declares {names}; types that have no asset "
-            "are those of the modules in `models`"
+            f"types {', '.join(unknown)}: the location declares {', '.join(sorted(names))}; types "
+            "that have no asset are those of the modules in `models`"
         )
-    return [spec for spec in specs.values() if not config.types or spec.name in config.types]
+    return [
+        (spec, models)
+        for spec, models in types.values()
+        if not config.types or spec.name in config.types
+    ]
 
 
-def _stored_only(repository: "Repository", declared: "Sequence[TypeSpec]") -> "list[TypeSpec]":
+def _types_of(models: str) -> "list[TypeSpec]":
+    return list(declared_types(models, option="models").values())
+
+
+def _stored_only(repository: "Repository", declared: Declared) -> Declared:
     """Those that the storage has or had: others are made by their first write."""
     histories = repository.type_histories()
     return [
-        spec
-        for spec in declared
+        (spec, models)
+        for spec, models in declared
         if spec.ref in histories or (spec.kind, spec.renamed_from) in histories
     ]
+
+
+def _specs(types: Declared) -> "list[TypeSpec]":
+    return [spec for spec, _ in types]
+
+
+# -- who does it ----------------------------------------------------------------------------------
+
+
+def apply_migration(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    ontology: "OntologyResource",
+    spark: "SparkResource",
+    repository: "Repository",
+    types: Declared,
+    *,
+    upgraders: str | None,
+    token: str | None = None,
+    force: bool = False,
+    above_bytes: int = SPARK_ABOVE,
+    rows: int = 0,
+) -> "MigrationResult":
+    """By this process, and for what is large by Spark: from here, or all of it on the cluster.
+    `rows` are about so many in all."""
+    from storage_engine.runtime import migration
+    from storage_engine.spark.migration import SparkStager
+
+    sizes = source_bytes(repository, _specs(types))
+    large = repository.engine_version == "v2" and any(n >= above_bytes for n in sizes.values())
+    if spark.mode == PIPES and large:
+        return _submit(context, ontology, spark, types, upgraders, token, above_bytes)
+    return migration.apply(
+        repository,
+        _specs(types),
+        upgraders,
+        token=token,
+        force=force,
+        progress=_teller(context, rows),
+        holder={"run_id": context.run.run_id, "job": context.run.job_name},
+        stager=SparkStager(spark.session, repository, above_bytes) if large else None,
+    )
+
+
+def _submit(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    ontology: "OntologyResource",
+    spark: "SparkResource",
+    types: Declared,
+    upgraders: str | None,
+    token: str | None,
+    above_bytes: int,
+) -> "MigrationResult":
+    """Through the program, whose driver rewrites what is small."""
+    from storage_engine.schema.preview import MigrationResult
+
+    arguments = ["--storage-uri", ontology.storage_uri, "--spark-above", str(above_bytes)]
+    arguments += ["--apply", *(["--token", token] if token is not None else ["--force"])]
+    arguments += ["--upgraders", upgraders] if upgraders is not None else []
+    for models in dict.fromkeys(models for _, models in types):
+        arguments += ["--models", models]
+    for spec in _specs(types):
+        arguments += ["--type", spec.name]
+    # To an asset's step the program would report a materialisation of the asset.
+    piped = not isinstance(context, dg.AssetExecutionContext)
+    printed = submit(context, ontology, spark, "migrate", arguments, piped=piped)
+    names = {field.name for field in fields(MigrationResult)}
+    return MigrationResult(**{name: value for name, value in printed.items() if name in names})
 
 
 # -- what is shown --------------------------------------------------------------------------------
@@ -167,12 +259,12 @@ def _stored_only(repository: "Repository", declared: "Sequence[TypeSpec]") -> "l
 
 def preview_metadata(
     repository: "Repository",
-    specs: "Sequence[TypeSpec]",
+    types: Declared,
     preview: "MigrationPreview",
     op_name: str,
     config: MigrationConfig,
 ) -> dict[str, Any]:
-    sizes = source_bytes(repository, specs)
+    sizes = source_bytes(repository, _specs(types))
     names = dict.fromkeys([*preview.estimated_rows, *preview.types_schema_only])
     rows = sum(preview.estimated_rows.values())
     upgrading = set(preview.types_requiring_upgraders)
@@ -181,13 +273,15 @@ def preview_metadata(
         "possible": preview.possible,
         "diff": diff_table(preview.diffs),
         "plan": table(
-            ["type", "rows", "bytes", "rewritten_by"],
+            ["type", "rows", "bytes", "upgraders", "by_spark"],
             [
                 (
                     name,
                     preview.estimated_rows.get(name, 0),
                     sizes.get(name),
-                    "upgraders" if name in upgrading else "columns",
+                    name in upgrading,
+                    repository.engine_version == "v2"
+                    and sizes.get(name, -1) >= config.spark_above_bytes,
                 )
                 for name in names
             ],
@@ -322,10 +416,9 @@ def agree_on_schema(
     Where the declaration says `schema: additive`, additive changes are applied here: the metadata
     tells of them. None: a preview, which applies nothing, has left an observation of them instead.
     """
-    from storage_engine.runtime import migration
-
     advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
     specs = with_ends(spec, declared.models)
+    spark: SparkResource = context.resources.spark
     for remaining in reversed(range(_TRIES)):
         with ontology.repository() as repository:
             comparison = compare(repository, specs)
@@ -338,17 +431,21 @@ def agree_on_schema(
                 return None
             changed = {migration.ref for migration in comparison.differing}
             try:
-                result = migration.apply(
+                result = apply_migration(
+                    context,
+                    ontology,
+                    spark,
                     repository,
-                    [each for each in specs if each.ref in changed],
-                    {},  # with an upgrader it would not be additive
+                    [(each, declared.models) for each in specs if each.ref in changed],
+                    upgraders=None,
                     force=True,
-                    holder={"run_id": context.run.run_id, "job": context.run.job_name},
                 )
             except MigrationTokenError:
                 if not remaining:
                     raise
                 continue  # another run was faster, maybe with the same
+        if result.commit_id is None:
+            return {}  # another run has done it
         context.log.info(
             "additive changes were applied: %s. %s", comparison.summary(), _outcome(result)
         )

@@ -74,6 +74,12 @@ class ReplayedCommit:
     def path(self) -> str:
         return layout.manifest(self.commit_id, self.attempt)
 
+    @property
+    def purges(self) -> list[TypeRef]:
+        """The types whose rows the log forgets with it."""
+        dropped = self.schema.get("dropped", ())
+        return [(drop["kind"], drop["type_name"]) for drop in dropped if drop.get("purge")]
+
 
 class Replay:
     """Appends to one log what another one has."""
@@ -88,8 +94,9 @@ class Replay:
         self._checkpoint_interval = checkpoint_interval
 
     def publish(self, commits: Sequence[ReplayedCommit], origin: str) -> Head:
-        """All of them or none. Raises CopyRefusedError when head is not where they go on from,
-        and CommitStateUnknownError when the store does not say whether it was swung."""
+        """All of them or none; only the last may purge types. Raises CopyRefusedError when head is
+        not where they go on from, and CommitStateUnknownError when the store does not say whether
+        it was swung."""
         with Tenure() as tenure, tenure:
             lease = self._lock.acquire(tenure)
             version = self._chain.read_head()
@@ -119,7 +126,7 @@ class Replay:
     def _checkpoint_for(self, head: Head, last: ReplayedCommit) -> bool:
         """Whether a checkpoint is due within this series."""
         step = self._checkpoint_interval
-        return last.commit_id // step > head.commit_id // step
+        return bool(last.purges) or last.commit_id // step > head.commit_id // step
 
     def _upload(self, uploads: Sequence[Upload]) -> None:
         requests: list[Callable[[], None]] = [partial(self._write, upload) for upload in uploads]
@@ -246,7 +253,10 @@ class _Series:
         for drop in commit.schema.get("dropped", ()):
             ref = (drop["kind"], drop["type_name"])
             if (before := self._heads.get(ref)) is not None:
-                heads[ref] = proven_head(_ended(before, drop, commit.commit_id), self._link)
+                ended = _ended(before, drop, commit.commit_id)
+                if not ended.manifest_path:
+                    ended = replace(ended, manifest_path=commit.path)
+                heads[ref] = proven_head(ended, self._link)
         written = {file.ref for file in commit.files}
         for ref in dict.fromkeys([*commit.versions, *written]):
             head = self._heads.get(ref)
@@ -281,6 +291,7 @@ class _Series:
         checkpoint = state.checkpoint_after(
             self._chain, self._base, [*self._before, (own, manifest)]
         )
+        checkpoint = state.without_rows(checkpoint, commit.purges)
         checkpoint, pages = state.with_pages(checkpoint)
         data = checkpoint.to_bytes()
         key = layout.checkpoint(checkpoint.commit_id, commit.attempt)
@@ -318,6 +329,11 @@ def _activated(before: TypeHead | None, version: ActivatedVersion, commit_id: in
 
 
 def _ended(before: TypeHead, drop: Mapping[str, Any], commit_id: int) -> TypeHead:
-    if before.is_dropped:
-        return before  # what it had left was purged
-    return replace(before, dropped_commit_id=commit_id, renamed_to=drop.get("renamed_to"))
+    after = before
+    if not before.is_dropped:
+        after = replace(before, dropped_commit_id=commit_id, renamed_to=drop.get("renamed_to"))
+    if drop.get("purge") and not before.empty:  # as if no row had ever been written
+        after = replace(
+            after, commit_id=commit_id, manifest_path="", manifest_sha256="", empty=True
+        )
+    return after

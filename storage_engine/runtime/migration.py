@@ -27,6 +27,7 @@ from storage_engine.schema.migration import (
     MigrationPlan,
     MigrationRequest,
     Progress,
+    RowStager,
     TypeDrop,
     TypeMigration,
     plan_migration,
@@ -89,8 +90,10 @@ def apply(
     force: bool = False,
     progress: Progress | None = None,
     holder: Mapping[str, Any] | None = None,
+    stager: RowStager | None = None,
 ) -> MigrationResult:
-    """Make the declared types current, in one commit; with nothing to do, in none."""
+    """Make the declared types current, in one commit; with nothing to do, in none. `stager` says
+    who rewrites the rows of which types, where that is not the engine itself."""
     if token is None and not force:
         raise MigrationTokenError(
             "to migrate takes the token of a preview, so that what happens is what was looked at: "
@@ -106,7 +109,7 @@ def apply(
         expected = migration_token(head, plan)
         moved = _moved(repository, token, head)
         check_token(token, expected, moved=moved, command=_PREVIEW)
-    outcome = repository.migrate(_request(plan, progress, holder))
+    outcome = repository.migrate(_request(plan, progress, holder, stager))
     names = _names(plan.migrations)
     return MigrationResult(
         success=True,
@@ -119,13 +122,17 @@ def apply(
 
 
 def _request(
-    plan: MigrationPlan, progress: Progress | None, holder: Mapping[str, Any] | None
+    plan: MigrationPlan,
+    progress: Progress | None,
+    holder: Mapping[str, Any] | None,
+    stager: RowStager | None,
 ) -> MigrationRequest:
     return MigrationRequest(
         migrations=plan.migrations,
         drops=plan.drops,
         holder=dict(holder or {}),
         progress=progress,
+        stager=stager,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from storage_engine.errors import MigrationError, MigrationTokenError, MissingUpgraderError
 from storage_engine.model.canonical import canonical_json
@@ -53,6 +53,20 @@ class TypeMigration:
         """From rows of the source's row schema to rows of the new one."""
         assert self.source is not None
         return rewrite(self.source.spec, self.spec, self.steps)
+
+
+class RowStager(Protocol):
+    """Rewrites the latest rows of types elsewhere, such as on a cluster, for an engine that stages
+    parts."""
+
+    def stage(
+        self, migration: TypeMigration, folder: Any, as_of: int
+    ) -> Sequence[Mapping[str, Any]] | None:
+        """Descriptions of parts, in a `PartFolder`, with all latest rows as of a commit, rewritten.
+        None: this type is left to the engine."""
+
+    def cancel(self) -> None:
+        """What is staged cannot be published any more. Called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +145,7 @@ class MigrationRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     holder: Mapping[str, Any] = field(default_factory=dict)
     progress: Progress | None = None
+    stager: RowStager | None = None
 
     def check_unmoved(self, current: Callable[[TypeRef], StoredState | None]) -> None:
         """Under the lock: what was planned on still stands. `current` tells a type's newest

@@ -1,4 +1,5 @@
-"""Spark for what outgrows one machine: bulk writes, scans and compaction of an ontology.
+"""Spark for what outgrows one machine: bulk writes, scans, compaction and migration of an
+ontology.
 
 Names are loaded at first use: importing this package does not import pyspark.
 """
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from storage_engine.spark.datasource import register
     from storage_engine.spark.driver import spark_session
+    from storage_engine.spark.migration import migrate_with_spark
     from storage_engine.spark.reader import read_entities, read_relations, read_type
     from storage_engine.spark.results import WriteProgress, WriteResult
     from storage_engine.spark.schema import check_dataframe, spark_schema
@@ -22,6 +24,7 @@ __all__ = [
     "WriteResult",
     "batch_writer",
     "check_dataframe",
+    "migrate_with_spark",
     "read_entities",
     "read_relations",
     "read_type",
@@ -39,6 +42,7 @@ _MODULES = {
     "WriteResult": "storage_engine.spark.results",
     "batch_writer": "storage_engine.spark.streaming",
     "check_dataframe": "storage_engine.spark.schema",
+    "migrate_with_spark": "storage_engine.spark.migration",
     "read_entities": "storage_engine.spark.reader",
     "read_relations": "storage_engine.spark.reader",
     "read_type": "storage_engine.spark.reader",

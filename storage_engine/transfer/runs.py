@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from storage_engine.commitlog.records import TypeRef
 from storage_engine.config import MIB
-from storage_engine.repository.history import AdoptedRows, RecordedCommit, RecordedHistory
+from storage_engine.repository.history import AdoptedRows, RecordedCommit, RecordedHistory, drops
 
 RUN_COMMITS = 256
 _RUN_ROWS = 100_000
@@ -39,6 +39,9 @@ def runs(history: RecordedHistory, since: int, upto: int) -> Iterator[list[Recor
                 run, rows, size = [], 0, 0
             run.append(commit)
             rows, size = rows + more_rows, size + more_bytes
+            if any(drop.get("purge") for drop in drops(commit)):
+                yield run  # what is forgotten with it is of the commits before
+                run, rows, size = [], 0, 0
     if run:
         yield run
 

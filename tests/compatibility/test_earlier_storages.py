@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from storage_engine import (
+    Entity,
     ExpectedVersionMismatchError,
     Field,
     OntologiaConfig,
@@ -451,3 +452,44 @@ def test_differences_are_noticed(earlier: Earlier) -> None:
         found = " ".join(differences(said, expected_reads(facts)))
         for part in ("latest", "history", "in SQL"):
             assert f"Customer {part}: [0].extra is true" in found
+
+
+def test_its_types_migrate(earlier: Earlier) -> None:
+    """Rows that an earlier version wrote become rows of new schema versions, in one commit."""
+
+    class WiderProduct(Entity, name="Product"):
+        sku: Field[str] = Field(primary_key=True)
+        name: Field[str] = Field(renamed_from="title")
+        price: Field[float]
+        stock: Field[float | None] = Field(default=None)
+        released: Field[datetime | None] = Field(default=None)
+        manual: Field[str] = Field(default="")
+        origin: Field[str] = Field(default="here")
+
+    class WiderOwns(Relation[Customer, Product], name="Owns"):
+        seats: Field[float]
+        note: Field[str | None] = Field(default=None)
+        places: Field[list[str]] = Field(default_factory=list)
+
+    with earlier.session() as session:
+        products = {p.sku: p for p in session.query().entities(Product).collect()}
+        owned = {(o.left_key, o.right_key): o for o in session.query().relations(Owns).collect()}
+        assert products
+        assert owned
+    with Session(earlier.path, entity_types=[WiderProduct], relation_types=[WiderOwns]) as session:
+        done = session.migrate(dry_run=False, force=True)
+        assert done.commit_id == session.repository.head_commit_id() > earlier.head
+        now = session.query().entities(WiderProduct).collect()
+        assert {p.sku: (p.name, p.price, p.stock, p.released, p.origin) for p in now} == {
+            sku: (p.title, p.price, p.stock, p.released, "here") for sku, p in products.items()
+        }
+        relations = session.query().relations(WiderOwns).collect()
+        assert {(o.left_key, o.right_key): (o.seats, o.note, o.places) for o in relations} == {
+            ends: (o.seats, o.note, []) for ends, o in owned.items()
+        }
+        (raw, *_) = session.query().raw("Product", schema_version=1).collect()
+        assert raw["title"] == products[raw["sku"]].title
+        session.ensure(now[0].replace(origin="there"))
+        session.commit()
+    earlier.check()
+    earlier.check_indices()

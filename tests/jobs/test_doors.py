@@ -27,6 +27,7 @@ from storage_engine.spark.ingest_spec import (
 from storage_engine.spark.jobs.arguments import ingest_parser, option_table
 from storage_engine.spark.jobs.compact import compact_parser
 from storage_engine.spark.jobs.ingest import parse
+from storage_engine.spark.jobs.migrate import migrate_parser
 from storage_engine.spark.jobs.stream import stream_parser
 from storage_engine.spark.publish import WriteOptions
 from storage_engine.spark.spec_members import SpecOption
@@ -152,6 +153,7 @@ def test_the_tables_of_the_documentation_are_those_of_the_options() -> None:
         option_table(ingest_parser()),
         option_table(stream_parser(), "streaming"),
         option_table(compact_parser(), "what"),
+        option_table(migrate_parser(), "what"),
     ):
         assert f"\n{table}\n" in documented, table
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.spark.ingest_spec import OnBadRows, guess_format, parse_spec
-from storage_engine.spark.jobs import compact, ingest, stream
+from storage_engine.spark.jobs import compact, ingest, migrate, stream
 from storage_engine.spark.jobs.arguments import parse_ingest
 from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source, parse
 from storage_engine.spark.spec_members import InvalidSpec, read_yaml
@@ -246,7 +246,7 @@ def test_run_options_are_no_part_of_the_order() -> None:
     assert (call.run.master, call.run.conf, call.run.dry_run) == ("local[1]", {"a": "b"}, True)
 
 
-@pytest.mark.parametrize("program", [ingest, stream, compact])
+@pytest.mark.parametrize("program", [ingest, stream, compact, migrate])
 def test_help_is_complete_and_in_the_documentation(
     program: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,7 +33,7 @@ def start(*command: str, folder: Path, path: str = "") -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "usage: python -m storage_engine.spark.jobs {ingest,stream,compact} ..."),
+        ([], 2, "usage: python -m storage_engine.spark.jobs {ingest,stream,compact,migrate} ..."),
         (["--help"], 0, "usage: python -m storage_engine.spark.jobs"),
         (["ingst"], 2, "no program 'ingst'; did you mean ingest?"),
         (["--order=a.yaml"], 2, "no program '--order=a.yaml'\nusage"),

@@ -21,7 +21,8 @@ from storage_engine.errors import (
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.repository import Idempotency, ReadWindow, Repository, initialize_storage
-from storage_engine.transfer import compare_storages, copy_storage
+from storage_engine.repository.history import RecordedChange, RecordedCommit
+from storage_engine.transfer import compare_storages, copy_storage, runs
 from tests.engines import (
     CUSTOMER,
     EMPLOYMENT,
@@ -368,3 +369,67 @@ def _bus(session: Session) -> Any:
     from storage_engine.events.protocol import open_event_store
 
     return open_event_store(session.repository, OntologiaConfig())
+
+
+# -- sizes ----------------------------------------------------------------------------------------
+
+
+@ONE_PAIR
+def test_a_large_commit_is_streamed_in_parts(
+    source: Storage, target: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of its own, more than one file on an object store, and the same rows."""
+    monkeypatch.setattr(runs, "_RUN_ROWS", 10)
+    with closing(source.open()) as repo:
+        put(repo, customer("a"), customer("b"))
+        commit(repo, stream_of(CUSTOMER, [customer(f"c{n:04}", age=n) for n in range(3000)]))
+        put(repo, customer("a", age=5))
+    config = source.config().model_copy(update={"target_part_bytes": 20_000})
+    report = copy_storage(
+        source.uri,
+        target.uri,
+        apply=True,
+        engine_version=target.engine_version,
+        target_config=config,
+    )
+    assert report.comparison is not None
+    assert report.comparison.ok
+    with closing(source.open()) as ours, closing(target.open()) as theirs:
+        for window in (ReadWindow(), ReadWindow(history=True), ReadWindow(as_of=2)):
+            assert theirs.read(CUSTOMER, window).equals(ours.read(CUSTOMER, window))
+        changes = theirs.list_commit_changes(2)
+        assert {change["operation"] for change in changes} == {"insert"}
+        if (objects := theirs.objects) is not None:
+            link = objects.chain.locate(objects.chain.read_head().head, 2)
+            assert link is not None
+            assert len(objects.chain.manifest(link).files) > 2
+
+
+def test_runs_are_cut_by_rows_bytes_and_commits() -> None:
+    class History:
+        def commits(self, since: int, upto: int) -> list[RecordedCommit]:
+            return [_recorded(n) for n in range(since + 1, upto + 1)]
+
+    def _recorded(number: int) -> RecordedCommit:
+        rows = 150_000 if number == 5 else 1
+        size = 40 << 20 if number == 9 else 10
+        change = RecordedChange("entity", "Customer", 1, rows=rows, bytes=size)
+        return RecordedCommit(number, datetime.now(UTC), "", "data", {}, (change,))
+
+    cut = [[c.id for c in run] for run in runs.runs(History(), 0, 600)]  # type: ignore[arg-type]
+    assert [len(run) for run in cut] == [4, 1, 3, 1, 256, 256, 79]
+    assert [n for run in cut for n in run] == list(range(1, 601))
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("sqlite-v2", "seaweedfs-v2"), ("seaweedfs-v2", "directory-v1")],
+    indirect=True,
+)
+def test_copies_from_and_to_s3(source: Storage, target: Storage) -> None:
+    fill(source)
+    report = copied(source, target)
+    assert report.comparison.ok
+    assert state_of(target) == state_of(source)
+    assert copied(source, target).commits == 0

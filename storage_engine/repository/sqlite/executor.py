@@ -373,7 +373,9 @@ class SqliteExecutor:
         remarks: tuple[Diagnostic, ...] = ()
         if table is None:
             columns = ["commit_id", *spec.identity, *payload]
-            ending = ending_of(connection, *spec.ref) if connection is not None else None
+            ending = None
+            if connection is not None and version is None:
+                ending = ending_of(connection, *spec.ref)
             if ending is not None:
                 remarks = ({"reason": "type_dropped", "dropped_commit_id": ending.commit_id},)
             return _Type(spec, None, nothing(name, columns), remarks)

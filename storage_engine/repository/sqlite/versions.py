@@ -27,7 +27,7 @@ from storage_engine.repository.sqlite.data_table import (
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.forward import forward
 from storage_engine.repository.sqlite.stored import StoredRow
-from storage_engine.repository.sqlite.type_histories import ended, endings, histories, last_ending
+from storage_engine.repository.sqlite.type_histories import endings, histories, last_ending
 from storage_engine.schema.history import SchemaVersion
 
 _FIELDS_JSON = TableColumn("fields_json", "TEXT")
@@ -280,32 +280,15 @@ class SqliteRepositoryV2(SqliteRepository):
         return problems
 
     def _engine_info(self, connection: sqlite3.Connection | None) -> dict[str, Any]:
-        rows = (
-            connection.execute(
-                "SELECT type_kind, type_name, schema_version_id, activation_commit_id, is_current "
-                "FROM type_layout_catalog ORDER BY type_kind, type_name, schema_version_id"
-            ).fetchall()
-            if connection
-            else []
-        )
-        layouts: dict[tuple[str, str], dict[str, Any]] = {}
-        for kind, name, version, activation, is_current in rows:
-            described = layouts.setdefault(
-                (kind, name),
-                {
-                    "type_kind": kind,
-                    "current_schema_version_id": None,
-                    "activation_commit_id": None,
-                    "historical_versions": [],
-                },
-            )
-            if is_current:
-                described["current_schema_version_id"] = version
-                described["activation_commit_id"] = activation
-            else:
-                described["historical_versions"].append(version)
-        gone = ended(connection) if connection else {}
-        layouts = {ref: described for ref, described in layouts.items() if ref not in gone}
+        layouts = {}
+        for ref, history in (histories(connection) if connection else {}).items():
+            now = history.current  # None for a dropped type
+            layouts[ref] = {
+                "type_kind": history.kind,
+                "current_schema_version_id": now.version if now else None,
+                "activation_commit_id": now.activation_commit_id if now else None,
+                "historical_versions": [v.version for v in history.versions if v is not now],
+            }
         return {"type_layouts": dict(zip(labels(list(layouts)), layouts.values(), strict=True))}
 
 

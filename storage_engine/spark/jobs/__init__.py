@@ -1,1 +1,1 @@
-"""The programs that Spark runs: ingestion, streams, compaction (a checkout's `jobs/`)."""
+"""Programs that Spark runs: ingestion, streams, compaction, migration (a checkout's `jobs/`)."""

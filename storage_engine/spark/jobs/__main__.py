@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 NAME = "python -m storage_engine.spark.jobs"
-PROGRAMS = ("ingest", "stream", "compact")
+PROGRAMS = ("ingest", "stream", "compact", "migrate")
 
 
 def main(argv: list[str]) -> int:

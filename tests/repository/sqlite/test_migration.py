@@ -351,6 +351,19 @@ def test_purging_takes_the_rows_and_leaves_markers(
     assert verify_storage(repository, deep=True).findings == []
 
 
+def test_a_dropped_type_can_be_purged_later(repository: SqliteRepository) -> None:
+    write(repository, PERSON, person("a"))
+    assert drop(repository, PERSON) == 2
+    assert drop(repository, PERSON, purge=True) == 3
+    history = repository.type_histories()[PERSON.ref]
+    assert (history.dropped_commit_id, history.purged) == (2, True)
+    assert asked(repository, PERSON, schema_version=1) == ([], [])
+    assert repository.list_commit_changes(1) == []
+    assert verify_storage(repository, deep=True).findings == []
+    migrate(repository, PERSON)
+    assert values(repository, PERSON) == []
+
+
 def test_a_rename_takes_the_rows_along(repository: SqliteRepository) -> None:
     write(repository, PERSON, person("a"))
     write(repository, PERSON, person("b"))

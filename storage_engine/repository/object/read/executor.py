@@ -529,17 +529,9 @@ class ObjectExecutor:
         # Fields are followed by the ids that are stored; a class has its own.
         current = stored[top.schema_version_id]
         ids = {f.field_id: spec.field(f.name).field_id for f in current.fields}
-        return {
-            number: replace(
-                older,
-                fields=tuple(
-                    replace(f, field_id=ids.get(f.field_id, -f.field_id)) for f in older.fields
-                ),
-            )
-            for number in numbers
-            # One that another implementation's index does not tell was before all others.
-            if (older := stored.get(number, stored[min(stored)]))
-        }
+        # One that another implementation's index does not tell was before all others.
+        first = stored[min(stored)]
+        return {number: _with_ids(stored.get(number, first), ids) for number in numbers}
 
     def _window(self, when: When, head: Head) -> CommitWindow:
         upto = head.commit_id if self._pinned is None else _clamp(self._pinned, head)
@@ -561,6 +553,12 @@ def _sum_overflow(spec: QuerySpec) -> OverflowError:
     return OverflowError(
         f"sum over {spec.type.name}: the result does not fit into 64 bits (38 digits for decimals)"
     )
+
+
+def _with_ids(spec: TypeSpec, ids: Mapping[int, int]) -> TypeSpec:
+    """A type whose fields have other ids; those that are gone have none that anybody knows."""
+    fields = (replace(f, field_id=ids.get(f.field_id, -f.field_id)) for f in spec.fields)
+    return replace(spec, fields=tuple(fields))
 
 
 def _bring(engine: Engine, plans: Sequence[TypePlan]) -> Brought:

@@ -49,6 +49,11 @@ class _FilesOfType:
     _held_bytes: int = 0
 
     def add(self, rows: pa.Table) -> None:
+        step = max(1, rows.num_rows * self.part_bytes // max(rows.nbytes, 1))
+        for start in range(0, rows.num_rows, step):
+            self._hold(rows.slice(start, step))
+
+    def _hold(self, rows: pa.Table) -> None:
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes >= self.part_bytes:

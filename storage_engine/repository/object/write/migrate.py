@@ -175,16 +175,33 @@ class MigrationRun:
                 schema_versions={m.ref: m.version for m in sources},
                 beat_s=self._parts.config.s3_lease_ttl_ms / 3000,
             )
-            self._staging.begin(self._request.holder)
+            stager = self._request.stager
+            self._staging.begin(self._request.holder, stager.cancel if stager else None)
         for migration in sources:
             rows: RewrittenRows
+            elsewhere = False
             if self._staging is not None:
-                rows = StagedRows(self._parts.versions, self._staging, migration)
+                rows = staged = StagedRows(self._parts.versions, self._staging, migration)
+                elsewhere = self._stage_elsewhere(migration, staged, head)
             else:
                 rows = LocalRows(self._parts.versions, migration)
             rewriting = _TypeRewrite(self._parts, migration, rows, head)
             self._rewrites.append(rewriting)
-            rewriting.begin(self._executor, head, self._told(migration))
+            if not elsewhere:
+                rewriting.begin(self._executor, head, self._told(migration))
+
+    def _stage_elsewhere(self, migration: TypeMigration, rows: StagedRows, head: Head) -> bool:
+        """Whether others have rewritten the rows of a type."""
+        stager = self._request.stager
+        if stager is None:
+            return False
+        folder = rows.folder(self._chain.store.uri, self._parts.config)
+        parts = stager.stage(migration, folder, head.commit_id)
+        if parts is None:
+            return False
+        rows.add_described(parts)
+        self._told(migration)(rows.count)
+        return True
 
     def _catch_up(self, head: Head) -> None:
         self._check(head)
@@ -273,7 +290,8 @@ class MigrationRun:
         if self._staging is None:
             return
         if outcome_known:
-            self._staging.end(published.manifest.files if published else ())
+            files = published.manifest.files if published else ()
+            self._staging.end(files, listed=self._request.stager is not None)
         else:
             self._staging.leave()
 

@@ -10,10 +10,10 @@ import itertools
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.publisher import Base, Upload
 from storage_engine.commitlog.records import CommitFile, Entry
+from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
@@ -32,7 +33,7 @@ from storage_engine.repository.object.write.parquet import (
     stored_table,
 )
 from storage_engine.repository.object.write.staged_conflicts import overtaken, without
-from storage_engine.repository.object.write.staged_write import Staging
+from storage_engine.repository.object.write.staged_write import PartFolder, Staging
 from storage_engine.schema.migration import TypeMigration
 
 
@@ -88,6 +89,15 @@ class StagedRows:
         with self._mutex:
             self._files.append(file)
 
+    def folder(self, uri: str, config: OntologiaConfig) -> PartFolder:
+        """Where others stage parts, for `add_described`."""
+        spec = replace(self._spec, python_class=None)
+        return PartFolder(uri, config, self._staging.attempt, spec, self._version)
+
+    def add_described(self, parts: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what others have staged in `folder`."""
+        self._files += [CommitFile.parse(dict(part)) for part in parts]
+
     def overtaken(self, fresh: Sequence[Entry], *, since: int) -> int:
         bare = _identities(self._spec)
         newer = overtaken(self._versions, bare, self._files, fresh, since=since, order_by=None)
@@ -106,7 +116,7 @@ class StagedRows:
         return before - self.count
 
     def placed(self, base: Base) -> Iterator[tuple[CommitFile, Upload | None]]:
-        return ((file, None) for file in self._files)
+        return ((replace(f, part=number), None) for number, f in enumerate(self._files))
 
     def close(self) -> None:
         """What was staged and not published is the staging's to withdraw."""
