@@ -59,12 +59,12 @@ def repair_catalogs(repository: ObjectRepository, *, apply: bool = False) -> Cat
     repository.flush()
     if not apply:
         head = repository.chain.read_head().head
-        return _Examination(repository, head).described(applied=False)
+        return _CatalogExamination(repository, head).described(applied=False)
     for _ in range(_ATTEMPTS):
         with Tenure() as tenure, tenure:
             lease = repository.lock.acquire(tenure)
             version = repository.chain.read_head()
-            examination = _Examination(repository, version.head)
+            examination = _CatalogExamination(repository, version.head)
             lease.guard()
             if repository.chain.read_head().etag != version.etag:
                 continue
@@ -75,7 +75,7 @@ def repair_catalogs(repository: ObjectRepository, *, apply: bool = False) -> Cat
     raise HeadMismatchError(_ATTEMPTS)
 
 
-class _Examination:
+class _CatalogExamination:
     """All catalogs as of a head. Nothing that the repository remembers of them is believed."""
 
     def __init__(self, repository: ObjectRepository, head: Head) -> None:
