@@ -479,4 +479,4 @@ def test_upgraders_are_given_by_name_and_version(shop: str) -> None:
     with opened(shop, Customer3) as session:
         for wrong in ({"Customer": one_step}, {(Customer3, 1): one_step}):
             with pytest.raises(ConfigurationError, match='such as \\("Customer", 1\\)'):
-                session.migrate(upgraders=wrong)  # type: ignore[call-overload]
+                session.migrate(upgraders=wrong)  # type: ignore[arg-type]
