@@ -414,7 +414,14 @@ def test_runs_at_the_same_time_apply_an_additive_change_once(
     assert len([r for r in caplog.records if "were applied" in r.getMessage()]) == 1
     assert (world.head, [row["tier"] for row in world.stored()]) == (2, ["basic"])
 
-    # What was dropped comes back only by the job.
+    # A type that takes another's place, and one that was dropped, are for the job alone.
+    renamed = FIRST.replace("Customer", "Client").replace(
+        "(Entity", '(Entity, renamed_from="Customer"'
+    )
+    client = declared_types(declare(renamed).__name__)["entity", "Client"]
+    with pytest.raises(dg.Failure, match="takes the place of Customer"):
+        agree_on_schema(context, declared, world.ontology, client, dry_run=False)
+    declare(WITH_TIER)
     with world.ontology.repository() as repository:
         token = migration.preview_drop(repository, "Customer").token
         migration.apply_drop(repository, "Customer", token=token)
