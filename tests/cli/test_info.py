@@ -21,7 +21,7 @@ def test_info_shows_head_types_and_engine(place: Place, uri: str) -> None:
     info = shown.json
     assert info["uri"] == uri
     assert info["engine_version"] == place.engine
-    assert info["format"] == (3 if uri.startswith("sqlite") else 2)
+    assert info["format"] == 3
     assert info["head_commit_id"] == info["head"]["id"] == 2
     assert info["head"]["runtime_id"] == "writer"
     assert [tuple(known.values()) for known in info["types"]] == [
@@ -41,8 +41,7 @@ def test_info_for_people_names_the_same(place: Place, uri: str) -> None:
     assert (shown.code, shown.err) == (0, "")
     lines = [line.split() for line in shown.out.splitlines()]
     assert ["storage", uri] in lines
-    number = "3" if place.backend == "sqlite" else "2"
-    assert ["engine", f"{place.engine},", "format", number] in lines
+    assert ["engine", f"{place.engine},", "format", "3"] in lines
     assert ["Customer", "entity", "1", "2"] in lines
     assert ["Employment", "relation", "1", "2"] in lines
     assert any(line[:3] == ["head", "commit", "2"] for line in lines)
