@@ -13,7 +13,8 @@ TypeRef = tuple[str, str]  # kind, name
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
     """One version: rows of it were written from its activation until another took its place, or
-    the type was dropped."""
+    the type was dropped. `renamed_from` is the type whose rows it took over: a name can be given
+    to several types, one after the other."""
 
     version: int
     spec: TypeSpec
@@ -21,6 +22,7 @@ class SchemaVersion:
     activation_commit_id: int
     superseded_at_commit_id: int | None = None
     created_at: str | None = None
+    renamed_from: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {

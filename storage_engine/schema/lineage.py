@@ -165,12 +165,13 @@ def _predecessor(
 ) -> tuple[TypeHistory, int] | None:
     """The version whose rows a version took over: the one before it, or the last of a type that
     ended by a rename. None for a type that began without rows."""
-    begun = history.versions[place].activation_commit_id
+    version = history.versions[place]
+    begun = version.activation_commit_id
     if place and history.versions[place - 1].superseded_at_commit_id == begun:
         return history, place - 1
-    old = histories.get((history.kind, history.renamed_from or ""))
-    for number, version in enumerate(old.versions if old is not None else ()):
-        if version.superseded_at_commit_id == begun:
+    old = histories.get((history.kind, version.renamed_from or ""))
+    for number, earlier in enumerate(old.versions if old is not None else ()):
+        if earlier.superseded_at_commit_id == begun:
             assert old is not None
             return old, number
     return None

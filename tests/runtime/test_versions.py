@@ -446,3 +446,57 @@ def test_what_was_purged_is_not_there_for_anyone(past: str) -> None:
         found = session.query().relations(Bought3).upgraded().as_of(2).collect()
         assert found == []
         assert found.diagnostics == ({"reason": "type_purged", "dropped_commit_id": 7},)
+
+
+class Letter(Entity):
+    id: Field[str] = Field(primary_key=True)
+    text: Field[str]
+
+
+class Parcel(Entity):
+    id: Field[str] = Field(primary_key=True)
+    text: Field[str]
+
+
+class LetterAsItem(Entity, name="Item", renamed_from="Letter"):
+    id: Field[str] = Field(primary_key=True)
+    text: Field[str]
+
+
+class Mail(Entity, renamed_from="Item"):
+    id: Field[str] = Field(primary_key=True)
+    text: Field[str]
+
+
+class ParcelAsItem(Entity, name="Item", renamed_from="Parcel"):
+    id: Field[str] = Field(primary_key=True)
+    text: Field[str]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_past_of_a_type_whose_name_went_to_another(engine: str, tmp_path: Path) -> None:
+    """Letter became Item and then Mail, Parcel became Item: each leads back to where it began."""
+    uri = make_storage(tmp_path, engine)
+    with Session(uri) as session:
+        session.ensure([Letter(id="l", text="dear"), Parcel(id="p", text="heavy")])
+        session.commit()
+    for number, cls in enumerate((LetterAsItem, Mail, ParcelAsItem), start=2):
+        assert forced(uri, cls).commit_id == number
+    with Session(uri) as session:
+        session.ensure([Mail(id="l", text="hello"), ParcelAsItem(id="p", text="light")])
+        session.commit()
+
+    with Session(uri) as session:
+        mail = session.query().entities(Mail).upgraded()
+        items = session.query().entities(ParcelAsItem).upgraded()
+        assert [m.text for m in mail.as_of(1).collect()] == ["dear"]
+        assert [m.text for m in items.as_of(1).collect()] == ["heavy"]
+        texts = [m.text for m in mail.with_history().collect()]
+        assert texts == ["dear", "dear", "dear", "hello"]
+        feed = sorted((c["commit_id"], c["type_name"], c["operation"]) for c in session.changes(0))
+        assert feed == [
+            (1, "Item", "insert"),
+            (1, "Mail", "insert"),
+            (5, "Item", "update"),
+            (5, "Mail", "update"),
+        ]

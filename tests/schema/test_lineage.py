@@ -50,10 +50,12 @@ def stored(*classes: Any) -> list[TypeSpec]:
 def history(
     name: str, spans: Sequence[tuple[int, int | None]], specs: Sequence[TypeSpec], **more: Any
 ) -> TypeHistory:
+    """`renamed_from` is of the last version, or `taken` says it of each."""
+    taken = more.pop("taken", [None] * (len(specs) - 1) + [more.get("renamed_from")])
     versions = [
-        SchemaVersion(number, spec, spec.schema_sha256, since, until)
-        for number, (spec, (since, until)) in enumerate(
-            zip(specs, spans, strict=True), start=more.pop("first", 1)
+        SchemaVersion(number, spec, spec.schema_sha256, since, until, renamed_from=before)
+        for number, (spec, (since, until), before) in enumerate(
+            zip(specs, spans, taken, strict=True), start=more.pop("first", 1)
         )
     ]
     return TypeHistory("entity", name, tuple(versions), **more)
@@ -113,6 +115,22 @@ def test_a_type_that_took_a_name_which_another_one_had_before() -> None:
         [("Taken", 1, False)],
         [("Other", 1, False), ("Taken", 2, True)],
     ]
+
+
+def test_a_name_that_two_types_were_given_one_after_the_other() -> None:
+    """X became A, A became B, Y became A: the past of B still leads to X."""
+    spec = stored(First)[0]
+    histories = named(
+        history("X", [(1, 2)], [spec], dropped_commit_id=2, renamed_to="A"),
+        history("A", [(2, 3), (4, None)], [spec, spec], first=2, taken=["X", "Y"]),
+        history("B", [(3, None)], [spec], first=3, renamed_from="A"),
+        history("Y", [(1, 4)], [spec], dropped_commit_id=4, renamed_to="A"),
+    )
+    b = [("X", 1, False), ("A", 2, True), ("B", 3, True)]
+    a = [("Y", 1, False), ("A", 3, True)]
+    assert told(lineage(("entity", "B"), histories)) == b
+    assert told(lineage(("entity", "A"), histories)) == a
+    assert [told(line) for line in lives(histories)] == [a, b]
 
 
 def test_a_name_that_is_used_again_begins_a_life_of_its_own() -> None:

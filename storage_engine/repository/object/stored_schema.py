@@ -148,6 +148,7 @@ def _history(ref: TypeRef, top: TypeHead, versions: Mapping[int, Mapping[str, An
                 record["activation_commit_id"],
                 record.get("superseded_at_commit_id"),
                 record.get("created_at"),
+                record.get("renamed_from"),
             )
         )
     return TypeHistory(

@@ -132,6 +132,9 @@ def _history(
 ) -> TypeHistory:
     own = [ending for ending in ends if (ending.kind, ending.name) == ref]
     changes = sorted([v.activation_commit_id for v in versions] + [e.commit_id for e in own])
+    before = {
+        e.commit_id: e.name for e in ends if (e.kind, e.renamed_to) == ref and e.name != ref[1]
+    }
     bounded = tuple(
         SchemaVersion(
             version.version,
@@ -140,15 +143,12 @@ def _history(
             version.activation_commit_id,
             next((c for c in changes if c > version.activation_commit_id), None),
             version.created_at,
+            before.get(version.activation_commit_id),
         )
         for version in versions
     )
     activations = {version.activation_commit_id for version in versions}
-    before = [
-        e.name
-        for e in ends
-        if (e.kind, e.renamed_to) == ref and e.commit_id in activations and e.name != ref[1]
-    ]
+    renamed = [version.renamed_from for version in bounded if version.renamed_from is not None]
     last = own[-1] if own and own[-1].commit_id >= max(activations) else None
     return TypeHistory(
         *ref,
@@ -156,7 +156,7 @@ def _history(
         dropped_commit_id=last.commit_id if last else None,
         purged=last.purged if last else False,
         renamed_to=last.renamed_to if last else None,
-        renamed_from=before[-1] if before else None,
+        renamed_from=renamed[-1] if renamed else None,
     )
 
 
