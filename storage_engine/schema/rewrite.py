@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 
 from storage_engine.errors import MigrationError, ValidationError
 from storage_engine.model.arrow import row_schema, rows_to_table, table_to_rows
+from storage_engine.model.canonical import dumps
 from storage_engine.model.casts import Caster, JsonCast, Problem, plan_cast
 from storage_engine.model.conform import conform, input_fields
 from storage_engine.model.field_types import unordered
@@ -102,7 +104,8 @@ def _cast(before: FieldSpec, now: FieldSpec, stored: TypeSpec) -> Caster | None:
     if same and before.storage == now.storage:
         return None
     if now.storage == "json":
-        return JsonCast(now.type_spec, text=before.storage == "json")
+        text = before.storage == "json"
+        return _ExactFloats(JsonCast(now.type_spec, text=text), text=text)
     column = row_schema(stored).field(before.name).type
     cast = plan_cast(now.storage, now.type_spec, column)
     if cast is None:
@@ -111,6 +114,43 @@ def _cast(before: FieldSpec, now: FieldSpec, stored: TypeSpec) -> Caster | None:
             type=stored.name,
         )
     return cast
+
+
+class _ExactFloats:
+    """A cast into JSON that refuses what a column's would: an integer that its float is not."""
+
+    def __init__(self, cast: Caster, *, text: bool) -> None:
+        self._cast = cast
+        self._text = text
+
+    def __call__(self, column: pa.Array) -> tuple[pa.Array, list[Problem]]:
+        values, problems = self._cast(column)
+        if problems or not (self._text or pa.types.is_integer(column.type)):
+            return values, problems
+        long = pc.match_substring_regex(column.cast(pa.string()), _LONG_INTEGER)
+        for row in pc.indices_nonzero(pc.fill_null(long, False)).to_pylist():
+            before, after = column[row].as_py(), values[row].as_py()
+            if _is_rounded(
+                orjson.loads(before) if self._text else before,
+                None if after is None else orjson.loads(after),
+            ):
+                what = "has an integer that a float cannot hold exactly"
+                return values, [Problem(what, 1, row)]
+        return values, []
+
+
+_LONG_INTEGER = r"\d{16}"  # shorter ones are exact
+
+
+def _is_rounded(before: Any, after: Any) -> bool:
+    match before, after:
+        case int(), float():
+            return before != after
+        case list(), list():
+            return any(map(_is_rounded, before, after))
+        case dict(), dict():
+            return any(_is_rounded(value, after.get(key)) for key, value in before.items())
+    return False
 
 
 class _Upgraded:
@@ -130,7 +170,7 @@ class _Upgraded:
         columns: pa.Table | None = input_table(self._stored, table)
         for step in self._steps:
             if step.batch:
-                columns = columns if columns is not None else _as_table(rows or [])
+                columns = columns if columns is not None else self._as_table(step, rows or [])
                 columns = self._run_batch(step, columns, table)
                 rows = None
             else:
@@ -178,6 +218,24 @@ class _Upgraded:
                 type=self._stored.name,
             )
         return made
+
+    def _as_table(self, step: Upgrader, rows: list[dict[str, Any]]) -> pa.Table:
+        """What upgraders of rows made, for one of tables: with what any of the rows has."""
+        columns = {}
+        for name in dict.fromkeys(name for row in rows for name in row):
+            try:
+                if not isinstance(name, str):
+                    raise TypeError("a field's name is a str")
+                columns[name] = _as_column([row.get(name) for row in rows])
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise MigrationError(
+                    f"{self._stored.name}: the values of {name!r} make no column for upgrader "
+                    f"{step.name} (from version {step.from_version}), which takes a table: "
+                    f"{error}; nothing was published. The upgrader before it must give each field "
+                    "one type",
+                    type=self._stored.name,
+                ) from error
+        return pa.table(columns)
 
     def _failed(
         self, step: Upgrader, table: pa.Table, number: int, error: Exception
@@ -294,8 +352,12 @@ def _as_rows(columns: pa.Table | None) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _as_table(rows: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(rows)
+def _as_column(values: list[Any]) -> pa.Array:
+    """Lists and dicts in Arrow's JSON type, as in the tables that come from the storage."""
+    if any(isinstance(value, list | dict) for value in values):
+        texts = [None if value is None else dumps(value) for value in values]
+        return pa.array(texts, pa.string()).cast(pa.json_())
+    return pa.array([str(value) if isinstance(value, UUID) else value for value in values])
 
 
 def _keys(spec: TypeSpec) -> dict[str, Any]:

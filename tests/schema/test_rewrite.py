@@ -96,6 +96,19 @@ def test_an_int_that_no_float_can_hold_is_named() -> None:
     assert e.value.old["age"] == 2**53 + 1
 
 
+def test_an_int_that_no_float_can_hold_is_named_inside_a_value_too() -> None:
+    table = objects_to_table(
+        OLD, [Old(id=f"c{n}", age=1, nick="n", tags=[5, t]) for n, t in enumerate((7, 2**53 + 1))]
+    )
+    expected = r"Customer 'c1': field 'tags' .*a float cannot hold exactly.*nothing was publ"
+    with pytest.raises(MigrationError, match=expected) as e:
+        made(spec_of(Wider), table)
+    assert e.value.old is not None
+    assert e.value.old["tags"] == [5, 2**53 + 1]
+    tags = [row["tags"] for row in made(spec_of(Wider), table.slice(0, 1))]
+    assert tags == [[5.0, 7.0]]
+
+
 class Split(Entity, name="Customer"):
     id: Field[str] = Field(primary_key=True)
     years: Field[int]
@@ -221,3 +234,33 @@ def test_relations() -> None:
     with pytest.raises(MigrationError) as error:
         rewrite(spec_of(Knows), target, [Upgrader("Knows", 1, lambda r: r)])(table)
     assert error.value.identity == ("a", "b", "2020")
+
+
+class Noted(Entity, name="Customer"):
+    id: Field[str] = Field(primary_key=True)
+    note: Field[str | None] = Field(default=None)
+    marks: Field[dict[str, int | None]] = Field(default_factory=dict)
+
+
+def test_a_batch_upgrader_gets_all_that_one_of_rows_made() -> None:
+    """Also what the first row has not, and values of lists and dicts as they are."""
+
+    def some(row: dict[str, Any]) -> dict[str, Any]:
+        number = row["age"]
+        noted = {"note": f"note {number}"} if number > 1 else {}
+        return {"id": row["id"], "marks": {f"m{number}": number}, **noted}
+
+    rows = made(spec_of(Noted), old_rows(1, 2, 3), step(some), step(lambda t: t, 2, batch=True))
+    assert [(row["note"], row["marks"]) for row in rows] == [
+        (None, {"m1": 1}),
+        ("note 2", {"m2": 2}),
+        ("note 3", {"m3": 3}),
+    ]
+
+
+def test_rows_that_make_no_column_are_an_error_of_the_migration() -> None:
+    def mixed(row: dict[str, Any]) -> dict[str, Any]:
+        return {"id": row["id"], "note": row["age"] if row["age"] > 1 else "one"}
+
+    with pytest.raises(MigrationError, match=r"Customer: .*'note'.*nothing was published"):
+        made(spec_of(Noted), old_rows(1, 2), step(mixed), step(lambda t: t, 2, batch=True))
