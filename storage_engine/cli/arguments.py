@@ -73,6 +73,7 @@ class Invocation:
     output: Output
     settings: Settings = Settings()
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    names_storages: bool = False  # the command's own arguments do, not the settings
     _models: dict[tuple[str, str], TypeSpec] | None = None
 
     def apply(self, given: Settings) -> None:

@@ -218,7 +218,7 @@ def _report(
 def _with_storage(error: errors.OntologiaError, invocation: Invocation) -> str:
     """Say where, unless the error does so itself or the storage could not be told."""
     message = str(error)
-    if isinstance(error, errors.ConfigurationError):
+    if isinstance(error, errors.ConfigurationError) or invocation.names_storages:
         return message
     try:
         uri = invocation.target().uri

@@ -54,6 +54,7 @@ def copy(
         raise ConfigurationError(
             "the two storages are named as arguments: leave out --storage-uri and --db"
         )
+    invocation.names_storages = True
     config, settings = invocation.config(), _settings(invocation, target_config)
     with progress("comparing" if verify else "copying") as advance:
         if verify:

@@ -174,6 +174,11 @@ class _OlderVersions:
 
 def stored_history(repository: Repository, name: str, kind: Kind | None = None) -> TypeHistory:
     """The versions of a stored type; ConfigurationError names the types that there are."""
+    given: object = name  # callers without a type checker pass a class
+    if not isinstance(given, str):
+        raise ConfigurationError(
+            f"a stored type is asked for by its name, such as 'Customer', not by {given!r}"
+        )
     histories = repository.type_histories()
     named = [h for h in histories.values() if h.name == name and kind in (None, h.kind)]
     if len(named) == 1:

@@ -102,7 +102,7 @@ def resolve_upgraders(source: UpgraderSource | None) -> dict[UpgraderKey, Upgrad
     if isinstance(source, str | ModuleType):
         return load_upgraders(source)
     if not isinstance(source, Mapping):
-        return _collected(source, "what was given")
+        return _collected(_functions(source), "what was given")
     resolved = {}
     for key, given in source.items():
         name, version = _checked_key(key)
@@ -113,6 +113,24 @@ def resolve_upgraders(source: UpgraderSource | None) -> dict[UpgraderKey, Upgrad
         batch = any(step.batch for step in marked)
         resolved[key] = Upgrader(name, version, given, batch)
     return resolved
+
+
+def _functions(source: Any) -> list[Callable[[Any], Any]]:
+    """In a module everything else is passed over; whoever lists functions means each of them."""
+    if not isinstance(source, Iterable):
+        raise ConfigurationError(
+            "upgraders are given as a module, a mapping such as {('Customer', 1): function}, or a "
+            f"list of functions with @upgrader, not {source!r}"
+        )
+    functions = list(source)
+    for function in functions:
+        if not getattr(function, _MARK, ()):
+            raise ConfigurationError(
+                f"{function!r} does not say what it upgrades: declare it with "
+                "@upgrader('Customer', from_version=1), or give a mapping such as "
+                "{('Customer', 1): function}"
+            )
+    return functions
 
 
 def _checked_key(key: Any) -> UpgraderKey:

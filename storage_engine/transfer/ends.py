@@ -35,9 +35,15 @@ def locate(
                 f"the {what} of a copy cannot be in memory, where it is only this program's: name "
                 "a file, a directory or a bucket"
             )
-    if _place(places[0]) == _place(places[1]):
+    begin, end = map(_place, places)
+    if begin == end:
         raise ConfigurationError(
             f"{places[0].uri} cannot be copied into itself: name another target"
+        )
+    if end.startswith(f"{begin}/"):
+        raise ConfigurationError(
+            f"{places[0].uri} cannot be copied into {places[1].uri}, which is among its own "
+            "objects: name a target beside it"
         )
     return places[0], places[1]
 

@@ -52,7 +52,14 @@ def test_copy_refuses(tmp_path: Path) -> None:
     assert "it is not empty" in refused.err
     assert files(tmp_path / "other") == before
     assert onto("copy", source, source).code == 2
-    assert onto("copy", f"{tmp_path}/nothing", other).code == 5
+    before = files(tmp_path / "source")
+    inside = onto("copy", source, f"{tmp_path}/source/meta/copy", "--apply")
+    assert inside.code == 2
+    assert "among its own objects" in inside.err
+    assert files(tmp_path / "source") == before
+    missing = onto("copy", f"{tmp_path}/nothing", other)
+    assert missing.code == 5
+    assert "(storage" not in missing.err  # the settings name none of the two
     assert onto("copy", source, other, "--apply", "--verify").code == 2
     assert onto("copy", source, other, "--storage-uri", other).code == 2
     assert onto("copy", source, "s3:///no-bucket").code == 2

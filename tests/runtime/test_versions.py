@@ -126,6 +126,8 @@ def test_raw_without_a_version_is_the_newest(session: Session) -> None:
 def test_raw_names_the_versions_and_types_that_exist(session: Session) -> None:
     with pytest.raises(ConfigurationError, match="no schema version 9: the storage has 1, 2, 3"):
         session.query().raw("Customer", schema_version=9)
+    with pytest.raises(ConfigurationError, match="asked for by its name"):
+        session.query().raw(Customer1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"did you mean 'Customer'.*Bought, Customer"):
         session.query().raw("Custmer")
     raw = session.query().raw("Customer", schema_version=1)

@@ -247,6 +247,10 @@ def test_upgraders_that_cannot_be() -> None:
         upgrader(Customer, from_version=1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="1 or more"):
         upgrader("Customer", from_version=0)
+    with pytest.raises(ConfigurationError, match="does not say what it upgrades"):
+        resolve_upgraders([lambda row: row])
+    with pytest.raises(ConfigurationError, match="a list of functions"):
+        resolve_upgraders(lambda row: row)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"cannot import .*'no_such_module'"):
         load_upgraders("no_such_module")
 
