@@ -31,8 +31,8 @@ from ontologia_dagster.ingestion.source_sensor import (
 )
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.resources.spark import find_earlier, preview_ingest, run_ingest
+from ontologia_dagster.schema.agreement import agree_on_schema
 from ontologia_dagster.schema.compare import SchemaAdvice, schema_metadata
-from ontologia_dagster.schema.migration import agree_on_schema
 from ontologia_dagster.storage.checks import index_check, schema_check
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.errors import ConfigurationError

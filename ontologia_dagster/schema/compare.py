@@ -111,8 +111,11 @@ class SchemaComparison:
 
     @property
     def additive(self) -> bool:
-        """Whether all that differs needs nobody's help."""
-        return not self.dropped and all(m.diff.additive for m in self.differing)
+        """Whether all that differs needs nobody's help. A type that takes another's place does, as
+        that is the end of the other, which somebody may still write."""
+        return not self.dropped and all(
+            m.diff.additive and m.rename is None for m in self.differing
+        )
 
     @property
     def diffs(self) -> list[SchemaDiff]:
@@ -127,6 +130,8 @@ class SchemaComparison:
         for migration in self.differing:
             assert migration.source is not None
             what = "; ".join(migration.diff.sentences()) or "its stored form differs"
+            if migration.rename is not None:
+                what = f"takes the place of {migration.rename[1]}; {what}"
             if migration.diff.refusal is not None:
                 what = f"{what}; {migration.diff.refusal}"
             told.append(

@@ -1,5 +1,4 @@
-"""Migrations in Dagster: a job that shows what it would do and then does it, and the additive
-changes that an ingestion makes by itself.
+"""The job that migrates: it shows what it would do, and then does it.
 
 The job's preview writes nothing. It shows the difference, the rows and bytes that would be
 rewritten and the upgraders that are missing, and gives a token: the config of the run that applies
@@ -17,22 +16,19 @@ from pydantic import Field
 
 from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets
-from ontologia_dagster.downstream.metadata import table
+from ontologia_dagster.downstream.metadata import price, table
 from ontologia_dagster.resources.spark import PIPES, submit
 from ontologia_dagster.schema.compare import (
     SCHEMA_VERSION,
-    SchemaAdvice,
     column_changes,
-    compare,
     diff_table,
     migration_job_name,
     missing_sentence,
     missing_table,
-    schema_failure,
     with_ends,
 )
 from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
-from storage_engine.errors import ConfigurationError, MigrationTokenError
+from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 
 if TYPE_CHECKING:
@@ -42,7 +38,6 @@ if TYPE_CHECKING:
     from storage_engine.repository.protocol import Repository
     from storage_engine.schema.preview import MigrationPreview, MigrationResult
 
-_TRIES = 5  # while other runs migrate the same types
 _GIB = 1024**3
 SPARK_ABOVE = 4 * _GIB
 
@@ -128,7 +123,7 @@ def _migrate(
     if result.commit_id is None:
         context.log.info("nothing to migrate: the storage has the types as they are declared")
     else:
-        context.log.info("migrated as commit %d: %s", result.commit_id, _outcome(result))
+        context.log.info("migrated as commit %d: %s", result.commit_id, outcome(result))
         _observe(context, repository, assets, result)
     return {**shown, **result_metadata(result)}
 
@@ -212,8 +207,8 @@ def apply_migration(
     from storage_engine.runtime import migration
     from storage_engine.spark.migration import SparkStager
 
-    sizes = source_bytes(repository, _specs(types))
-    large = repository.engine_version == "v2" and any(n >= above_bytes for n in sizes.values())
+    sizes = source_sizes(repository, _specs(types)).values()
+    large = repository.engine_version == "v2" and any(sum(n) >= above_bytes for n in sizes)
     if spark.mode == PIPES and large:
         return _submit(context, ontology, spark, types, upgraders, token, above_bytes)
     return migration.apply(
@@ -264,7 +259,8 @@ def preview_metadata(
     op_name: str,
     config: MigrationConfig,
 ) -> dict[str, Any]:
-    sizes = source_bytes(repository, _specs(types))
+    files = source_sizes(repository, _specs(types))
+    sizes = {name: sum(of_type) for name, of_type in files.items()}
     names = dict.fromkeys([*preview.estimated_rows, *preview.types_schema_only])
     rows = sum(preview.estimated_rows.values())
     upgrading = set(preview.types_requiring_upgraders)
@@ -289,6 +285,10 @@ def preview_metadata(
         "missing_upgraders": missing_table(preview.missing_upgraders),
         "estimated_rows": rows,
         "estimated_bytes": sum(size for name, size in sizes.items() if name in names),
+        # A file is read and one like it is written.
+        "estimated_price_usd": price(
+            dict.fromkeys(("GET", "PUT"), sum(len(files[n]) for n in names if n in files))
+        ),
     }
     if preview.has_changes and not config.apply:
         shown["token"] = preview.token
@@ -306,8 +306,8 @@ def _next(op_name: str, token: str, config: MigrationConfig) -> str:
     return f"```yaml\nops:\n  {op_name}:\n    config:\n{body}\n```"
 
 
-def source_bytes(repository: "Repository", specs: "Sequence[TypeSpec]") -> dict[str, int]:
-    """Of the files with the latest rows, by type; nothing where rows are not in files."""
+def source_sizes(repository: "Repository", specs: "Sequence[TypeSpec]") -> dict[str, list[int]]:
+    """Of each file with latest rows, by type; nothing where rows are not in files."""
     from storage_engine.query.spec import When
 
     objects = repository.objects
@@ -319,7 +319,7 @@ def source_bytes(repository: "Repository", specs: "Sequence[TypeSpec]") -> dict[
         old = stored.get(spec.ref) or stored.get((spec.kind, spec.renamed_from or ""))
         if old is not None:
             plan = objects.executor().plan(old, When())
-            sizes[spec.name] = sum(item.file.bytes for item in plan.files)
+            sizes[spec.name] = [item.file.bytes for item in plan.files]
     return sizes
 
 
@@ -338,7 +338,7 @@ def result_metadata(result: "MigrationResult") -> dict[str, Any]:
     }
 
 
-def _outcome(result: "MigrationResult") -> str:
+def outcome(result: "MigrationResult") -> str:
     return ", ".join(
         f"{name} to schema version {result.new_schema_versions[name]} "
         f"({result.rows_migrated.get(name, 0)} rows)"
@@ -398,78 +398,3 @@ def _teller(
             context.log.info("%d of about %d rows rewritten, now %s", done, total, type_name)
 
     return tell
-
-
-# -- at the start of a run ------------------------------------------------------------------------
-
-
-def agree_on_schema(
-    context: dg.AssetExecutionContext,
-    declared: OntologyAsset,
-    ontology: "OntologyResource",
-    spec: "TypeSpec",
-    *,
-    dry_run: bool,
-) -> dict[str, Any] | None:
-    """Go on only with a type that is as the storage has it, or new to it.
-
-    Where the declaration says `schema: additive`, additive changes are applied here: the metadata
-    tells of them. None: a preview, which applies nothing, has left an observation of them instead.
-    """
-    advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
-    specs = with_ends(spec, declared.models)
-    spark: SparkResource = context.resources.spark
-    for remaining in reversed(range(_TRIES)):
-        with ontology.repository() as repository:
-            comparison = compare(repository, specs)
-            if comparison.agrees:
-                return {}
-            if declared.schema_changes != "additive" or not comparison.additive:
-                raise schema_failure(comparison, advice)
-            if dry_run:
-                _observe_pending(context, declared, comparison.summary(), comparison.diffs)
-                return None
-            changed = {migration.ref for migration in comparison.differing}
-            try:
-                result = apply_migration(
-                    context,
-                    ontology,
-                    spark,
-                    repository,
-                    [(each, declared.models) for each in specs if each.ref in changed],
-                    upgraders=None,
-                    force=True,
-                )
-            except MigrationTokenError:
-                if not remaining:
-                    raise
-                continue  # another run was faster, maybe with the same
-        if result.commit_id is None:
-            return {}  # another run has done it
-        context.log.info(
-            "additive changes were applied: %s. %s", comparison.summary(), _outcome(result)
-        )
-        return {
-            "schema_diff": diff_table(comparison.diffs),
-            "schema_commit": result.commit_id,
-            "schema_rows_rewritten": sum(result.rows_migrated.values()),
-        }
-    raise AssertionError("the last try returns or raises")
-
-
-def _observe_pending(
-    context: dg.AssetExecutionContext, declared: OntologyAsset, summary: str, diffs: Any
-) -> None:
-    context.log.info("a run would first apply additive changes: %s", summary)
-    context.log_event(
-        dg.AssetObservation(
-            asset_key=declared.asset_key,
-            description="Preview: nothing was written.",
-            metadata={
-                "dry_run": True,
-                "preview_problem": "rows can be counted once the schema was changed, which a run "
-                f"does first: {summary}",
-                "schema_diff": diff_table(diffs),
-            },
-        )
-    )

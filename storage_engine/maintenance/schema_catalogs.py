@@ -59,23 +59,23 @@ def repair_catalogs(repository: ObjectRepository, *, apply: bool = False) -> Cat
     repository.flush()
     if not apply:
         head = repository.chain.read_head().head
-        return _CatalogExamination(repository, head).described(applied=False)
+        return _CatalogCheck(repository, head).described(applied=False)
     for _ in range(_ATTEMPTS):
         with Tenure() as tenure, tenure:
             lease = repository.lock.acquire(tenure)
             version = repository.chain.read_head()
-            examination = _CatalogExamination(repository, version.head)
+            check = _CatalogCheck(repository, version.head)
             lease.guard()
             if repository.chain.read_head().etag != version.etag:
                 continue
-            for key, document in examination.corrections.items():
+            for key, document in check.corrections.items():
                 lease.guard()
-                examination.write(key, document)
-            return examination.described(applied=True)
+                check.write(key, document)
+            return check.described(applied=True)
     raise HeadMismatchError(_ATTEMPTS)
 
 
-class _CatalogExamination:
+class _CatalogCheck:
     """All catalogs as of a head. Nothing that the repository remembers of them is believed."""
 
     def __init__(self, repository: ObjectRepository, head: Head) -> None:

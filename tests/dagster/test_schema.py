@@ -21,7 +21,7 @@ from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.downstream.io_manager import OntologyIOManager
 from ontologia_dagster.downstream.queries import query_asset
 from ontologia_dagster.resources.spark import SparkResource
-from ontologia_dagster.schema.migration import agree_on_schema
+from ontologia_dagster.schema.agreement import agree_on_schema
 from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import View
 from storage_engine.runtime import migration
@@ -184,6 +184,7 @@ def test_a_class_that_changes_from_its_first_run_to_an_upgrader(
     preview, _ = world.migrate(spark_above_bytes=0)
     assert (preview["possible"], preview["estimated_rows"], world.head) == (True, 2, 1)
     assert preview["estimated_bytes"] > 0
+    assert preview["estimated_price_usd"] > 0
     assert rows(preview["diff"]) == [change]
     [planned] = rows(preview["plan"])
     assert (
@@ -414,7 +415,14 @@ def test_runs_at_the_same_time_apply_an_additive_change_once(
     assert len([r for r in caplog.records if "were applied" in r.getMessage()]) == 1
     assert (world.head, [row["tier"] for row in world.stored()]) == (2, ["basic"])
 
-    # What was dropped comes back only by the job.
+    # A type that takes another's place, and one that was dropped, are for the job alone.
+    renamed = FIRST.replace("Customer", "Client").replace(
+        "(Entity", '(Entity, renamed_from="Customer"'
+    )
+    client = declared_types(declare(renamed).__name__)["entity", "Client"]
+    with pytest.raises(dg.Failure, match="takes the place of Customer"):
+        agree_on_schema(context, declared, world.ontology, client, dry_run=False)
+    declare(WITH_TIER)
     with world.ontology.repository() as repository:
         token = migration.preview_drop(repository, "Customer").token
         migration.apply_drop(repository, "Customer", token=token)

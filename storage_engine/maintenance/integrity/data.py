@@ -227,7 +227,9 @@ class RowCheck:
         by_version: dict[int, list[Entry]] = {}
         for entry in entries:
             by_version.setdefault(entry.schema_version_id, []).append(entry)
-        return [(specs[v], run) for v, run in sorted(by_version.items()) if v in specs]
+        return [
+            (specs[v], of_version) for v, of_version in sorted(by_version.items()) if v in specs
+        ]
 
     def _entries_of(self, ref: TypeRef) -> Sequence[Entry]:
         """v2 keeps schema versions apart; the current one is what typed reads cover."""

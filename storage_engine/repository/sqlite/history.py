@@ -69,7 +69,7 @@ class SqliteHistory:
         with self._repository.reading("read history") as connection:
             if connection is None:
                 return []
-            past = _Past(
+            past = _RecordedBeside(
                 _versions(connection), type_histories.endings(connection), _marks(connection)
             )
             rows = connection.execute(
@@ -267,7 +267,7 @@ Versions = Mapping[TypeRef, Sequence[tuple[int, int, str, str]]]  # number, comm
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class _RecordedBeside:
     """What is recorded beside the commits, of all of them."""
 
     versions: Versions
@@ -322,7 +322,7 @@ def _drop_record(ending: Ending) -> dict[str, Any]:
     return record
 
 
-def _recorded(row: Sequence[Any], past: _Past) -> RecordedCommit:
+def _recorded(row: Sequence[Any], past: _RecordedBeside) -> RecordedCommit:
     commit_id, created_at, runtime_id, kind, metadata, types, app_id, unit = row
     place = StoredRow("commits", commit_id)
     return RecordedCommit(
@@ -346,7 +346,7 @@ def _recorded(row: Sequence[Any], past: _Past) -> RecordedCommit:
     )
 
 
-def _change(change: TypeChange, past: _Past, commit_id: int) -> RecordedChange:
+def _change(change: TypeChange, past: _RecordedBeside, commit_id: int) -> RecordedChange:
     ref = (change.kind, change.type_name)
     return RecordedChange(
         *ref,
