@@ -168,11 +168,14 @@ def _predecessor(
     begun = history.versions[place].activation_commit_id
     if place and history.versions[place - 1].superseded_at_commit_id == begun:
         return history, place - 1
-    old = histories.get((history.kind, history.renamed_from or ""))
-    for number, version in enumerate(old.versions if old is not None else ()):
-        if version.superseded_at_commit_id == begun:
-            assert old is not None
-            return old, number
+    for old in histories.values():
+        # Either side may have begun a new life since, which forgets the rename.
+        renamed = old.name == history.renamed_from or old.renamed_to == history.name
+        if not renamed or old.kind != history.kind or old.name == history.name:
+            continue
+        for number, version in enumerate(old.versions):
+            if version.superseded_at_commit_id == begun:
+                return old, number
     return None
 
 
