@@ -65,7 +65,7 @@ class _Window:
 
 
 @dataclass(frozen=True)
-class _Past:
+class _SeenType:
     """A type that a query looks at, and the versions of it that the query sees."""
 
     spec: TypeSpec
@@ -212,7 +212,7 @@ class UpgradedExecutor:
 
     # --- which versions -------------------------------------------------------------------------
 
-    def _seen(self, spec: QuerySpec) -> tuple[_Window, dict[str, _Past]] | None:
+    def _seen(self, spec: QuerySpec) -> tuple[_Window, dict[str, _SeenType]] | None:
         """The commits and types that a query looks at; None where nothing needs upgrading."""
         if spec.when.latest and self._pinned is None:
             return None
@@ -231,7 +231,7 @@ class UpgradedExecutor:
             upto = asked
         return _Window(upto, when.history, when.since or 0)
 
-    def _types(self, spec: QuerySpec, window: _Window) -> dict[str, _Past]:
+    def _types(self, spec: QuerySpec, window: _Window) -> dict[str, _SeenType]:
         """The queried type, the endpoint types that its filter asks about, and the steps."""
         histories = self._repository.type_histories()
         specs = {_ROWS: spec.type}
@@ -246,14 +246,14 @@ class UpgradedExecutor:
 
     def _past(
         self, spec: TypeSpec, window: _Window, histories: Mapping[TypeRef, TypeHistory]
-    ) -> _Past:
+    ) -> _SeenType:
         origin = lineage(spec.ref, histories)
         if origin is None:
-            return _Past(spec, None, (), window.upto)
+            return _SeenType(spec, None, (), window.upto)
         last = origin.last.version
         if not is_same(last.spec, spec):
             raise outdated(spec, last.version, last.spec)
-        return _Past(origin.final(spec), origin, window.stages(origin), window.upto)
+        return _SeenType(origin.final(spec), origin, window.stages(origin), window.upto)
 
     # --- their rows -----------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class UpgradedExecutor:
         self,
         spec: QuerySpec,
         window: _Window,
-        types: Mapping[str, _Past],
+        types: Mapping[str, _SeenType],
         make: Callable[[Compiler], Statement],
     ) -> tuple[duckdb.DuckDBPyConnection, Statement]:
         """A cursor with the tables that the statement reads from."""
@@ -282,7 +282,7 @@ class UpgradedExecutor:
         self,
         cursor: duckdb.DuckDBPyConnection,
         name: str,
-        past: _Past,
+        past: _SeenType,
         window: _Window,
         where: Filter | None = None,
     ) -> None:
@@ -295,7 +295,7 @@ class UpgradedExecutor:
 
     def _upgraded(
         self,
-        past: _Past,
+        past: _SeenType,
         window: _Window,
         *,
         where: Filter | None = None,
@@ -319,7 +319,7 @@ class UpgradedExecutor:
                     columns = [rows.column("commit_id"), *made.columns]
                     yield pa.Table.from_arrays(columns, schema=schema)
 
-    def _picked(self, past: _Past, window: _Window, column: str, keys: Any) -> pa.Table:
+    def _picked(self, past: _SeenType, window: _Window, column: str, keys: Any) -> pa.Table:
         """The rows with one of these keys, by identity."""
         values = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 

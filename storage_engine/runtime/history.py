@@ -19,7 +19,7 @@ from storage_engine.errors import MissingUpgraderError
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.spec import When
 from storage_engine.repository.protocol import ReadWindow, Repository, TypeRef
-from storage_engine.runtime.stage_rows import Change, TypeLine, described
+from storage_engine.runtime.stage_rows import Change, TypeLine, described, differing
 from storage_engine.schema.lineage import Stage, lives
 from storage_engine.schema.upgraders import Upgrader, UpgraderKey
 
@@ -317,7 +317,7 @@ def _of_versions(
                 "not_upgraded": str(error),
             }
             return
-        for change in _field_differences(line, changed, was):
+        for change in _field_differences(line, *differing(line.final, changed, was)):
             reason = unclear.get(_identity(line.final, change))
             yield change if reason is None else _unclear(change, change["after"], reason)
         for change in line.described(new, rows) if failed else ():

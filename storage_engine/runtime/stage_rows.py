@@ -167,6 +167,15 @@ class TypeLine:
         return pa.Table.from_batches(answer.batches, schema=answer.schema)
 
 
+def differing(spec: TypeSpec, new: pa.Table, old: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The new rows that have no old one, or another value in a field, and the old ones of those."""
+    places = _places(spec.identity, new, old)
+    changed = _changed(new, old, places, [field.name for field in spec.fields])
+    numbers = [n for n, differs in enumerate(changed.to_pylist()) if differs]
+    there = [place for n in numbers if (place := places[n]) is not None]
+    return new.take(pa.array(numbers, pa.int64())), old.take(pa.array(there, pa.int64()))
+
+
 def described(spec: TypeSpec, name: str, table: pa.Table) -> list[Change]:
     """Rows as commit, type, identity and fields; nested fields as they are in JSON."""
     nested = {field.name for field in spec.fields if field.storage == "json"}

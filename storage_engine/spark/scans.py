@@ -29,6 +29,7 @@ from storage_engine.repository.object.read.files import (
     DataFile,
     MissingFileError,
     attempt_in_url,
+    decode,
     files_of,
     versioned_schema,
 )
@@ -64,6 +65,9 @@ def scan_of(
     files: Iterable[DataFile],
 ) -> Scan:
     """The best way to read these files."""
+    files = list(files)
+    if any(item.stored is not None for item in files):  # Spark would look for columns of today
+        return ArrowScan(spark, spec, store.uri, config)
     s3a = reaches(spark, store)
     urls = {item.file.path: _url(store, item.file.path, s3a=s3a) for item in files}
     if all(url is not None for url in urls.values()):
@@ -254,12 +258,17 @@ class ArrowScan:
         schema = exchanged(_schema(self.spec, columns, with_commit_id=with_commit_id))
         tasks = [
             [
-                (item.file.path, item.file.commit_id_source, item.entry.max_commit_id)
+                (
+                    item.file.path,
+                    item.entry.max_commit_id if item.file.commit_id_source != "column" else None,
+                    item if item.stored is not None else None,
+                )
                 for item in some
             ]
             for some in packed(files, _TASK_BYTES)
         ]
-        work = partial(_read_tasks, self.uri, self.config, schema, tasks)
+        plain = TypeSpec.from_schema_dict(self.spec.schema_dict())  # without the user's class
+        work = partial(_read_tasks, self.uri, self.config, plain, schema, tasks)
         return in_arrow(self.spark, len(tasks), work, schema)
 
 
@@ -274,21 +283,26 @@ def in_arrow(spark: SparkSession, tasks: int, work: Any, schema: pa.Schema) -> D
     return numbers.mapInArrow(run, from_arrow_schema(schema))
 
 
-_Task = Sequence[tuple[str, str, int]]
+# Path, the commit of its rows where the file does not say it, and what must be brought forward.
+_Task = Sequence[tuple[str, int | None, DataFile | None]]
 
 
 def _read_tasks(
     uri: str,
     config: OntologiaConfig,
+    spec: TypeSpec,
     schema: pa.Schema,
     tasks: Sequence[_Task],
     numbers: Iterable[int],
 ) -> Iterator[pa.RecordBatch]:
     store = _store(uri, config)
     for number in numbers:
-        for path, source, commit_id in tasks[number]:
-            given = commit_id if source != "column" else None
-            yield from _read_file(store, path, schema, given)
+        for path, given, older in tasks[number]:
+            if older is None:
+                yield from _read_file(store, path, schema, given)
+                continue
+            rows = decode(spec, store.bulk.get(path).data, older)
+            yield from rows.select(schema.names).cast(schema).to_batches()
 
 
 @lru_cache(maxsize=8)

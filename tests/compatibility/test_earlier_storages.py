@@ -289,6 +289,36 @@ def test_what_is_stored_is_known_again(earlier: Earlier) -> None:
         assert [commit["id"] for commit in session.list_commits(1)] == [earlier.head]
 
 
+def test_it_is_migrated(earlier: Earlier) -> None:
+    """One field is widened and one added, and what was written before stays readable."""
+
+    class Owned(Relation[Customer, Product], name="Owns"):
+        seats: Field[float]
+        note: Field[str | None] = Field(default=None)
+        terms: Field[str] = Field(default="as before")
+
+    with earlier.session() as session:
+        before = {(r.left_key, r.right_key): r for r in session.query().relations(Owns).collect()}
+    assert before
+    with Session(earlier.path, relation_types=[Owned]) as session:
+        preview = session.migrate()
+        assert preview.estimated_rows == {"Owns": len(before)}
+        session.migrate(dry_run=False, token=preview.token)
+        after = {(r.left_key, r.right_key): r for r in session.query().relations(Owned).collect()}
+        assert after.keys() == before.keys()
+        assert all(
+            (r.seats, r.note, r.terms) == (float(before[key].seats), before[key].note, "as before")
+            for key, r in after.items()
+        )
+        old = session.query().raw("Owns", schema_version=1).collect()
+        assert {(r["left_key"], r["right_key"]): r["seats"] for r in old} == {
+            key: r.seats for key, r in before.items()
+        }
+        session.ensure(Owned(left_key="ann", right_key="p001", seats=0.5))
+        assert session.commit() == earlier.head + 2
+    earlier.check()
+
+
 def test_it_is_written_on(earlier: Earlier) -> None:
     head = earlier.head
     heads: dict[Any, int]

@@ -22,11 +22,24 @@ from storage_engine.maintenance.gc import GcPlan, GcReport, plan_gc, sweep
 from storage_engine.maintenance.gc import plan as plan_module
 from storage_engine.maintenance.gc.sweep import _Sweeper
 from storage_engine.maintenance.indices import repair_indices, verify_indices
+from storage_engine.maintenance.integrity import verify_storage
+from storage_engine.model import Field
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository.protocol import CommitRequest
 from storage_engine.testing.faults import FaultKind
 from tests.cli.support import onto
 from tests.commitlog.support import HISTORY, World, Writer, at, made_world
+from tests.conformance.test_rfc0009_migration import (
+    V1,
+    V2,
+    ask,
+    drop,
+    entity,
+    latest,
+    migrate,
+    row,
+    write,
+)
 from tests.engines import (
     CUSTOMER,
     Storage,
@@ -854,3 +867,30 @@ def test_commits_and_compactions_beside_a_sweep_lose_nothing(
     assert verify_indices(repo).ok
     rival.put(customer("a", age=7))
     assert world.open("again").ages() == {"a": 7, "b": 3}
+
+
+def test_files_of_a_purged_type_go_and_those_of_old_versions_stay(either_world: World) -> None:
+    world = either_world
+    repository = world.open("writer").repo
+    thing = entity("Thing", n=Field[int])
+    write(repository, V1, row("a", name="Ann", age=1))
+    write(repository, thing, row("t", n=1))
+    write(repository, thing, row("t", n=2))
+    migrate(repository, V2)
+    drop(repository, "Thing", purge=True)
+    repository.flush()
+    days(world, 6)
+    assert collect(world, purge_compacted=True)[0].doomed == ()
+    days(world, 2)
+    kept = [k for k in world.stored_keys() if "Customer" in k]
+    doomed = [k for k in world.stored_keys("commits/") if "Thing" in k]
+    _, report = collect(world, purge_compacted=True)
+    assert report.objects == len(doomed) == 2
+    assert [k for k in world.stored_keys() if "Customer" in k] == kept
+    fresh = world.open("fresh").repo
+    assert [r["id"] for r in ask(fresh, V1, schema_version=1)[0]] == ["a"]
+    assert [r["id"] for r in latest(fresh, V2)] == ["a"]
+    assert verify_storage(fresh, deep=True).findings == []
+    migrate(fresh, thing)
+    write(fresh, thing, row("t", n=1))
+    assert verify_storage(fresh, deep=True).findings == []

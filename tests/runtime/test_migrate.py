@@ -395,3 +395,88 @@ def test_relations_follow_entities_whose_fields_changed(shop: str) -> None:
         session.validate()
         (bought,) = session.query().relations(Bought3).collect()
         assert bought.left.name == "Ann Lee"
+
+
+# --- edges --------------------------------------------------------------------------------------
+
+
+def test_an_empty_storage_gets_its_types_before_any_row(uri: str) -> None:
+    with opened(uri, Customer1, Product1, Bought1) as session:
+        session.validate()
+        preview = session.migrate()
+        assert preview.token.startswith("0-")
+        assert preview.types_schema_only == ("Customer", "Product", "Bought")
+        assert preview.estimated_rows == {}
+        result = session.migrate(dry_run=False, token=preview.token)
+        assert result.commit_id == 1
+        assert result.rows_migrated == {"Customer": 0, "Product": 0, "Bought": 0}
+        assert not session.migrate().has_changes
+        assert session.query().entities(Customer1).collect() == []
+        session.ensure(Customer1(id="a", first="A", last="B"))
+        assert session.commit() == 2
+    # Without rows, any change is a matter of the schema alone.
+    with opened(uri, Product1) as session:
+        session.validate()
+    forced(uri, Customer3, upgraders={("Customer", 1): one_step})
+    with Session(uri) as session:
+        assert [c.name for c in session.query().entities(Customer3).collect()] == ["A B"]
+
+
+def test_types_that_share_a_name_are_told_apart(uri: str) -> None:
+    from storage_engine import Relation
+
+    class Pair(Relation[Customer1, Product1], name="Customer"):
+        pass
+
+    class Paired(Relation[Customer2, Product1], name="Customer"):
+        note: Field[str | None] = Field(default=None)
+
+    with Session(uri) as session:
+        session.ensure([Customer1(id="a", first="A", last="B"), Product1(sku="p")])
+        session.ensure(Pair(left_key="a", right_key="p"))
+        session.commit()
+    with opened(uri, Customer2, Paired) as session:
+        preview = session.migrate()
+        assert preview.estimated_rows == {"entity:Customer": 1, "relation:Customer": 1}
+        result = session.migrate(dry_run=False, token=preview.token)
+        assert result.new_schema_versions == {"entity:Customer": 2, "relation:Customer": 2}
+        with pytest.raises(ConfigurationError, match="an entity type and a relation type"):
+            session.query().raw("Customer", schema_version=1)
+        raw = session.query().raw("Customer", schema_version=1, kind="relation")
+        assert raw.collect() == [{"left_key": "a", "right_key": "p"}]
+        (pair,) = session.query().relations(Paired).upgraded().as_of(1).collect()
+        assert (pair.note, pair.left.tags) == (None, [])
+
+
+def test_a_storage_in_memory_migrates_too() -> None:
+    with Ontology(":memory:") as ontology:
+        with ontology.session() as old:
+            old.ensure(Customer1(id="a", first="A", last="B"))
+        with ontology.session() as new:
+            new.query().entities(Customer2)  # bound as it comes
+            assert new.migrate(dry_run=False, force=True).commit_id == 2
+            upgraded = new.query().entities(Customer2).upgraded()
+            assert [c.tags for c in upgraded.as_of(1).collect()] == [[]]
+            assert len(new.changes(0)) == 1
+
+
+def test_old_code_that_meets_a_migration_writes_nothing(shop: str) -> None:
+    with opened(shop, Customer1, Product1) as old:
+        old.ensure(Customer1(id="z", first="Z", last="Z"))
+        forced(shop, Customer2)
+        with pytest.raises(SchemaOutdatedError, match="field 'tags' removed"):
+            old.commit()
+        old.discard()
+        with pytest.raises(SchemaOutdatedError):
+            old.query().entities(Customer1).collect()
+        old.ensure(Product1(sku="new"))
+        assert old.commit() == 4
+    with Session(shop) as session:
+        assert session.query().entities(Customer2).count() == 2
+
+
+def test_upgraders_are_given_by_name_and_version(shop: str) -> None:
+    with opened(shop, Customer3) as session:
+        for wrong in ({"Customer": one_step}, {(Customer3, 1): one_step}):
+            with pytest.raises(ConfigurationError, match='such as \\("Customer", 1\\)'):
+                session.migrate(upgraders=wrong)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from storage_engine.commitlog import layout
 from storage_engine.errors import (
     CommitStateUnknownError,
     LeaseExpiredError,
+    MigrationError,
     MigrationTokenError,
     MissingUpgraderError,
     OntologiaError,
@@ -43,6 +44,7 @@ from tests.conformance.test_rfc0009_migration import (
     row,
     write,
 )
+from tests.engines import commit, rows_of
 from tests.simulation.harness import index_problems
 
 pytestmark = pytest.mark.simulation
@@ -341,3 +343,44 @@ def test_of_two_migrations_at_any_request_one_wins(stage: Stage) -> None:
             assert [(r["id"], r["name"]) for r in latest(reader.repo, winner)] == [
                 (key, name) for key, name, _ in OLD
             ]
+
+
+@pytest.mark.parametrize("engine_version", ["v1", "v2"])
+def test_an_upgrader_that_fails_on_the_last_row_leaves_nothing(engine_version: str) -> None:
+    def careful(old: dict[str, Any]) -> dict[str, Any]:
+        if old["id"] == "k0499":
+            raise ValueError("cannot")
+        return {**old, "tier": "x"}
+
+    with closing(new_world(engine_version)) as world:
+        writer = world.open("writer", target_part_bytes=64 * 1024)
+        write(writer.repo, V1, *(row(f"k{n:04d}", name="n" * 500, age=n) for n in range(500)))
+        writer.repo.flush()
+        before = world.backend.objects()
+        with pytest.raises(MigrationError, match=r"'k0499'.*careful.*cannot") as caught:
+            migrate(writer.repo, V2, upgraders={("Customer", 1): careful})
+        assert caught.value.identity == "k0499"
+        assert world.backend.objects() == before
+        assert [r["age"] for r in latest(writer.repo, V1)] == list(range(500))
+
+
+def test_more_types_than_a_manifest_holds() -> None:
+    """Their heads are in buckets: those that change without rows, too."""
+    with closing(new_world("v2")) as world:
+        repository = world.open("writer").repo
+        types = [entity(f"Type{n}", a=Field[int]) for n in range(130)]
+        commit(repository, *(rows_of(t, row("x", a=1)) for t in types))
+        changed = entity("Type7", a=Field[float], b=Field[str | None])
+        migrate(repository, changed, EMPTY)
+        drop(repository, "Type8")
+        drop(repository, "Type9", purge=True)
+        write(repository, types[1], row("x", a=2))
+        repository.flush()
+        fresh = world.open("fresh").repo
+        assert len(fresh.type_refs()) == 129
+        assert [(r["a"], r["b"]) for r in latest(fresh, changed)] == [(1.0, None)]
+        assert latest(fresh, types[8]) == latest(fresh, EMPTY) == []
+        with pytest.raises(TypeDroppedError):
+            write(fresh, types[9], row("x", a=1))
+        assert repair_catalogs(fresh).catalogs == ()
+        assert verify_storage(fresh, deep=True).findings == []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pydantic import SecretStr
@@ -25,8 +26,10 @@ from storage_engine import (
 )
 from storage_engine.config import S3Credentials
 from storage_engine.model import spec_of
+from storage_engine.repository import open_repository
 from storage_engine.spark import scans, write_type
 from storage_engine.spark.reader import read_entities, read_relations, read_type
+from tests.conformance.test_rfc0009_migration import V1, V2, migrate, row, write
 from tests.servers import S3Server
 from tests.spark import read_world as world
 from tests.spark.read_world import Follows, Place, Sample, Stay, commit, expected, rows, sample
@@ -199,6 +202,29 @@ def test_other_engines(spark: SparkSession, tmp_path: Path, engine: str) -> None
         world.check_every_window(spark, session, Sample, partial(read_type, spark, Sample, session))
         found = read_type(spark, Stay, session, columns=["visit"], filter="nights = 2")
         assert rows(found) == [{"visit": "v1"}]
+
+
+@pytest.mark.parametrize("engine", ["v1", "v2"])
+def test_after_a_migration(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    """v2 reads the current version; v1 all of them, in the current one."""
+    uri = str(tmp_path / "onto")
+    initialize_storage(uri, engine)
+    with closing(open_repository(uri)) as repository:
+        write(repository, V1, row("a", name="Ann", age=1), row("b", name="Bob", age=2))
+        migrate(repository, V2)
+        write(repository, V2, row("b", name="Bobby", age=2.5, tier="gold"))
+        migrated = cast(type[Entity], V2.python_class)
+        now = [("a", "Ann", 1.0, "basic"), ("b", "Bobby", 2.5, "gold")]
+        frame = read_entities(spark, migrated, uri)
+        assert sorted(tuple(r) for r in frame.collect()) == now
+        history = read_entities(spark, migrated, uri, history=True)
+        shown = sorted((r["commit_id"], r["name"], r["tier"]) for r in history.collect())
+        older = [(1, "Ann", "basic"), (1, "Bob", "basic")] if engine == "v1" else []
+        assert shown == [*older, (2, "Ann", "basic"), (2, "Bob", "basic"), (3, "Bobby", "gold")]
+        then = read_entities(spark, migrated, uri, as_of=1)
+        assert sorted(r["name"] for r in then.collect()) == [name for _, name, _ in older]
+        with pytest.raises(SchemaOutdatedError):
+            read_entities(spark, cast(type[Entity], V1.python_class), uri)
 
 
 def test_mistakes(spark: SparkSession, directory: Place) -> None:

@@ -224,3 +224,33 @@ def test_a_recorded_schema_that_says_nothing_is_named(tmp_path: Path, schema: An
         ):
             with pytest.raises(IntegrityError, match=r"Customer|manifest"):
                 use()
+
+
+@pytest.mark.parametrize("store", ["registry"], indirect=True)
+def test_it_is_migrated_and_its_past_stays_readable(store: Path) -> None:
+    """The log never recorded what its rows were: the migration does."""
+
+    class Later(Entity, name="Customer"):
+        id: Field[str] = Field(primary_key=True)
+        age: Field[float | None] = Field(default=None)
+        tags: Field[list[str]] = Field(default_factory=list)
+        extra: Field[Any] = Field(default=None)
+        seen: Field[datetime | None] = Field(default=None)
+        tier: Field[str] = Field(default="basic")
+
+    with Session(str(store), entity_types=[Later]) as session:
+        preview = session.migrate()
+        assert preview.possible, preview
+        session.migrate(dry_run=False, token=preview.token)
+        ann, ben = session.query().entities(Later).collect()
+        assert (ann.age, ann.tags, ann.tier, ben.extra) == (31.0, ["x", "y"], "basic", {"k": [1]})
+        past = session.query().entities(Later).with_history().collect()
+        assert [(later.meta().commit_id, later.id, later.age) for later in past] == [
+            (1, "a", 30.0),
+            (1, "b", None),
+            (2, "a", 31.0),
+            (3, "a", 31.0),
+            (3, "b", None),
+        ]
+        raw = session.query().raw("Customer", schema_version=1).collect()
+        assert [(r["id"], r["age"]) for r in raw] == [("a", 31), ("b", None)]

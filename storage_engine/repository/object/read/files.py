@@ -161,7 +161,7 @@ class Scanner:
         """All rows of the entries, in memory."""
         files = files_of(entries)
         contents = self._bulk.parallel.map(self._content, [item.file for item in files])
-        tables = [_decode(spec, data, i) for data, i in zip(contents, files, strict=True)]
+        tables = [decode(spec, data, i) for data, i in zip(contents, files, strict=True)]
         return pa.concat_tables(tables) if tables else versioned_schema(spec).empty_table()
 
     def source(
@@ -245,7 +245,7 @@ class Scanner:
     def _rows(
         self, spec: TypeSpec, item: DataFile, content: bytes, *, keep: Collection[str]
     ) -> pa.Table:
-        rows = _decode(spec, content, item)
+        rows = decode(spec, content, item)
         if item.file.path in keep:
             self._decoded.keep(item.file.path, _columns_of(spec, item), rows)
         return rows
@@ -346,21 +346,17 @@ def _check_content(file: CommitFile, data: bytes) -> None:
             raise damaged(file.path, f"sha256 {actual}", file.content_sha256)
 
 
-def decode(spec: TypeSpec, data: bytes, entry: Entry, file: CommitFile) -> pa.Table:
-    """A file's rows in `versioned_schema`."""
-    return _decode(spec, data, DataFile(entry, file))
-
-
 def _columns_of(spec: TypeSpec, item: DataFile) -> tuple[str, ...]:
     """What the decoded rows of a file are kept by."""
     names = tuple(versioned_schema(spec).names)
     return names if item.stored is None else (*names, spec.schema_sha256)
 
 
-def _decode(spec: TypeSpec, data: bytes, item: DataFile) -> pa.Table:
+def decode(spec: TypeSpec, data: bytes, item: DataFile) -> pa.Table:
+    """A file's rows in `versioned_schema`."""
     entry, file, stored = item
     if stored is not None:
-        return _brought_forward(spec, stored, _decode(stored, data, DataFile(entry, file)), file)
+        return _brought_forward(spec, stored, decode(stored, data, DataFile(entry, file)), file)
     schema = versioned_schema(spec)
     names = schema.names if file.commit_id_source == "column" else schema.names[1:]
     # Not `read_table`, whose machinery for datasets costs more than a small file itself.
