@@ -18,12 +18,13 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import dagster as dg
 from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from storage_engine.config import duration
+from storage_engine.runtime.arguments import declared_types as types_of_module
 from storage_engine.spark.ingest_spec import (
     Format,
     IngestFields,
@@ -32,6 +33,9 @@ from storage_engine.spark.ingest_spec import (
     SourceFields,
     checked_expectations,
 )
+
+if TYPE_CHECKING:
+    from storage_engine.model.spec import TypeSpec
 
 INGEST_POOL = "ontologia_ingest"
 MAINTENANCE_POOL = "ontologia_maintenance"
@@ -265,6 +269,13 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         return IngestSpec(
             storage_uri=storage_uri, source=Source(**{**own, "paths": paths}), **members
         )
+
+
+def with_ends(spec: TypeSpec, models: str) -> list[TypeSpec]:
+    """A type, and of a relation the types at its ends: a rename of one is a change of both."""
+    ends = {("entity", name) for name in (spec.left, spec.right) if name is not None}
+    declared = types_of_module(models, option="models") if ends else {}
+    return [spec, *(other for ref, other in declared.items() if ref in ends)]
 
 
 def snake_case(name: str) -> str:

@@ -19,10 +19,13 @@ import pyarrow as pa
 
 from ontologia_dagster.dagster_compat import instance_of, set_data_version
 from ontologia_dagster.declaration import MODELS_METADATA, TYPE_METADATA
-from ontologia_dagster.downstream.metadata import column_schema
+from ontologia_dagster.downstream.metadata import column_schema, schema_metadata
 from ontologia_dagster.ingestion import provenance
-from ontologia_dagster.resources.ontology import OntologyResource, report_failures
-from ontologia_dagster.schema.compare import SchemaAdvice, schema_metadata
+from ontologia_dagster.resources.ontology import (
+    OntologyResource,
+    SchemaAdvice,
+    report_failures,
+)
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 

@@ -15,9 +15,12 @@ import dagster as dg
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
+    from storage_engine.schema.history import TypeHistory
     from storage_engine.spark.results import WriteResult
 
 FINGERPRINT = "ontologia/source_fingerprint"
+SCHEMA_VERSION = "schema_version"
+COLUMN_CHANGES = "column_changes"
 SHOWN_ROWS = 100
 PER_REQUEST = {
     "GET": 0.0004 / 1000,
@@ -92,6 +95,47 @@ def column_schema(spec: TypeSpec) -> dg.TableSchema:
 
 def _constraints(nullable: bool, *, unique: bool = False) -> dg.TableColumnConstraints:
     return dg.TableColumnConstraints(nullable=nullable, unique=unique)
+
+
+# -- schemas --------------------------------------------------------------------------------------
+
+
+def schema_metadata(
+    repository: Repository, spec: TypeSpec, instance: dg.DagsterInstance, key: dg.AssetKey
+) -> dict[str, Any]:
+    """The version that the type's rows have, and what changed since the asset was last
+    materialised. Nothing for a type that is not stored yet."""
+    history = repository.type_histories([spec.ref]).get(spec.ref)
+    if history is None or history.current is None:
+        return {}
+    version = history.current.version
+    changes = column_changes(history, last_version(instance, key), version)
+    return {SCHEMA_VERSION: version, **changes}
+
+
+def last_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> int | None:
+    """The schema version of the last materialisation; None when none of them tells."""
+    event = instance.get_latest_materialization_event(key)
+    made = event.asset_materialization if event is not None else None
+    told = made.metadata.get(SCHEMA_VERSION) if made is not None else None
+    return told.value if told is not None and isinstance(told.value, int) else None
+
+
+def column_changes(history: TypeHistory, before: int | None, now: int) -> dict[str, Any]:
+    """What became of columns between two versions, as a table; nothing where nothing did."""
+    from storage_engine.schema.lineage import diff_versions
+
+    older, newer = history.version(before or now), history.version(now)
+    if older is None or newer is None or older is newer:
+        return {}
+    diff = diff_versions(older, newer)
+    return {
+        "schema_version_before": older.version,
+        COLUMN_CHANGES: table(
+            ["column", "change", "before", "after"],
+            [(change.path, change.change, change.before, change.after) for change in diff.changes],
+        ),
+    }
 
 
 # -- tables ---------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from pydantic import Field
 from ontologia_dagster.declaration import STORAGE_METADATA, on_new_data
 from ontologia_dagster.declaration import automation as condition
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
-from ontologia_dagster.resources.ontology import report_failures
-from ontologia_dagster.schema.compare import SchemaAdvice
+from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource

@@ -20,8 +20,8 @@ from ontologia_dagster.dagster_compat import (
     result_without_events,
     version_tags,
 )
-from ontologia_dagster.declaration import OntologyAsset, automation, definition_metadata
-from ontologia_dagster.downstream.metadata import FINGERPRINT, write_metadata
+from ontologia_dagster.declaration import OntologyAsset, automation, definition_metadata, with_ends
+from ontologia_dagster.downstream.metadata import FINGERPRINT, schema_metadata, write_metadata
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.ingestion.source_files import PARTITION_KEY
 from ontologia_dagster.ingestion.source_sensor import (
@@ -29,23 +29,26 @@ from ontologia_dagster.ingestion.source_sensor import (
     source_sensor,
     spans_of_runs,
 )
-from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.resources.spark import find_earlier, preview_ingest, run_ingest
-from ontologia_dagster.schema.agreement import agree_on_schema
-from ontologia_dagster.schema.compare import SchemaAdvice, schema_metadata
+from ontologia_dagster.schema.differences import diff_table, schema_failure
+from ontologia_dagster.schema.migration import apply_migration, outcome
 from ontologia_dagster.storage.checks import index_check, schema_check
 from ontologia_dagster.storage.maintenance import repair_job_name
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import ConfigurationError, MigrationTokenError
+from storage_engine.schema.comparison import compare_types
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from ontologia_dagster.resources.spark import SparkResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
+    from storage_engine.schema.diff import SchemaDiff
     from storage_engine.spark.ingest_spec import IngestSpec
     from storage_engine.spark.results import WriteResult
 
 SPARK = "spark"
+_MIGRATION_TRIES = 5  # while other runs migrate the same types
 
 
 def build_type(declared: OntologyAsset) -> dg.Definitions:
@@ -204,6 +207,81 @@ def _ingest(
     }
     versions = {key: state.commit_id for key, state in stored.items()}
     yield from _partition_results(context, declared, metadata, own, versions)
+
+
+def agree_on_schema(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    ontology: "OntologyResource",
+    spec: "TypeSpec",
+    *,
+    dry_run: bool,
+) -> dict[str, Any] | None:
+    """Go on only with a type that is as the storage has it, or new to it.
+
+    Where the declaration says `schema: additive`, additive changes are applied here: the metadata
+    tells of them. None: a preview, which applies nothing, has left an observation of them instead.
+    """
+    advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
+    specs = with_ends(spec, declared.models)
+    spark: SparkResource = context.resources.spark
+    for remaining in reversed(range(_MIGRATION_TRIES)):
+        with ontology.repository() as repository:
+            comparison = compare_types(specs, repository.type_histories)
+            if comparison.agrees:
+                return {}
+            if declared.schema_changes != "additive" or not comparison.additive:
+                raise schema_failure(comparison, advice)
+            if dry_run:
+                _observe_pending(context, declared, comparison.summary(), comparison.diffs)
+                return None
+            changed = {migration.ref for migration in comparison.differing}
+            try:
+                result = apply_migration(
+                    context,
+                    ontology,
+                    spark,
+                    repository,
+                    [(each, declared.models) for each in specs if each.ref in changed],
+                    upgraders=None,
+                    force=True,
+                )
+            except MigrationTokenError:
+                if not remaining:
+                    raise
+                continue  # another run was faster, maybe with the same
+        if result.commit_id is None:
+            return {}  # another run has done it
+        context.log.info(
+            "additive changes were applied: %s. %s", comparison.summary(), outcome(result)
+        )
+        return {
+            "schema_diff": diff_table(comparison.diffs),
+            "schema_commit": result.commit_id,
+            "schema_rows_rewritten": sum(result.rows_migrated.values()),
+        }
+    raise AssertionError("the last try returns or raises")
+
+
+def _observe_pending(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    summary: str,
+    diffs: "Sequence[SchemaDiff]",
+) -> None:
+    context.log.info("a run would first apply additive changes: %s", summary)
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=declared.asset_key,
+            description="Preview: nothing was written.",
+            metadata={
+                "dry_run": True,
+                "preview_problem": "rows can be counted once the schema was changed, which a run "
+                f"does first: {summary}",
+                "schema_diff": diff_table(diffs),
+            },
+        )
+    )
 
 
 def _partition_keys(context: dg.AssetExecutionContext, declared: OntologyAsset) -> list[str]:

@@ -7,8 +7,10 @@ ours ends a step as one clear failure with the error's facts.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -19,11 +21,18 @@ from ontologia_dagster.ingestion.provenance import RUN_ID
 from ontologia_dagster.resources.environments import refuse_production
 from ontologia_dagster.resources.secrets import child_environment
 from storage_engine.config import OntologiaConfig, S3Credentials
-from storage_engine.errors import ConfigurationError, LockContentionError, OntologiaError
+from storage_engine.errors import (
+    ConfigurationError,
+    LockContentionError,
+    MigrationTokenError,
+    MissingUpgraderError,
+    OntologiaError,
+    SchemaOutdatedError,
+    TypeDroppedError,
+)
 from storage_engine.repository import open_repository
 
 if TYPE_CHECKING:
-    from ontologia_dagster.schema.compare import SchemaAdvice
     from storage_engine import Entity, Relation, Session
     from storage_engine.events.protocol import EventStore
     from storage_engine.repository.protocol import Repository
@@ -219,3 +228,64 @@ def _holding_run(
 def _shown(fact: Any) -> str | int | float | bool:
     """Facts hold whatever the error knows; Dagster takes less."""
     return fact if isinstance(fact, str | int | float | bool) else str(fact)
+
+
+# -- classes that differ ---------------------------------------------------------------------------
+
+_MODULE = "MODULE"  # stands for what nobody knows
+_ABOUT_SCHEMA = {
+    error.__name__
+    for error in (SchemaOutdatedError, TypeDroppedError, MissingUpgraderError, MigrationTokenError)
+}
+
+
+def migration_job_name(storage: str) -> str:
+    return f"{storage}_migration"
+
+
+@dataclass(frozen=True)
+class SchemaAdvice:
+    """What to do about a class that differs: the job, where it is known, and the command for those
+    at a terminal."""
+
+    job: str | None
+    location: str
+    storage_uri: str
+    models: str = _MODULE
+
+    @classmethod
+    def of(
+        cls, ontology: OntologyResource, storage: str | None, models: str | None = None
+    ) -> SchemaAdvice:
+        """`storage` is the key of the resource."""
+        job = migration_job_name(storage) if storage is not None else None
+        return cls(job, ontology.location, ontology.storage_uri, models or _MODULE)
+
+    def command(self, *, upgraders: bool = False) -> str:
+        more = f" --upgraders {_MODULE}" if upgraders else ""
+        uri = shlex.quote(self.storage_uri)
+        return f"onto migrate --models {shlex.quote(self.models)}{more} --storage-uri {uri}"
+
+    def sentence(self, *, upgraders: bool = False) -> str:
+        job = f"the job {self.job} or " if self.job is not None else ""
+        return (
+            f"Run {job}`{self.command(upgraders=upgraders)}`: it shows what it would do, and a "
+            "token to apply it with"
+        )
+
+    def metadata(self, *, upgraders: bool = False) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"command": self.command(upgraders=upgraders)}
+        if self.job is not None:
+            metadata["migration_job"] = dg.MetadataValue.job(self.job, self.location)
+        return metadata
+
+    def about(self, error: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """For a failure, by its error's name: nothing where it is about something else."""
+        if error not in _ABOUT_SCHEMA:
+            return {}
+        differences = facts.get("differences") or ()
+        listed = "\n".join(f"- {sentence}" for sentence in differences)
+        return {
+            **({"differences": dg.MetadataValue.md(listed)} if listed else {}),
+            **self.metadata(upgraders=error == MissingUpgraderError.__name__),
+        }

@@ -15,17 +15,14 @@ import dagster as dg
 from pydantic import Field
 
 from ontologia_dagster.dagster_compat import location_of
-from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets
-from ontologia_dagster.downstream.metadata import price, table
+from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets, with_ends
+from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, price, table
+from ontologia_dagster.resources.ontology import migration_job_name
 from ontologia_dagster.resources.spark import PIPES, submit
-from ontologia_dagster.schema.compare import (
-    SCHEMA_VERSION,
-    column_changes,
+from ontologia_dagster.schema.differences import (
     diff_table,
-    migration_job_name,
     missing_sentence,
     missing_table,
-    with_ends,
 )
 from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
 from storage_engine.errors import ConfigurationError

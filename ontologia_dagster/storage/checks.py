@@ -20,16 +20,18 @@ from ontologia_dagster.declaration import (
     STORAGE_METADATA,
     OntologyAsset,
     snake_case,
-)
-from ontologia_dagster.downstream.metadata import request_metadata, requests_of, table
-from ontologia_dagster.schema.compare import (
-    SCHEMA_VERSION,
-    SchemaAdvice,
-    compare,
-    comparison_metadata,
     with_ends,
 )
+from ontologia_dagster.downstream.metadata import (
+    SCHEMA_VERSION,
+    request_metadata,
+    requests_of,
+    table,
+)
+from ontologia_dagster.resources.ontology import SchemaAdvice
+from ontologia_dagster.schema.differences import comparison_metadata
 from storage_engine.errors import OntologiaError
+from storage_engine.schema.comparison import compare_types
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -145,7 +147,7 @@ def _schema_result(ontology: "OntologyResource", declared: OntologyAsset) -> dg.
 
     spec = type_of(declared.ingest_spec(ontology.storage_uri, declared.source.paths))
     with ontology.repository() as repository:
-        comparison = compare(repository, with_ends(spec, declared.models))
+        comparison = compare_types(with_ends(spec, declared.models), repository.type_histories)
         requests = requests_of(repository)
     metadata: dict[str, Any] = {
         SCHEMA_VERSION: comparison.versions.get(spec.ref) or dg.MetadataValue.null(),

@@ -30,8 +30,8 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import free_slots
 from ontologia_dagster.declaration import EVENTS_POOL
 from ontologia_dagster.downstream.metadata import request_metadata, table
-from ontologia_dagster.resources.ontology import report_failures
-from ontologia_dagster.schema.compare import SchemaAdvice, require_agreement, types_in
+from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
+from ontologia_dagster.schema.differences import require_agreement, types_in
 from storage_engine.errors import HandlerError
 
 if TYPE_CHECKING:

@@ -33,14 +33,9 @@ from ontologia_dagster.dagster_compat import (
     version_tags,
 )
 from ontologia_dagster.declaration import TypeAsset, find_type_assets
+from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, last_version
 from ontologia_dagster.ingestion import partitions, provenance
-from ontologia_dagster.resources.ontology import report_failures
-from ontologia_dagster.schema.compare import (
-    SCHEMA_VERSION,
-    SchemaAdvice,
-    column_changes,
-    last_version,
-)
+from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, find_type_assets
 from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
-from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.resources.spark import PIPES, submit
-from ontologia_dagster.schema.compare import SchemaAdvice
 from ontologia_dagster.storage import checks
 from ontologia_dagster.storage.events import age_s, due_events, load_handlers
 from storage_engine.config import duration

@@ -142,7 +142,8 @@ class SparkStager:
         assert migration.source is not None
         source = migration.source.spec
         plan = objects.executor().plan(source, When(as_of))
-        if sum(item.file.bytes for item in plan.files) < self._above_bytes:
+        size = sum(item.file.bytes for item in plan.files)
+        if not size or size < self._above_bytes:
             return None
         task = RewriteTask(_portable(migration), folder, objects.config.target_part_bytes)
         _check_portable(task)

@@ -1,4 +1,5 @@
-"""`onto schema` and `onto migrate`, on every engine."""
+"""`onto schema` and `onto migrate`. What they ask of engines is tested on all four elsewhere
+(tests/runtime/test_migrate.py): two storages are enough here."""
 
 from __future__ import annotations
 
@@ -12,6 +13,13 @@ from storage_engine.commitlog import layout
 from storage_engine.runtime.migration import apply_drop, preview_drop
 from tests.cli.conftest import Place
 from tests.cli.support import ROOT, Done, create, onto, opened
+
+
+@pytest.fixture(params=["directory-v2", "sqlite-v1"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    backend, engine = request.param.split("-")
+    uri = f"sqlite:///{tmp_path}/shop.db" if backend == "sqlite" else f"file://{tmp_path}/shop"
+    return Place(backend, engine, uri)
 
 
 @pytest.fixture(autouse=True)

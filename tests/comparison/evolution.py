@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from storage_engine import Entity, Field, Relation, Session
 from storage_engine.maintenance.restore import restore
+from storage_engine.runtime.migration import apply_drop, preview_drop
 from tests.comparison.storages import DISTURBANCES, LAYOUTS, Storage, opened
 
 Row = dict[str, Any]
@@ -157,6 +158,7 @@ class TypeModel:
     ways: list[RowStep] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     moved: set[int] = field(default_factory=set)  # commits that migrated it
+    ended: dict[int, int] = field(default_factory=dict)  # stages that ended by a drop, and when
 
     @property
     def stage(self) -> int:
@@ -168,13 +170,29 @@ class TypeModel:
 
     def active(self, commit: int) -> int | None:
         begun = [n for n, (_, since) in enumerate(self.versions) if since <= commit]
-        return begun[-1] if begun else None
+        if not begun or self.ended.get(begun[-1], commit + 1) <= commit:
+            return None
+        return begun[-1]
 
-    def upgraded(self, written: Written) -> Row:
+    def upgraded(self, written: Written, upto: int | None = None) -> Row:
         row = written.row
-        for way in self.ways[written.stage :]:
+        for way in self.ways[written.stage : upto]:
             row = way(row)
         return row
+
+    def lives(self) -> list[range]:
+        """The stages from each creation to the drop after it, or to now."""
+        ends = [*sorted(self.ended), self.stage]
+        begins = [0, *(end + 1 for end in ends[:-1])]
+        return [range(b, e + 1) for b, e in zip(begins, ends, strict=True) if b <= e]
+
+    def drop(self, commit: int) -> None:
+        self.ended[self.stage] = commit
+
+    def create_anew(self, commit: int, version: int, name: str) -> None:
+        self.versions.append((version, commit))
+        self.names.append(name)
+        self.ways.append(dict)
 
     def changed(self, rows: Mapping[tuple[str, ...], Row]) -> dict[tuple[str, ...], Row]:
         if not self.versions:
@@ -222,12 +240,17 @@ class Restore:
 
 
 @dataclass(frozen=True)
+class DropAndCreate:
+    """The type goes, with its relations, and is created anew as it was."""
+
+
+@dataclass(frozen=True)
 class Disturb:
     name: str
     choice: int
 
 
-Action = Commit | Migrate | Restore | Disturb
+Action = Commit | Migrate | Restore | DropAndCreate | Disturb
 
 
 @dataclass(frozen=True)
@@ -291,6 +314,8 @@ class World:
                 self.check()
             case Restore():
                 self._restore(action)
+            case DropAndCreate():
+                self._drop_and_create()
             case Disturb():
                 DISTURBANCES[action.name](self.storage, action.choice)
 
@@ -358,6 +383,37 @@ class World:
             self.links.migrate(self.head, self.link_version, dict, "Link")
         self.storage.session = Session(self.storage.uri, config=self.storage.config)
         self.storage.views.clear()
+
+    def _drop_and_create(self) -> None:
+        if not self.things.versions:
+            return
+        repository, name = self.session.repository, self.form.name
+        preview = preview_drop(repository, name, cascade=True)
+        _, commit = apply_drop(repository, name, token=preview.token, cascade=True)
+        self.head += 1
+        assert commit == self.head
+        models = [m for m in (self.things, self.links) if m.versions]
+        for model in models:
+            model.drop(self.head)
+        found = self.session.query().entities(self.thing).collect()
+        assert found == []
+        assert found.diagnostics == ({"reason": "type_dropped", "dropped_commit_id": self.head},)
+        self._check_raw()
+        self._check_upgraded()
+        self._check_feed()
+        self._check_diff()
+        if self.links.versions:
+            self.session.query().relations(self.link)  # one of the session's types
+            self.link_version += 1
+        result = self.session.migrate(dry_run=False, force=True, upgraders={})
+        self.head += 1
+        self.version += 1
+        assert result.commit_id == self.head
+        assert result.new_schema_versions[name] == self.version
+        self.things.create_anew(self.head, self.version, name)
+        if self.links.versions:
+            self.links.create_anew(self.head, self.link_version, "Link")
+        self.check()
 
     def _restore(self, action: Restore) -> None:
         if not self.things.versions:
@@ -440,17 +496,19 @@ class World:
         assert [_plain(o) for o in query.with_history().collect()] == [w.row for w in rows]
 
     def _check_feed(self) -> None:
-        expected = []
-        seen: set[tuple[str, ...]] = set()
-        for written in self.things.history(0):
-            if written.commit in self.things.moved:
-                continue
-            operation = "update" if written.identity in seen else "insert"
-            seen.add(written.identity)
-            fields = self.things.upgraded(written)
-            expected.append(
-                (written.commit, self.form.name, written.identity[0], operation, fields)
-            )
+        expected: list[Any] = []
+        for life in self.things.lives():
+            seen: set[tuple[str, ...]] = set()
+            name = self.things.names[life[-1]]
+            for written in self.things.history(0):
+                if written.stage not in life or written.commit in self.things.moved:
+                    continue
+                operation = "update" if written.identity in seen else "insert"
+                seen.add(written.identity)
+                fields = self.things.upgraded(written, life[-1])
+                expected.append((written.commit, name, written.identity[0], operation, fields))
+            if life[-1] in self.things.ended:
+                expected.append((self.things.ended[life[-1]], name, None, "drop", None))
         found: list[Any] = []
         cursor: int | str = 0
         limits = iter([2, 3, 1, 50] * 100)
@@ -458,42 +516,55 @@ class World:
             found += page
             cursor = page.cursor
         told = [
-            (c["commit_id"], c["type_name"], c["key"], c["operation"], c["fields"])
+            (c["commit_id"], c["type_name"], c.get("key"), c["operation"], c.get("fields"))
             for c in found
             if c["kind"] == "entity"
         ]
         assert told == expected
         links = [
-            (c["commit_id"], c["left_key"], c["right_key"]) for c in found if c["kind"] != "entity"
+            (c["commit_id"], c["left_key"], c["right_key"])
+            for c in found
+            if c["kind"] != "entity" and c["operation"] != "drop"
         ]
         stated = [w for w in self.links.history(0) if w.commit not in self.links.moved]
         assert links == [(w.commit, *w.identity[:2]) for w in stated]
 
     def _check_diff(self) -> None:
-        model = self.things
         before, after = self.head // 3, self.head
         found = self.session.diff(before, after, upgraders=self.upgraders)
-        told = [(d["key"], d["before"], d["after"]) for d in found if d["kind"] == "entity"]
-        old = self._upgraded_state(before)
-        expected = []
-        for key, new in self._upgraded_state(after).items():
-            was = old.get(key)
-            names = [n for n in new if was is None or was[n] != new[n]]
-            if names or was is None:
-                kept = None if was is None else {n: was[n] for n in names}
-                expected.append((key[0], kept, {n: new[n] for n in names}))
-        assert told == expected
-        assert model.versions
+        told = [
+            (d.get("key"), d.get("before"), d.get("after")) for d in found if d["kind"] == "entity"
+        ]
+        expected: list[Any] = []
+        for life in self.things.lives():
+            old, now = (self._state_in(life, commit) for commit in (before, after))
+            if now is None:
+                expected += [(None, None, None)] if old is not None else []
+                continue
+            for key, new in now.items():
+                was = (old or {}).get(key)
+                names = [n for n in new if was is None or was[n] != new[n]]
+                if names or was is None:
+                    kept = None if was is None else {n: was[n] for n in names}
+                    expected.append((key[0], kept, {n: new[n] for n in names}))
 
-    def _upgraded_state(self, commit: int) -> dict[tuple[str, ...], Row]:
+        def place(item: Any) -> tuple[str, str]:
+            return str(item[0]), repr(sorted((item[2] or {}).items()))
+
+        assert sorted(told, key=place) == sorted(expected, key=place)
+
+    def _state_in(self, life: range, commit: int) -> dict[tuple[str, ...], Row] | None:
+        """As of a commit, brought up to the last form of a life; None when that was not on."""
         stage = self.things.active(commit)
-        if stage is None:
-            return {}
-        return {k: self.things.upgraded(w) for k, w in self.things.state(stage, commit).items()}
+        if stage is None or stage not in life:
+            return None
+        state = self.things.state(stage, commit)
+        return {key: self.things.upgraded(w, life[-1]) for key, w in state.items()}
 
     def _moments(self) -> Iterator[int]:
         """Each side of each activation, and both ends."""
-        around = {since + n for _, since in self.things.versions for n in (-1, 0)}
+        edges = [since for _, since in self.things.versions] + list(self.things.ended.values())
+        around = {edge + n for edge in edges for n in (-1, 0)}
         yield from sorted({0, 1, self.head, *around})
 
 
@@ -545,6 +616,8 @@ def evolutions(draw: st.DrawFn, layouts: Sequence[tuple[str, ...]] = LAYOUTS) ->
             actions.append(Disturb(draw(st.sampled_from(sorted(DISTURBANCES))), draw(_CHOICE)))
         if draw(st.integers(0, 2)) == 0:
             actions += [_commit(draw, form), Restore(draw(st.integers(1, 3)))]
+        if draw(st.integers(0, 4)) == 0:
+            actions.append(DropAndCreate())
     actions.append(_commit(draw, form))
     return Evolution(draw(st.sampled_from(layouts)), first, tuple(actions))
 

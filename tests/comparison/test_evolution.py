@@ -6,13 +6,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
+from tests import campaigns
 from tests.comparison.evolution import Evolution, evolutions
 from tests.comparison.scenarios import examples
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@examples(4)
+@examples(campaigns.examples(3))
 @given(evolutions())
 def test_random_schema_histories_are_the_same_everywhere(evolution: Evolution) -> None:
     evolution.run()

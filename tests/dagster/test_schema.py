@@ -20,8 +20,8 @@ import pytest
 from ontologia_dagster.declaration import OntologyAsset, SourceSpec
 from ontologia_dagster.downstream.io_manager import OntologyIOManager
 from ontologia_dagster.downstream.queries import query_asset
+from ontologia_dagster.ingestion.asset import agree_on_schema
 from ontologia_dagster.resources.spark import SparkResource
-from ontologia_dagster.schema.agreement import agree_on_schema
 from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import View
 from storage_engine.runtime import migration

@@ -101,6 +101,15 @@ def test_a_rename_leads_back_to_the_other_name() -> None:
     assert [told(line) for line in lives(histories)] == [expected]
 
 
+def test_a_rename_is_found_from_either_side() -> None:
+    one, two, three = stored(First, First, First)
+    old = history("Old", [(1, 4)], [one], dropped_commit_id=4, renamed_to="New")
+    # Dropped and created anew since: its history tells of its present life.
+    new = history("New", [(4, 6), (7, None)], [two, three], first=2, taken=["Old", None])
+    expected = [("Old", 1, False), ("New", 2, True), ("New", 3, False)]
+    assert told(lineage(("entity", "New"), named(old, new))) == expected
+
+
 def test_a_type_that_took_a_name_which_another_one_had_before() -> None:
     one, two, three = stored(First, First, First)
     histories = named(
