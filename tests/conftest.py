@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from storage_engine.schema import upgraders
 from tests.servers import aws_environment, moto_s3, seaweedfs_s3
 from tests.spark_support import spark
 
@@ -56,3 +57,12 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def upgraders_of_the_test() -> Iterator[None]:
+    """Upgraders count for the whole process once they are declared: those of a test end with it."""
+    before = dict(upgraders._declared)
+    yield
+    upgraders._declared.clear()
+    upgraders._declared.update(before)

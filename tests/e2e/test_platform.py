@@ -196,7 +196,7 @@ def a_flight(number: int, destination: str) -> Flight:
 def people_see_a_healthy_demo(page: Page, address: str) -> None:
     page.goto(f"{address}/locations/flights/asset-groups/flights/lineage")
     sees(page, "flight_data", "weather_observation", "observed_at", "airline_punctuality")
-    sees_all(page, "1 / 1 Passed", INGESTED)
+    sees_all(page, "2 / 2 Passed", INGESTED)
     sees(page, "100% filled")
     sees_no(page, "Loading", "Never materialized", "Unsynced")
     keep(page, "asset-graph", height=1900)

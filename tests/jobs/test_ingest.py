@@ -318,7 +318,7 @@ def test_files_with_different_headers_are_refused(
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
             archive.write(tmp_path / f"{name}.csv", "x.csv")
     zipped = Source(format="csv", paths=(str(tmp_path / "*.zip"),))
-    with pytest.raises(ConfigurationError, match="have different headers"):
+    with pytest.raises(ConfigurationError, match="have different columns"):
         ingest(spark, order_for(uri, zipped))
 
 
