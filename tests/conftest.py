@@ -63,6 +63,7 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 def upgraders_of_the_test() -> Iterator[None]:
     """Upgraders count for the whole process once they are declared: those of a test end with it."""
     before = dict(upgraders._declared)
+    upgraders._declared.clear()  # also of those that other modules declare when they are imported
     yield
     upgraders._declared.clear()
     upgraders._declared.update(before)
