@@ -58,6 +58,11 @@ format: setup ## Let ruff put formatting and imports right
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
+.PHONY: docs
+docs: setup ## Build the documentation as a site, into build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "Open build/site/index.html; for its search: $(BIN)/python -m http.server -d build/site -b 127.0.0.1"
+
 .PHONY: bench
 bench: setup ## Measure against peers (ARGS are passed on)
 	@if [ ! -f benchmarks/__main__.py ]; then echo "There are no benchmarks yet."; exit 1; fi

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RetrySpec,
         SourceSpec,
         on_new_data,
+        one_process_executor,
     )
     from ontologia_dagster.downstream.io_manager import OntologyIOManager
     from ontologia_dagster.downstream.queries import query_asset
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource, report_failures
     from ontologia_dagster.resources.spark import SparkResource
     from ontologia_dagster.storage.alerts import Alert, Notifier
+    from ontologia_dagster.storage.lineage import emits
     from ontologia_dagster.storage.storage_defs import (
         STORAGE,
         build_platform,
@@ -62,8 +64,10 @@ __all__ = [
     "build_platforms",
     "build_type",
     "build_types",
+    "emits",
     "location_resources",
     "on_new_data",
+    "one_process_executor",
     "query_asset",
     "report_failures",
 ]
@@ -91,8 +95,10 @@ _MODULES = {
     "build_platforms": "ontologia_dagster.storage.storage_defs",
     "build_type": "ontologia_dagster.ingestion.asset",
     "build_types": "ontologia_dagster.ingestion.asset",
+    "emits": "ontologia_dagster.storage.lineage",
     "location_resources": "ontologia_dagster.storage.storage_defs",
     "on_new_data": "ontologia_dagster.declaration",
+    "one_process_executor": "ontologia_dagster.declaration",
     "query_asset": "ontologia_dagster.downstream.queries",
     "report_failures": "ontologia_dagster.resources.ontology",
 }

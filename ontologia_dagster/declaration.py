@@ -8,22 +8,34 @@
     )
 
 `ingestion.asset.build_type` makes the asset, its checks, schedule and sensor of it. Declaring
-opens nothing and imports no models.
+opens nothing and imports no models; building imports them, for the ends of a relation and for what
+the asset's page says.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import dagster as dg
-from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
+from croniter import croniter
+from pydantic import (
+    AliasChoices,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from storage_engine.config import duration
+from storage_engine.model.descriptions import checked_owners, checked_tags
 from storage_engine.runtime.arguments import declared_types as types_of_module
 from storage_engine.spark.ingest_spec import (
     Format,
@@ -41,10 +53,16 @@ INGEST_POOL = "ontologia_ingest"
 MAINTENANCE_POOL = "ontologia_maintenance"
 EVENTS_POOL = "ontologia_events"
 
+# All steps of a run in one process, with one JVM; launchpads have nothing to ask about it.
+one_process_executor = dg.in_process_executor.configured(
+    {"retries": {"enabled": {}}}, name="one_process"
+)
+
 _AUTOMATION = {
     "eager": dg.AutomationCondition.eager,
     "on_missing": dg.AutomationCondition.on_missing,
 }
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _ON_CRON = re.compile(r"on_cron\((?P<cron>[^)]+)\)")
 
 
@@ -140,6 +158,15 @@ class PartitionSpec(_Declared):
             raise ValueError("static partitions need `keys`")
         if self.kind != "static" and not self.start:
             raise ValueError(f"{self.kind} partitions need `start`")
+        for name, text in (("start", self.start), ("end", self.end)):
+            if text is not None and not _DAY.match(text):
+                raise ValueError(f"partitions.{name} is a day such as 2013-01-31, not {text!r}")
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            near = difflib.get_close_matches(self.timezone, available_timezones(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"partitions.timezone: {self.timezone!r} is unknown{hint}") from None
         return self
 
 
@@ -148,6 +175,16 @@ class FreshnessSpec(_Declared):
 
     fail_after: str
     warn_after: str | None = None
+
+    @field_validator("fail_after", "warn_after")
+    @classmethod
+    def _duration(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is not None:
+            try:
+                duration(text)
+            except ValueError as error:
+                raise ValueError(f"freshness.{info.field_name}: {error}") from None
+        return text
 
     def policy(self) -> dg.FreshnessPolicy:
         warn = duration(self.warn_after) if self.warn_after else None
@@ -217,9 +254,11 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
     name: str | None = Field(default=None, description="Of the asset; the type's in snake case")
     deps: Sequence[str] = Field(default=(), description="Upstream assets, as a/b")
     group: str | None = "ontologia"
-    owners: Sequence[str] = ()
-    tags: dict[str, str] = Field(default_factory=dict)
-    description: str | None = None
+    owners: Sequence[str] = Field(
+        default=(), description="Email addresses and team:name; the class's if left out"
+    )
+    tags: dict[str, str] = Field(default_factory=dict, description="Beside those of the class")
+    description: str | None = Field(default=None, description="The class's docstring if left out")
     blocking_checks: bool = Field(
         default=False, description="Downstream stops while the index check fails"
     )
@@ -231,6 +270,23 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         """Checked, and kept as they were declared: the code version has them."""
         normal = checked_expectations(raw)
         return tuple(raw) if isinstance(raw, list | tuple) else normal
+
+    @field_validator("owners", mode="before")
+    @classmethod
+    def _owned(cls, raw: Any) -> Any:
+        return checked_owners(raw)
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _tagged(cls, raw: Any) -> Any:
+        return checked_tags(raw)
+
+    @field_validator("schedule")
+    @classmethod
+    def _cron(cls, text: str | None) -> str | None:
+        if text is not None and not croniter.is_valid(text):
+            raise ValueError(f"schedule is cron, such as '0 6 * * *', not {text!r}")
+        return text
 
     @field_validator("automation", mode="before")
     @classmethod
@@ -245,6 +301,11 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
     @property
     def asset_name(self) -> str:
         return self.name or snake_case(self.type)
+
+    @property
+    def type_asset(self) -> TypeAsset:
+        """As the jobs and sensors of its storage see it."""
+        return _type_asset(self.asset_key, definition_metadata(self))
 
     @property
     def code_version(self) -> str:
@@ -271,6 +332,10 @@ class OntologyAsset(IngestFields, dg.Model, dg.Resolvable):
         )
 
 
+def ingestion_job_name(declared: OntologyAsset) -> str:
+    return f"{declared.storage}_ingest_{'__'.join(declared.asset_key.path)}"
+
+
 def with_ends(spec: TypeSpec, models: str) -> list[TypeSpec]:
     """A type, and of a relation the types at its ends: a rename of one is a change of both."""
     ends = {("entity", name) for name in (spec.left, spec.right) if name is not None}
@@ -291,6 +356,10 @@ MODELS_METADATA = "ontologia/models"
 STORAGE_METADATA = "ontologia/storage"
 PARTITION_BY_METADATA = "ontologia/partition_by"
 COMPACTION_METADATA = "ontologia/compaction"
+WRITTEN_BY_METADATA = "ontologia/written_by"
+EVENT_METADATA = "ontologia/event"
+EMITS_METADATA = "ontologia/emits"
+INGEST_JOB_METADATA = "ontologia/ingest_job"
 
 
 @dataclass(frozen=True)
@@ -302,6 +371,9 @@ class TypeAsset:
     partition_by: PartitionSpec | None = None
     compaction: CompactionSpec | None = None
     models: str | None = None
+    ingest_job: str | None = None
+    storage: str = ""
+    is_ingested: bool = True  # and not written by handlers
 
 
 def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
@@ -310,6 +382,7 @@ def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
         TYPE_METADATA: declared.type,
         MODELS_METADATA: declared.models,
         STORAGE_METADATA: declared.storage,
+        INGEST_JOB_METADATA: ingestion_job_name(declared),
     }
     if declared.partitions is not None:
         metadata[PARTITION_BY_METADATA] = declared.partitions.model_dump(mode="json")
@@ -318,14 +391,24 @@ def definition_metadata(declared: OntologyAsset) -> dict[str, Any]:
     return metadata
 
 
-def declared_types(definitions: dg.Definitions, storage: str) -> list[str]:
-    """The types of a storage that some definitions have assets for, before they are a location."""
-    types: dict[str, None] = {}
+def declared_assets(definitions: dg.Definitions, storage: str) -> list[TypeAsset]:
+    """The assets that are types of a storage, of definitions that are no location yet."""
+    assets = []
+    for spec in asset_specs(definitions):
+        metadata = {name: _plain(value) for name, value in spec.metadata.items()}
+        if metadata.get(STORAGE_METADATA) == storage and TYPE_METADATA in metadata:
+            assets.append(_type_asset(spec.key, metadata))
+    return assets
+
+
+def asset_specs(definitions: dg.Definitions) -> list[dg.AssetSpec]:
+    specs: list[dg.AssetSpec] = []
     for asset in definitions.assets or ():
-        for spec in asset.specs if isinstance(asset, dg.AssetsDefinition) else ():
-            if spec.metadata.get(STORAGE_METADATA) == storage and TYPE_METADATA in spec.metadata:
-                types[spec.metadata[TYPE_METADATA]] = None
-    return list(types)
+        if isinstance(asset, dg.AssetsDefinition):
+            specs += asset.specs
+        elif isinstance(asset, dg.AssetSpec):
+            specs.append(asset)
+    return specs
 
 
 def checks_of(repository: dg.RepositoryDefinition, storage: str) -> list[dg.AssetCheckKey]:
@@ -349,16 +432,21 @@ def find_type_assets(repository: dg.RepositoryDefinition, storage: str) -> list[
     for key in sorted(graph.materializable_asset_keys):
         metadata = _plain_metadata(graph, key)
         if metadata.get(STORAGE_METADATA) == storage and TYPE_METADATA in metadata:
-            assets.append(
-                TypeAsset(
-                    key,
-                    metadata[TYPE_METADATA],
-                    _parse(PartitionSpec, metadata, PARTITION_BY_METADATA),
-                    _parse(CompactionSpec, metadata, COMPACTION_METADATA),
-                    metadata.get(MODELS_METADATA),
-                )
-            )
+            assets.append(_type_asset(key, metadata))
     return assets
+
+
+def _type_asset(key: dg.AssetKey, metadata: Mapping[str, Any]) -> TypeAsset:
+    return TypeAsset(
+        key,
+        metadata[TYPE_METADATA],
+        _parse(PartitionSpec, metadata, PARTITION_BY_METADATA),
+        _parse(CompactionSpec, metadata, COMPACTION_METADATA),
+        metadata.get(MODELS_METADATA),
+        metadata.get(INGEST_JOB_METADATA),
+        metadata[STORAGE_METADATA],
+        WRITTEN_BY_METADATA not in metadata,
+    )
 
 
 def _plain_metadata(graph: Any, key: dg.AssetKey) -> dict[str, Any]:

@@ -5,17 +5,23 @@ from pathlib import Path
 
 import dagster as dg
 
+from ontologia_dagster.declaration import one_process_executor
 from ontologia_dagster.resources.environments import Environments
-from ontologia_dagster.storage.storage_defs import build_platforms, location_resources
+from ontologia_dagster.storage.storage_defs import (
+    build_platforms,
+    handler_modules,
+    location_resources,
+)
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
     environments = Environments.load()
-    types = dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+    package = Path(__file__).parent
+    types = dg.load_from_defs_folder(path_within_project=package)
     return dg.Definitions.merge(
         types,
-        build_platforms(environments.current, types),
+        build_platforms(environments.current, types, handlers=handler_modules(package / "defs")),
         # One process and one JVM for all steps of a run.
-        dg.Definitions(resources=location_resources(environments), executor=dg.in_process_executor),
+        dg.Definitions(resources=location_resources(environments), executor=one_process_executor),
     )

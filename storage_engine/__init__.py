@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
     from storage_engine.errors import (
         AlreadyInitializedError,
+        BadRowsError,
         BatchSizeExceededError,
         ClosedError,
         CommitMetadataTooLargeError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         ForkedSessionError,
         HandlerError,
         HeadMismatchError,
+        ImportConflictError,
         IntegrityError,
         LeaseExpiredError,
         LockBreakError,
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
         MetadataUnavailableError,
         MigrationError,
         MigrationTokenError,
+        MissingRowsError,
         MissingUpgraderError,
         OntologiaError,
+        OvertakenExtractError,
         SchemaMetadataError,
         SchemaOutdatedError,
         SqlNotAllowedError,
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from storage_engine.query.builder import Query, RawQuery, left, right
     from storage_engine.query.results import Path, Plan, Result
     from storage_engine.repository.open import initialize_storage, open_repository
+    from storage_engine.runtime.exchange import ExportReport, ImportReport
     from storage_engine.runtime.handlers import HandlerContext, on_event
     from storage_engine.runtime.history import Changes
     from storage_engine.runtime.ontology import Ontology
@@ -72,6 +77,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyInitializedError",
+    "BadRowsError",
     "BatchSizeExceededError",
     "Changes",
     "ClosedError",
@@ -88,12 +94,15 @@ __all__ = [
     "EventDeadLetter",
     "EventLoopLimitError",
     "ExpectedVersionMismatchError",
+    "ExportReport",
     "Field",
     "FieldChange",
     "ForkedSessionError",
     "HandlerContext",
     "HandlerError",
     "HeadMismatchError",
+    "ImportConflictError",
+    "ImportReport",
     "IntegrityError",
     "LeaseExpiredError",
     "LockBreakError",
@@ -103,10 +112,12 @@ __all__ = [
     "MigrationPreview",
     "MigrationResult",
     "MigrationTokenError",
+    "MissingRowsError",
     "MissingUpgraderError",
     "OntologiaConfig",
     "OntologiaError",
     "Ontology",
+    "OvertakenExtractError",
     "Path",
     "Plan",
     "Precision",
@@ -152,9 +163,11 @@ _MODULES = {
     "Entity": "storage_engine.model.declarations",
     "Event": "storage_engine.model.declarations",
     "EventDeadLetter": "storage_engine.events.envelopes",
+    "ExportReport": "storage_engine.runtime.exchange",
     "Field": "storage_engine.model.field",
     "FieldChange": "storage_engine.schema.diff",
     "HandlerContext": "storage_engine.runtime.handlers",
+    "ImportReport": "storage_engine.runtime.exchange",
     "MigrationPreview": "storage_engine.schema.preview",
     "MigrationResult": "storage_engine.schema.preview",
     "OntologiaConfig": "storage_engine.config",

@@ -36,12 +36,13 @@ class ClosedError(OntologiaError):
 class UninitializedStorageError(OntologiaError):
     """The storage exists but holds no ontology yet."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, advice: str | None = None) -> None:
         self.uri = uri
-        super().__init__(
-            f"no ontology at {uri}: run `onto init --storage-uri {uri}` first, "
-            "or call storage_engine.initialize_storage(uri)"
+        init = (
+            f"run `onto init --storage-uri {uri}` first, or call "
+            "storage_engine.initialize_storage(uri)"
         )
+        super().__init__(f"no ontology at {uri}: {advice or init}")
 
 
 class AlreadyInitializedError(OntologiaError):
@@ -51,8 +52,10 @@ class AlreadyInitializedError(OntologiaError):
         self.uri = uri
         self.commit_id = commit_id
         super().__init__(
-            f"{uri} already holds an ontology (head at commit {commit_id}); to erase it, run "
-            "`onto init --force --dry-run` and apply with the token that it prints"
+            f"{uri} already holds an ontology (head at commit {commit_id}): open it with "
+            f"Session({uri!r}), or initialise with exist_ok=True (`onto init --exist-ok`) where it "
+            "may be there; to erase it, run `onto init --force --dry-run` and apply with the token "
+            "that it prints"
         )
 
 
@@ -290,8 +293,8 @@ class SqlNotAllowedError(OntologiaError, ValueError):
         super().__init__(
             f"sql: {what} is not allowed. A statement is one SELECT over the stored types (`show "
             "tables` lists them, `describe TYPE` shows columns), common table expressions, "
-            "VALUES, range, generate_series, unnest, json_each and json_tree, with functions that "
-            "compute from their arguments"
+            "VALUES, range, generate_series, unnest and json_each, with functions that compute "
+            "from their arguments"
         )
 
 
@@ -309,19 +312,55 @@ class CopyRefusedError(OntologiaError):
         super().__init__(message)
 
 
+class ImportConflictError(OntologiaError):
+    """Rows of an import are stored otherwise; nothing was written."""
+
+    def __init__(
+        self, *, source: str, conflicts: Mapping[str, int], applied_by: int | None = None
+    ) -> None:
+        self.source = source
+        self.conflicts = dict(conflicts)
+        self.applied_by = applied_by
+        told = ", ".join(f"{count} of {name}" for name, count in self.conflicts.items())
+        if applied_by is not None:
+            super().__init__(
+                f"{source} was imported by commit {applied_by}, and rows of it were changed since "
+                f"({told}): nothing was written; to import it again, give it a name of its own "
+                "(--idempotency-key)"
+            )
+            return
+        super().__init__(
+            f"{source}: rows are stored with other values ({told}): nothing was written; keep what "
+            "is stored (--on-conflict skip), or write new versions (--on-conflict upsert)"
+        )
+
+
 class MissingUpgraderError(OntologiaError):
     """Rows of a stored version cannot become the declared class by themselves."""
 
-    def __init__(self, missing: Sequence[tuple[str, int]], differences: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        missing: Sequence[tuple[str, int]],
+        differences: Sequence[str] = (),
+        *,
+        reading: bool = False,
+    ) -> None:
+        """`reading`: not a migration wants it, but whoever reads history through upgraders."""
         self.missing = list(missing)
         self.differences = list(differences)
         listed = ", ".join(f"{name} from version {version}" for name, version in self.missing)
         because = f" ({'; '.join(self.differences)})" if self.differences else ""
         name, version = self.missing[0]
+        given = (
+            "import its module or give it (`upgraded(upgraders=...)`, `changes(upgraders=...)`). "
+            f"`raw({name!r}, schema_version={version})` reads the rows as they were stored"
+            if reading
+            else "name its module (`onto migrate --upgraders MODULE`, `migrate(upgraders=...)`)"
+        )
         super().__init__(
             f"no upgrader for {listed}{because}: write one, `@upgrader({name!r}, "
             f"from_version={version})`, which takes a row as a dict and returns the new one, and "
-            "name its module (`onto migrate --upgraders MODULE`, `migrate(upgraders=...)`)"
+            f"{given}"
         )
 
 
@@ -384,6 +423,63 @@ class ValidationError(OntologiaError, ValueError):
         self.identity = identity
         self.field = field
         super().__init__(message)
+
+
+class BadRowsError(ValidationError):
+    """Rows of a bulk write do not fit their type, or break an expectation. `reasons` has the number
+    of rows for each, `examples` some of their identities, where those may be shown."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        type: str,
+        rows: int,
+        reasons: Mapping[str, int],
+        examples: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.rows = rows
+        self.reasons = dict(reasons)
+        self.examples = {reason: list(some) for reason, some in examples.items()}
+        super().__init__(message, type=type)
+
+
+class MissingRowsError(OntologiaError):
+    """More rows are missing from a full extract than the order allows to be marked."""
+
+    def __init__(
+        self, *, type: str, missing: int, of: int, limit: str, examples: Sequence[Any]
+    ) -> None:
+        self.type = type
+        self.missing = missing
+        self.of = of
+        self.limit = limit
+        self.examples = list(examples)
+        shown = ", ".join(repr(identity) for identity in self.examples)
+        share = f"{100 * missing / of:.3g} %" if of else "all"
+        super().__init__(
+            f"{type}: {missing} of {of} rows ({share}) are missing from the extract, for example "
+            f"{shown}; at most {limit.replace('%', ' %')} may be. Nothing was published. Is the "
+            "extract whole? If these rows are really gone, say so with a higher missing.limit for "
+            f"this run, such as {missing} or 100%"
+        )
+
+
+class OvertakenExtractError(OntologiaError):
+    """Another extract of the same source was published while this one was compared."""
+
+    retryable = True
+
+    def __init__(self, *, type: str, app_id: str, version: int | str, published: int | str) -> None:
+        self.type = type
+        self.app_id = app_id
+        self.version = version
+        self.published = published
+        super().__init__(
+            f"{type}: while {app_id} {version!r} was compared with what is stored, {app_id} "
+            f"{published!r} was published; what is missing here may be in that one. Nothing was "
+            "published, run it again"
+        )
 
 
 class BatchSizeExceededError(OntologiaError):

@@ -1,4 +1,4 @@
-"""The location's types, in YAML (`dg scaffold defs
-ontologia_dagster.components.OntologyTypeComponent customers`) or in Python (`build_type`).
-`definitions.py` loads all that is here.
+"""The location's own types, handlers and assets: `definitions.py` loads all that is here.
+
+`shop/` is an example. README.md says how to put something of your own in its place.
 """

@@ -17,13 +17,22 @@ from ontologia_dagster import (
     OntologyResource,
     PartitionSpec,
     SourceSpec,
+    emits,
     on_new_data,
     query_asset,
     report_failures,
 )
 from ontologia_dagster.demo import events as demo_events
-from ontologia_dagster.demo.instance import DELIVERY, GROUP, landing_folder
-from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airline, Flight
+from ontologia_dagster.demo.instance import DELIVERY, GROUP, STORAGE, landing_folder
+from ontologia_dagster.demo.ontology import (
+    ENTITIES,
+    RELATIONS,
+    Airline,
+    AirportNotice,
+    DisruptedDay,
+    Flight,
+    SevereDelay,
+)
 from ontologia_dagster.demo.source import NULL, PACKAGE, deliver
 from ontologia_dagster.downstream.metadata import request_metadata, table
 from storage_engine import Event, Session, View
@@ -185,6 +194,7 @@ def _declared(type_name: str, source: SourceSpec, **members: object) -> Ontology
             "type": type_name,
             "models": MODELS,
             "source": source,
+            "storage": STORAGE,
             "deps": [DELIVERY],
             "group": GROUP,
             "automation": on_new_data(),
@@ -209,6 +219,7 @@ def _alarm(
     name: str,
     find: Callable[[Session], Sequence[Event]],
     deps: Sequence[str],
+    sends: type[Event],
     description: str,
 ) -> dg.AssetsDefinition:
     @dg.asset(
@@ -216,14 +227,15 @@ def _alarm(
         group_name=GROUP,
         deps=list(deps),
         kinds={"duckdb"},
+        metadata=emits(sends, storage=STORAGE),
         pool=EVENTS_POOL,
         automation_condition=on_new_data(),
         description=description,
     )
     def alarm(
-        context: dg.AssetExecutionContext, ontology: OntologyResource
+        context: dg.AssetExecutionContext, flights: OntologyResource
     ) -> dg.MaterializeResult[None]:
-        with report_failures(context.instance), open_session(ontology) as session:
+        with report_failures(context.instance), open_session(flights) as session:
             events = find(session)
             told = demo_events.tell(session, name, events)
             requests = session.storage_info().get("requests", {})
@@ -255,18 +267,21 @@ severe_delays = _alarm(
     "severe_delays",
     demo_events.severe_delays,
     ["flight"],
+    SevereDelay,
     "Flights that left more than ten hours late. Each is told once, as a SevereDelay.",
 )
 disrupted_days = _alarm(
     "disrupted_days",
     demo_events.disrupted_days,
     ["flight", "weather_observation"],
+    DisruptedDay,
     "Days on which a quarter of an airport's flights left over an hour late, as a DisruptedDay.",
 )
 airport_notices = _alarm(
     "airport_notices",
     demo_events.notices,
     ["flight", "airport"],
+    AirportNotice,
     "A notice about an airport that nobody knows: its handler fails until the airport is there.",
 )
 
@@ -301,6 +316,7 @@ airline_punctuality = query_asset(
     "airline_punctuality",
     punctuality,
     deps=["flight", "airline"],
+    storage=STORAGE,
     group=GROUP,
     description="How late each airline's flights left, as of any commit.",
     plot={"worst_average_delay": "average_delay"},

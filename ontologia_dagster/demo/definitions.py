@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import dagster as dg
 
+from ontologia_dagster import STORAGE as ONTOLOGY
 from ontologia_dagster import (
-    STORAGE,
     Environments,
     OntologyResource,
     build_platform,
     location_resources,
+    one_process_executor,
 )
+from ontologia_dagster.dagster_compat import without_check
 from ontologia_dagster.demo.assets import ASSETS, declarations
-from ontologia_dagster.demo.instance import GROUP
-from ontologia_dagster.demo.ontology import Disruption, Incident
+from ontologia_dagster.demo.instance import DELIVERY, STORAGE, demo_storage_uri
+from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
+from ontologia_dagster.storage.checks import DEEP_VERIFY, INDEX_VERIFY, SCHEMA_MATCHES
 
 LOCATION = "flights"  # as workspace.yaml names it
 HANDLER_MODULE = "ontologia_dagster.demo.events"
-INGEST_JOB = "ingest_all"
-CHECK_JOB = "check_indices"
-ALARM_JOB = "look_for_trouble"
+INGEST_JOB = f"{STORAGE}_ingest_all"
+CHECK_JOB = f"{STORAGE}_check_types"
+ALARM_JOB = f"{STORAGE}_look_for_trouble"
 ALARMS = ("severe_delays", "disrupted_days", "airport_notices")
 REPORTS = ("airline_punctuality",)
 
@@ -49,47 +53,63 @@ def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions
     declared = declarations()
     resources = demo_resources() | ({STORAGE: ontology} if ontology is not None else {})
     after = dg.AssetSelection.assets(*ALARMS, *REPORTS)
-    everything = dg.AssetSelection.groups(GROUP)
+    ingested = [declaration.asset_key for declaration in declared]
+    own = dg.Definitions(assets=ASSETS)
     jobs = [
         dg.define_asset_job(
             INGEST_JOB,
-            selection=everything - after,
+            selection=without_check(dg.AssetSelection.assets(DELIVERY, *ingested), DEEP_VERIFY),
             description="Deliver the files and ingest all types; flights for all months at once.",
-            executor_def=dg.in_process_executor,
+            executor_def=one_process_executor,
         ),
         dg.define_asset_job(
             ALARM_JOB,
             selection=after,
             description="Look for trouble in what is stored, tell of it, and report.",
-            executor_def=dg.in_process_executor,
+            executor_def=one_process_executor,
         ),
         dg.define_asset_job(
             CHECK_JOB,
-            selection=dg.AssetSelection.checks_for_assets(*(asset.asset_key for asset in declared)),
+            # Those of what the rows are expected to be come with the ingestion, and only with it.
+            selection=dg.AssetSelection.checks(
+                *(
+                    dg.AssetCheckKey(key, name)
+                    for key in ingested
+                    for name in (INDEX_VERIFY, SCHEMA_MATCHES)
+                )
+            ),
             description="Compare every type's index with the log, and its class with the storage.",
-            executor_def=dg.in_process_executor,
+            executor_def=one_process_executor,
         ),
     ]
     return dg.Definitions.merge(
         build_platform(
             declared,
-            types=[Incident.__name__, Disruption.__name__],
+            storage=STORAGE,
+            beside=own,
             handlers=[HANDLER_MODULE],
             running=True,
         ),
-        dg.Definitions(assets=ASSETS, jobs=jobs),
+        own,
+        dg.Definitions(jobs=jobs),
         dg.Definitions(
             resources=resources,
-            executor=dg.in_process_executor,  # one process, one JVM for all steps of a run
+            executor=one_process_executor,  # one process, one JVM for all steps of a run
         ),
     )
 
 
 def demo_resources() -> dict[str, Any]:
     """Of the environment that was chosen, with settings that suit the demo where it has none."""
-    environments = Environments.load()
+    environments = Environments.load({**os.environ, STORAGE_URI_VARIABLE: demo_storage_uri()})
     current = environments.current
     spark = current.spark.model_copy(update={"config": {**_SPARK, **current.spark.config}})
-    settings = {"engine": {**_ENGINE, **current.engine}, "spark": spark}
+    settings = {
+        "engine": {**_ENGINE, **current.engine},
+        "spark": spark,
+        "create_storage": True,
+        "tenants": {},
+    }
     chosen = environments.model_copy(update={"current": current.model_copy(update=settings)})
-    return location_resources(chosen, location=LOCATION)
+    resources = location_resources(chosen, location=LOCATION)
+    return {STORAGE: resources.pop(ONTOLOGY), **resources}

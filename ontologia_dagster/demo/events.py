@@ -114,8 +114,9 @@ def handled_ids(session: Session) -> set[str]:
 # -- handled --------------------------------------------------------------------------------------
 
 
-@on_event(SevereDelay, id="demo.record_incident")
+@on_event(SevereDelay, id="demo.record_incident", writes=[Incident], emits=[])
 def record_incident(ctx: HandlerContext[SevereDelay]) -> None:
+    """An incident for each flight that left far too late."""
     event = ctx.event
     hours, minutes = divmod(event.minutes, 60)
     ctx.ensure(
@@ -130,7 +131,7 @@ def record_incident(ctx: HandlerContext[SevereDelay]) -> None:
     ctx.commit(meta={"handler": record_incident.id})
 
 
-@on_event(DisruptedDay, id="demo.record_disruption")
+@on_event(DisruptedDay, id="demo.record_disruption", writes=[Disruption], emits=[])
 def record_disruption(ctx: HandlerContext[DisruptedDay]) -> None:
     """With the strongest gust that was measured at the airport on that day (UTC)."""
     event = ctx.event
@@ -154,7 +155,7 @@ def _worst_gust(ctx: HandlerContext[DisruptedDay], event: DisruptedDay) -> float
     return gust
 
 
-@on_event(AirportNotice, id="demo.file_notice")
+@on_event(AirportNotice, id="demo.file_notice", writes=[Incident], emits=[])
 def file_notice(ctx: HandlerContext[AirportNotice]) -> None:
     """Fails as long as the airport is not known, so that nothing is filed under no airport."""
     event = ctx.event

@@ -27,6 +27,10 @@ from storage_engine.errors import ConfigurationError
 
 HOME_VARIABLE = "ONTOLOGIA_HOME"
 SOURCE_VARIABLE = "ONTOLOGIA_DEMO_SOURCE"
+DEMO_STORAGE_VARIABLE = "ONTOLOGIA_DEMO_STORAGE_URI"
+# The key of its resource, and so the beginning of all names that belong to its storage: two
+# locations of a workspace that both had `ontology/log` would be one asset to Dagster.
+STORAGE = "flights"
 GROUP = "flights"
 DELIVERY = "flight_data"
 RUN, UI, SERVER = "run", "ui", "server"
@@ -66,13 +70,21 @@ def choose_home(*, local_s3: bool = False) -> None:
     known of one would hide commits of another.
     """
     root = home()
-    default = str(root / "store")
-    chosen = os.environ.get(STORAGE_URI_VARIABLE) or default
+    own = str(root / STORAGE)
+    told = os.environ.get(DEMO_STORAGE_VARIABLE) or os.environ.get(STORAGE_URI_VARIABLE)
+    chosen = told or own
     if local_s3:
         os.environ[HOME_VARIABLE] = str(root / _LOCAL_S3)
-    elif chosen != default:
+    elif chosen != own and root.name != _readable(chosen):
         os.environ[HOME_VARIABLE] = str(root / _readable(chosen))
-    os.environ[STORAGE_URI_VARIABLE] = chosen
+    os.environ[DEMO_STORAGE_VARIABLE] = chosen
+    # The location beside it, which `make ui` opens too, stays away from the demo's storage.
+    os.environ[STORAGE_URI_VARIABLE] = str(home() / "store")
+
+
+def demo_storage_uri() -> str:
+    """The demo's storage: what `make run` and `make ui` were told, or a folder of its own."""
+    return os.environ.get(DEMO_STORAGE_VARIABLE) or str(home() / STORAGE)
 
 
 def home() -> Path:

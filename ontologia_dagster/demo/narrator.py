@@ -23,7 +23,7 @@ class Narrator:
         self.console = console
         self._status: Status | None = None
         self._began: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
         self._start = time.monotonic()
 
     # -- said by the program ----------------------------------------------------------------------
@@ -68,7 +68,7 @@ class Narrator:
         match event.event_type_value:
             case "STEP_START":
                 self._began[step] = time.monotonic()
-                self._told.discard(step)
+                self._told = {told for told in self._told if told[0] != step}
                 if self._status is not None:
                     self._status.update(f"{_readable(step)} ...")
             case "ASSET_MATERIALIZATION":
@@ -80,12 +80,17 @@ class Narrator:
 
     def _materialised(self, event: dg.DagsterEvent, step: str) -> None:
         done = event.step_materialization_data.materialization
-        if step in self._told:
+        name = done.asset_key.to_user_string()
+        if (step, name) in self._told:
             return  # a range of partitions has an event for each; one line is enough
-        self._told.add(step)
-        facts = {name: value.value for name, value in done.metadata.items()}
+        self._told.add((step, name))
+        facts: dict[str, Any] = {name: value.value for name, value in done.metadata.items()}
+        if "run" in facts:  # of a range of partitions all together
+            facts |= {
+                row.data["figure"]: list(row.data.values())[1] for row in facts["run"].records
+            }
         took = time.monotonic() - self._began.get(step, time.monotonic())
-        self.say(done.asset_key.to_user_string(), _outcome(facts), seconds=took)
+        self.say(name, _outcome(facts), seconds=took)
 
     def _checked(self, evaluation: dg.AssetCheckEvaluation) -> None:
         if not evaluation.passed:
@@ -123,6 +128,8 @@ def _outcome(facts: Mapping[str, Any]) -> str:
         ]
         made = f"commit {facts['commit']}" if facts.get("commit") else "no commit"
         return f"{made}: {', '.join(counts) or 'nothing read'}"
+    if "commit_list" in facts:
+        return f"{facts['commits']:,} commits of {facts['handlers']}"
     if "events_sent" in facts:
         return f"{facts['found']:,} found, {facts['events_sent']:,} events sent"
     if "files_changed" in facts:

@@ -18,8 +18,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from ontologia_dagster.demo.instance import choose_home, home
-from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
+from ontologia_dagster.demo.instance import DEMO_STORAGE_VARIABLE, STORAGE, choose_home, home
 from storage_engine.errors import ConfigurationError, OntologiaError
 
 T = TypeVar("T")
@@ -68,7 +67,6 @@ def run(console: Console, *, s3: bool) -> int:
     """0 when every figure is as the source says."""
     import dagster as dg
 
-    from ontologia_dagster import STORAGE
     from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.expected import expected
     from ontologia_dagster.demo.instance import (
@@ -128,7 +126,6 @@ def _apart(work: Callable[[], T]) -> T:
 
 def ui(console: Console, port: int, *, s3: bool) -> int:
     """Dagster's webserver and daemon on the instance and storage of the demo, until Ctrl-C."""
-    from ontologia_dagster import STORAGE
     from ontologia_dagster.demo.definitions import demo_resources
     from ontologia_dagster.demo.instance import (
         UI,
@@ -137,14 +134,15 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
         open_instance,
         prepare_instance,
     )
-    from ontologia_dagster.demo.run import ensure_storage
 
     place = prepare_instance()
     ontology = demo_resources()[STORAGE]
     with hold(place, UI):
         with open_instance(place) as instance:
             end_dead_runs(instance, place, UI)
-        if not ensure_storage(ontology):
+        with ontology.repository() as repository:
+            empty = repository.head_commit_id() == 0
+        if empty:
             console.print(
                 f"Nothing is in {ontology.storage_uri} yet: [bold]make {'run-s3' if s3 else 'run'}"
                 "[/bold] fills it, or materialise flight_data in the UI.",
@@ -153,12 +151,18 @@ def ui(console: Console, port: int, *, s3: bool) -> int:
         return _dagster_dev(port, stay=s3)
 
 
+def _workspace() -> Path:
+    """In a checkout that of all its locations; where the package is installed, the demo alone."""
+    of_checkout = Path(__file__).parents[2] / "workspace.yaml"
+    return of_checkout if of_checkout.is_file() else Path(__file__).with_name("workspace.yaml")
+
+
 def _dagster_dev(port: int, *, stay: bool) -> int:
     command = [
         str(Path(sys.executable).with_name("dagster")),
         "dev",
         "--workspace",
-        str(Path(__file__).with_name("workspace.yaml")),
+        str(_workspace()),
         "--host",
         "127.0.0.1",
         "--port",
@@ -197,7 +201,7 @@ def _on_local_s3(console: Console) -> Iterator[None]:
             "AWS_ENDPOINT_URL_S3": server.endpoint,
             "AWS_ALLOW_HTTP": "true",
             "AWS_S3_FORCE_PATH_STYLE": "true",
-            STORAGE_URI_VARIABLE: f"s3://{_BUCKET}/demo",
+            DEMO_STORAGE_VARIABLE: f"s3://{_BUCKET}/demo",
         }
         client = S3Resource(
             endpoint_url=server.endpoint,

@@ -23,24 +23,26 @@ from typing import Any
 
 import dagster as dg
 
-from ontologia_dagster import STORAGE, OntologyResource, SparkResource
+from ontologia_dagster import OntologyResource, SparkResource
+from ontologia_dagster.dagster_compat import runs_of_location
+from ontologia_dagster.demo import definitions
 from ontologia_dagster.demo.assets import open_session
 from ontologia_dagster.demo.definitions import (
     ALARM_JOB,
     CHECK_JOB,
     HANDLER_MODULE,
     INGEST_JOB,
+    LOCATION,
     demo_definitions,
 )
 from ontologia_dagster.demo.events import file_notice
-from ontologia_dagster.demo.instance import DELIVERY, OWN_RUN, home
+from ontologia_dagster.demo.instance import DELIVERY, OWN_RUN, STORAGE, home
 from ontologia_dagster.demo.narrator import LOGGER, Narrator, findings
 from ontologia_dagster.demo.ontology import Airport, Flight, Plane
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
 from ontologia_dagster.ingestion.source_sensor import RANGE_END, RANGE_START
 from ontologia_dagster.storage.events import load_handlers, read_backlog
-from storage_engine import Session, initialize_storage
-from storage_engine.errors import UninitializedStorageError
+from storage_engine import Session
 from storage_engine.repository.protocol import Repository
 
 _MIDNIGHT = int(NOT_MIDNIGHT)
@@ -122,7 +124,7 @@ class Demo:
 
     def _prepare(self) -> int:
         """The head before anything is done; a storage that is not there yet is made."""
-        head = ensure_storage(self._ontology)
+        head = self._head()
         if head:
             with open_session(self._ontology) as session:
                 self.outcome.corrected_before = corrections(session).first_commit is not None
@@ -150,23 +152,24 @@ class Demo:
         failed = {}
         for evaluation in evaluations:
             if not evaluation.passed:
-                failed[evaluation.check_name] = "; ".join(what for _, what in findings(evaluation))
+                asset = evaluation.asset_key.to_user_string()
+                failed[asset] = "; ".join(what for _, what in findings(evaluation))
         self._narrator.say("deep verify", f"{len(evaluations) - len(failed)} checks passed")
         return failed
 
     def _drain(self) -> None:
         """Until no event is left: failed ones wait for their next attempt, and those that a killed
         run had claimed for the end of its lease."""
-        subscriptions = [handler.subscription() for handler in load_handlers([HANDLER_MODULE])]
+        handlers = load_handlers([HANDLER_MODULE])
         deadline = time.monotonic() + _PATIENCE_S
         left = None
         while left is None or (left.due and time.monotonic() < deadline):
-            done = self._output(self._execute(f"{STORAGE}_drain_events"))
+            done = self._observed(self._execute(f"{STORAGE}_drain_events"))
             self._narrator.say("events", f"{done['handled']} handled, {done['failed']} failed")
-            left = read_backlog(self._ontology, subscriptions)
+            left = read_backlog(self._ontology, handlers)
             while left.waiting and not left.due and time.monotonic() < deadline:
                 time.sleep(0.2)
-                left = read_backlog(self._ontology, subscriptions)
+                left = read_backlog(self._ontology, handlers)
         if left.due or left.waiting:
             self._narrator.say("events", f"{left.due + left.waiting} are not handled", good=False)
 
@@ -221,11 +224,13 @@ class Demo:
         tags: Mapping[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
         """One run; a failed step ends the demo with that step's error."""
-        result = self._definitions.resolve_job_def(job).execute_in_process(
-            instance=self._instance,
-            run_config={**(config or {}), "loggers": {LOGGER: {}}},
-            tags={**OWN_RUN, **(tags or {})},
-        )
+        definition = self._definitions.resolve_job_def(job)
+        with runs_of_location(self._instance, definitions.__name__, LOCATION, definition):
+            result = definition.execute_in_process(
+                instance=self._instance,
+                run_config={**(config or {}), "loggers": {LOGGER: {}}},
+                tags={**OWN_RUN, **(tags or {})},
+            )
         self._count_files(result)
         return result
 
@@ -239,20 +244,20 @@ class Demo:
                 files: Any = facts["files"].value
                 self.outcome.files_by_spark += files
 
+    def _observed(self, result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+        """What a run has left on the storage's log."""
+        log = dg.AssetKey([STORAGE, "log"])
+        [told] = [
+            event.asset_observation_data.asset_observation
+            for event in result.get_asset_observation_events()
+            if event.asset_key == log
+        ]
+        return {name: value.value for name, value in told.metadata.items()}
+
     def _output(self, result: dg.ExecuteInProcessResult) -> dict[str, Any]:
         """What the only step of a job said of its work."""
         [event] = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
         return {name: value.value for name, value in event.step_output_data.metadata.items()}
-
-
-def ensure_storage(ontology: OntologyResource) -> int:
-    """The head of the storage, which is made when it is not there."""
-    try:
-        with ontology.repository() as repository:
-            return repository.head_commit_id()
-    except UninitializedStorageError:
-        initialize_storage(ontology.storage_uri, config=ontology.config())
-        return 0
 
 
 @contextmanager

@@ -112,12 +112,13 @@ def _first_pass(session: Session, outcome: DemoResult, expected: Expected) -> li
         ),
         Figure(
             "the same, by deep verify",
-            f"({expected.flights_to_unknown_airports} relations)" in findings,
+            f"{expected.flights_to_unknown_airports:,} flights go to "
+            f"{len(expected.unknown_airports)} airports that are not there" in findings,
             True,
         ),
         Figure(
             "unknown planes, by deep verify",
-            f"{expected.unknown_planes} right keys" in findings,
+            f"go to {expected.unknown_planes:,} planes that are not there" in findings,
             True,
         ),
         Figure("dead letters", outcome.dead_letters, 1),

@@ -19,7 +19,12 @@ import pyarrow as pa
 
 from ontologia_dagster.dagster_compat import instance_of, set_data_version
 from ontologia_dagster.declaration import MODELS_METADATA, TYPE_METADATA
-from ontologia_dagster.downstream.metadata import column_schema, schema_metadata
+from ontologia_dagster.downstream.metadata import (
+    column_schema,
+    commit_metadata,
+    sample_metadata,
+    schema_metadata,
+)
 from ontologia_dagster.ingestion import provenance
 from ontologia_dagster.resources.ontology import (
     OntologyResource,
@@ -58,14 +63,15 @@ class OntologyIOManager(dg.ConfigurableIOManager):
             commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
             schema = schema_metadata(work.repository, spec, instance_of(context), context.asset_key)
+            sample = sample_metadata(work.repository, spec, head)
         set_data_version(context, head)
         changes = [
             change for change in (last.changes if last else ()) if change.type_name == spec.name
         ]
         context.add_output_metadata(
             {
-                "commit": commit_id,
-                "type_commit": head,
+                **commit_metadata(self.ontology, commit_id, spec.name),
+                **sample,
                 "rows_inserted": sum(change.inserted for change in changes),
                 "rows_changed": sum(change.updated for change in changes),
                 "dagster/table_name": spec.name,

@@ -7,12 +7,17 @@ transfer, storage and other regions are left out.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import dagster as dg
 
+from storage_engine.errors import OntologiaError
+
 if TYPE_CHECKING:
+    from ontologia_dagster.resources.ontology import OntologyResource
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
     from storage_engine.schema.history import TypeHistory
@@ -22,6 +27,11 @@ FINGERPRINT = "ontologia/source_fingerprint"
 SCHEMA_VERSION = "schema_version"
 COLUMN_CHANGES = "column_changes"
 SHOWN_ROWS = 100
+SAMPLE = "sample"
+SAMPLE_ROWS = 5
+SAMPLE_TEXT = 80  # characters of a cell
+SAMPLE_CHARACTERS = 16_000  # of a sample: every materialisation keeps its own
+HIDDEN = "(hidden)"
 PER_REQUEST = {
     "GET": 0.0004 / 1000,
     "HEAD": 0.0004 / 1000,
@@ -34,32 +44,51 @@ PER_REQUEST = {
 
 
 def write_metadata(
-    result: WriteResult, uri: str, spec: TypeSpec, rows: int, *, cut: bool = False
+    result: WriteResult,
+    ontology: OntologyResource,
+    spec: TypeSpec,
+    rows: int,
+    *,
+    spark_s: float = 0.0,
+    partitions: int = 0,
 ) -> dict[str, Any]:
-    """Of one write. `rows` is what the type has now; the rest is what this run did. `cut`: on
-    partitions."""
+    """Of one write: what its page shows, and the numbers of the run. Those of a run on several
+    partitions are no partition's: they are a table, and each partition has numbers of its own."""
+    figures = run_figures(result, spark_s=spark_s, cut=partitions > 0)
+    if partitions > 1:
+        outside = figures.pop("rows_in_no_partition")  # whose else would they be
+        shown = {k: f"{v:g}" if isinstance(v, float) else v for k, v in figures.items()}
+        figures = {
+            "rows_in_no_partition": outside,
+            "run": table(["figure", f"of all {partitions} partitions"], shown.items()),
+        }
+    return {
+        **type_metadata(result, ontology, spec, rows),
+        **figures,
+        "details": table(["what", "value"], _details(result).items()),
+    }
+
+
+def partition_figures(counts: Sequence[int]) -> dict[str, int]:
+    """Of one partition of several, under the keys that a run on one alone has."""
+    inserted, changed, unchanged = counts
+    return {
+        "rows_inserted": inserted,
+        "rows_changed": changed,
+        "rows_unchanged": unchanged,
+    }
+
+
+def type_metadata(
+    result: WriteResult, ontology: OntologyResource, spec: TypeSpec, rows: int
+) -> dict[str, Any]:
+    """Of the type after a write: `rows` is what it has now."""
     metadata: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/table_name": spec.name,
-        "dagster/uri": uri,
+        "dagster/uri": ontology.storage_uri,
         "dagster/column_schema": column_schema(spec),
-        "commit": result.commit_id if result.commit_id is not None else dg.MetadataValue.null(),
-        "type_commit": result.type_commit_id,
-        "already_applied": result.already_applied,
-        "rows_read": result.rows,
-        "rows_inserted": result.inserted,
-        "rows_changed": result.updated,
-        "rows_unchanged": result.unchanged,
-        "rows_quarantined": result.quarantined,
-        "rows_duplicate": result.duplicates,
-        "rows_stale": result.stale,
-        "rows_kept": result.kept,
-        **({"rows_in_no_partition": result.outside} if cut else {}),
-        "files": result.files,
-        "bytes": result.bytes,
-        "lock_wait_ms": float(result.lock_wait_ms),
-        "cas_attempts": result.attempts,
-        **request_metadata(result.requests),
+        **commit_metadata(ontology, result.commit_id, spec.name),
     }
     if result.reasons:
         rows_by_reason = sorted(result.reasons.items(), key=lambda item: -item[1])
@@ -73,28 +102,141 @@ def write_metadata(
     return metadata
 
 
+def run_figures(result: WriteResult, *, spark_s: float, cut: bool) -> dict[str, Any]:
+    """Numbers, under keys that every run has: Dagster plots each over runs and partitions. `cut`:
+    of a run on partitions."""
+    return {
+        "rows_read": result.rows,
+        "rows_inserted": result.inserted,
+        "rows_changed": result.updated,
+        "rows_unchanged": result.unchanged,
+        "rows_marked": result.marked,
+        "rows_quarantined": result.quarantined,
+        **({"rows_in_no_partition": result.outside} if cut else {}),
+        "bytes": result.bytes,
+        "files": result.files,
+        "spark_s": round(spark_s, 3),
+        "lock_wait_ms": float(result.lock_wait_ms),
+        "cas_attempts": result.attempts,
+        "requests": request_total(result.requests),
+        "price_estimate_usd": price(result.requests),
+    }
+
+
+def _details(result: WriteResult) -> dict[str, Any]:
+    """What is looked up now and then, and what no plot tells anything of."""
+    return {
+        "commit that last changed the type": result.type_commit_id,
+        "unit of work was done before": "yes" if result.already_applied else "no",
+        "rows that another row of the source replaces": result.duplicates,
+        "rows older than stored ones": result.stale,
+        "rows left to another commit": result.kept,
+        **{f"requests: {kind}": count for kind, count in sorted(result.requests.items())},
+    }
+
+
+def commit_metadata(
+    ontology: OntologyResource, commit_id: int | None, type_name: str | None = None
+) -> dict[str, Any]:
+    """A commit, as text since its number is nothing to plot, and how to look at it: by a command,
+    and where the storage has web pages by links to them."""
+    base = ontology.explore_url.rstrip("/") if ontology.explore_url else None
+    metadata: dict[str, Any] = {"commit": dg.MetadataValue.null()}
+    if commit_id is not None:
+        uri = shlex.quote(ontology.storage_uri)
+        metadata["commit"] = str(commit_id)
+        metadata["examine_commit"] = f"onto commits examine {commit_id} --storage-uri {uri}"
+        if base is not None:
+            metadata["commit_url"] = dg.MetadataValue.url(f"{base}/commits/{commit_id}")
+    if base is not None and type_name is not None:
+        metadata["type_url"] = dg.MetadataValue.url(f"{base}/types/{quote(type_name)}")
+    return metadata
+
+
 def column_schema(spec: TypeSpec) -> dg.TableSchema:
-    """The declared fields; identity columns of a relation come first."""
+    """The declared fields, with what the class says of them; identity columns of a relation come
+    first."""
     columns = []
     if spec.kind == "relation":
         columns += [
-            dg.TableColumn("left_key", "str", f"key of {spec.left}", _constraints(False)),
-            dg.TableColumn("right_key", "str", f"key of {spec.right}", _constraints(False)),
+            _column(spec, "left_key", "str", f"key of {spec.left}"),
+            _column(spec, "right_key", "str", f"key of {spec.right}"),
         ]
         if spec.instance_key:
-            columns.append(dg.TableColumn(spec.instance_key, "str", None, _constraints(False)))
-    for field in spec.fields:
-        unique = field.name == spec.primary_key
-        columns.append(
-            dg.TableColumn(
-                field.name, field.column_type, None, _constraints(field.nullable, unique=unique)
-            )
+            columns.append(_column(spec, spec.instance_key, "str", spec.instance_key_description))
+    columns += [
+        _column(
+            spec,
+            field.name,
+            field.column_type,
+            field.description,
+            nullable=field.nullable,
+            unique=field.name == spec.primary_key,
         )
+        for field in spec.fields
+    ]
     return dg.TableSchema(columns=columns)
 
 
-def _constraints(nullable: bool, *, unique: bool = False) -> dg.TableColumnConstraints:
-    return dg.TableColumnConstraints(nullable=nullable, unique=unique)
+def _column(
+    spec: TypeSpec,
+    name: str,
+    kind: str,
+    description: str | None,
+    *,
+    nullable: bool = False,
+    unique: bool = False,
+) -> dg.TableColumn:
+    return dg.TableColumn(
+        name,
+        kind,
+        description,
+        dg.TableColumnConstraints(nullable=nullable, unique=unique),
+        tags={"sensitive": ""} if spec.sensitive or name in spec.sensitive_columns else None,
+    )
+
+
+# -- samples --------------------------------------------------------------------------------------
+
+
+def sample_metadata(repository: Repository, spec: TypeSpec, commit_id: int) -> dict[str, Any]:
+    """A few rows that the commit has written which last changed the type; none of what is
+    sensitive. `spec` is the class's: a stored schema does not know what that is."""
+    from storage_engine.maintenance.samples import sample_rows
+
+    if spec.sensitive:
+        return {SAMPLE: "not shown: the type is sensitive"}
+    try:
+        sample = sample_rows(repository, spec, commit_id, SAMPLE_ROWS)
+    except OntologiaError as error:  # the commit stands, whatever can be seen of it
+        return {SAMPLE: f"none: {error}"}
+    if not sample.rows:
+        return {SAMPLE: f"none: {sample.why_none or 'the commit wrote no rows'}"}
+    hidden = [name in spec.sensitive_columns for name in sample.columns]
+    rows = [
+        [HIDDEN if is_hidden else _cut(value) for value, is_hidden in zip(row, hidden, strict=True)]
+        for row in sample.rows
+    ]
+    shown = _columns_within(sample.columns, rows)
+    return {SAMPLE: table(sample.columns[:shown], [row[:shown] for row in rows])}
+
+
+def _cut(value: Any) -> str | int | float | bool:
+    """A value of a cell; a long text, whatever it stands for, is cut."""
+    if value is None or isinstance(value, bool | int | float):
+        return _cell(value)
+    text = f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
+    return text if len(text) <= SAMPLE_TEXT else f"{text[: SAMPLE_TEXT - 1]}…"
+
+
+def _columns_within(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> int:
+    """How many columns there is room for; the first ones are the identity."""
+    room = SAMPLE_CHARACTERS
+    for number, name in enumerate(columns):
+        room -= len(rows) * (len(name) + 8) + sum(len(str(row[number])) for row in rows)
+        if room < 0:
+            return max(1, number)
+    return len(columns)
 
 
 # -- schemas --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ what it would do, and leaves an observation instead: a preview before a backfill
 
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,32 @@ from ontologia_dagster.dagster_compat import (
     provenance_tags,
     result_without_events,
     version_tags,
+    without_check,
 )
-from ontologia_dagster.declaration import OntologyAsset, automation, definition_metadata, with_ends
-from ontologia_dagster.downstream.metadata import FINGERPRINT, schema_metadata, write_metadata
+from ontologia_dagster.declaration import (
+    OntologyAsset,
+    TypeAsset,
+    ingestion_job_name,
+    one_process_executor,
+    with_ends,
+)
+from ontologia_dagster.downstream.metadata import (
+    FINGERPRINT,
+    partition_figures,
+    sample_metadata,
+    schema_metadata,
+    write_metadata,
+)
 from ontologia_dagster.ingestion import partitions, provenance
+from ontologia_dagster.ingestion.asset_page import page_attributes
+from ontologia_dagster.ingestion.expectation_checks import (
+    Broken,
+    expectation_checks,
+    expectation_results,
+    unlooked_results,
+)
+from ontologia_dagster.ingestion.relation_ends import automation_beside, end_deps, ends_of
+from ontologia_dagster.ingestion.run_log import RunClock, row_line
 from ontologia_dagster.ingestion.source_files import PARTITION_KEY
 from ontologia_dagster.ingestion.source_sensor import (
     partition_request,
@@ -33,9 +56,9 @@ from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.resources.spark import find_earlier, preview_ingest, run_ingest
 from ontologia_dagster.schema.differences import diff_table, schema_failure
 from ontologia_dagster.schema.migration import apply_migration, outcome
-from ontologia_dagster.storage.checks import index_check, schema_check
+from ontologia_dagster.storage.checks import DEEP_VERIFY, index_check, schema_check
 from ontologia_dagster.storage.maintenance import repair_job_name
-from storage_engine.errors import ConfigurationError, MigrationTokenError
+from storage_engine.errors import BadRowsError, ConfigurationError, MigrationTokenError
 from storage_engine.schema.comparison import compare_types
 
 if TYPE_CHECKING:
@@ -51,13 +74,20 @@ SPARK = "spark"
 _MIGRATION_TRIES = 5  # while other runs migrate the same types
 
 
-def build_type(declared: OntologyAsset) -> dg.Definitions:
-    """All definitions of one type. The storage's own jobs and sensors are `build_platform`'s."""
+def build_type(declared: OntologyAsset, siblings: Sequence[TypeAsset] = ()) -> dg.Definitions:
+    """All definitions of one type. The storage's own jobs and sensors are `build_platform`'s.
+
+    `siblings` are assets of other types: a relation depends on those that are its ends.
+    """
     job = ingestion_job(declared)
     return dg.Definitions(
-        assets=[ingestion_asset(declared)],
+        assets=[ingestion_asset(declared, siblings)],
         asset_checks=[
-            index_check(declared, repair_job_name(declared.storage)),
+            index_check(
+                declared.type_asset,
+                repair_job_name(declared.storage),
+                blocking=declared.blocking_checks,
+            ),
             schema_check(declared),
         ],
         jobs=[job],
@@ -66,17 +96,21 @@ def build_type(declared: OntologyAsset) -> dg.Definitions:
     )
 
 
-def build_types(declared: Sequence[OntologyAsset]) -> dg.Definitions:
-    return dg.Definitions.merge(*(build_type(asset) for asset in declared))
+def build_types(
+    declared: Sequence[OntologyAsset], siblings: Sequence[TypeAsset] = ()
+) -> dg.Definitions:
+    """Of several types, which are siblings of each other."""
+    every = [*(asset.type_asset for asset in declared), *siblings]
+    return dg.Definitions.merge(*(build_type(asset, every) for asset in declared))
 
 
 def ingestion_job(declared: OntologyAsset) -> Any:  # an unresolved asset job has no public name
     """The type's asset with its checks; in one process, so that one JVM serves all steps."""
     return dg.define_asset_job(
-        f"ingest_{'__'.join(declared.asset_key.path)}",
-        selection=dg.AssetSelection.assets(declared.asset_key),
-        description=f"Ingest {declared.type}.",
-        executor_def=dg.in_process_executor,
+        ingestion_job_name(declared),
+        selection=without_check(dg.AssetSelection.assets(declared.asset_key), DEEP_VERIFY),
+        description=f"Ingest {declared.type} with Spark, and check its index and its schema.",
+        executor_def=one_process_executor,
     )
 
 
@@ -84,12 +118,22 @@ def _schedule(declared: OntologyAsset, job: Any) -> dg.ScheduleDefinition:
     name = f"{job.name}_schedule"
     assert declared.schedule is not None
     if declared.partitions is None:
-        return dg.ScheduleDefinition(name=name, job=job, cron_schedule=declared.schedule)
+        return dg.ScheduleDefinition(
+            name=name,
+            job=job,
+            cron_schedule=declared.schedule,
+            description=f"Ingest {declared.type}.",
+        )
     spec = declared.partitions
     definition = partitions.partitions_def(spec)
 
     @dg.schedule(
-        name=name, job=job, cron_schedule=declared.schedule, execution_timezone=spec.timezone
+        name=name,
+        job=job,
+        cron_schedule=declared.schedule,
+        execution_timezone=spec.timezone,
+        description=f"Ingest {declared.type}: "
+        + ("all partitions." if spec.kind == "static" else "the latest complete partition."),
     )
     def latest_partition(context: dg.ScheduleEvaluationContext) -> Iterator[Any]:
         """The latest complete span of time; all keys where partitions are static."""
@@ -118,8 +162,12 @@ class IngestConfig(dg.Config):
     )
 
 
-def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
-    """The asset of a declaration. Loading it imports no models and opens no storage."""
+def ingestion_asset(
+    declared: OntologyAsset, siblings: Sequence[TypeAsset] = ()
+) -> dg.AssetsDefinition:
+    """The asset of a declaration. Loading it imports the models, for its page and the ends of a
+    relation, and opens no storage."""
+    ends = ends_of(declared, siblings)
     definition = partitions.partitions_def(declared.partitions)
     backfill = None
     if definition is not None:
@@ -128,7 +176,7 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
 
     def ingest_type(
         context: dg.AssetExecutionContext, config: IngestConfig
-    ) -> Iterator[dg.MaterializeResult[None]]:
+    ) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
         ontology: OntologyResource = getattr(context.resources, declared.storage)
         advice = SchemaAdvice.of(ontology, declared.storage, declared.models)
         with report_failures(context.instance, advice):
@@ -139,24 +187,26 @@ def ingestion_asset(declared: OntologyAsset) -> dg.AssetsDefinition:
         warnings.simplefilter("ignore", dg.BetaWarning)
         decorate = dg.asset(
             key=declared.asset_key,
-            deps=[dg.AssetKey.from_user_string(dep) for dep in declared.deps],
-            description=declared.description,
+            deps=[
+                *(dg.AssetKey.from_user_string(dep) for dep in declared.deps),
+                *end_deps(declared, ends),
+            ],
             group_name=declared.group,
-            owners=list(declared.owners),
-            tags=declared.tags,
-            kinds={"spark", "parquet"},
-            metadata={**definition_metadata(declared), "dagster/table_name": declared.type},
             partitions_def=definition,
             backfill_policy=backfill,
-            automation_condition=automation(declared.automation),
+            automation_condition=automation_beside(declared, ends),
             freshness_policy=declared.freshness.policy() if declared.freshness else None,
             retry_policy=declared.retry.policy(),
             code_version=declared.code_version,
             pool=declared.pool,
             required_resource_keys={declared.storage, SPARK},
             output_required=False,
+            check_specs=expectation_checks(declared),
+            **page_attributes(declared),
         )
-        return decorate(ingest_type)
+        made: Any = decorate(ingest_type)
+    asset: dg.AssetsDefinition = made
+    return asset
 
 
 def _ingest(
@@ -165,12 +215,15 @@ def _ingest(
     ontology: "OntologyResource",
     *,
     dry_run: bool,
-) -> Iterator[dg.MaterializeResult[None]]:
+) -> Iterator[dg.MaterializeResult[None] | dg.AssetCheckResult]:
+    clock = RunClock(context, declared.pool)
     spark: SparkResource = getattr(context.resources, SPARK)
     keys = _partition_keys(context, declared)
     order, spec = ingest_spec(declared, ontology.storage_uri, keys)
     migrated = agree_on_schema(context, declared, ontology, spec, dry_run=dry_run)
     if migrated is None:
+        why = "not evaluated: this was a preview, and a run would change the schema first"
+        yield from unlooked_results(declared, context.instance, why)
         return
     prints = provenance.source_fingerprints(declared, keys, ontology)
     order = order.replace(
@@ -180,29 +233,53 @@ def _ingest(
         meta={**declared.meta, **provenance.commit_metadata(context, declared, keys)},
     )
     if dry_run:
-        observe_preview(context, declared, order, ontology, spark, keys)
+        preview = observe_preview(context, declared, order, ontology, spark, keys)
+        yield from expectation_results(declared, Broken.of_result(preview, preview=True))
         return
     result = find_earlier(order, ontology, spec)
+    spark_s = 0.0
     if result is None:
-        result = run_ingest(context, order, ontology, spark, provenance.holder(context))
-    if result.commit_id is None:
-        context.log.info("%s is as it was; nothing was written", declared.type)
+        begun = time.monotonic()
+        try:
+            result = run_ingest(context, order, ontology, spark, provenance.holder(context))
+        except BadRowsError as error:
+            yield from expectation_results(declared, Broken.of_error(error))
+            raise
+        spark_s = time.monotonic() - begun
+    context.log.info("%s", row_line(result, keys))
+    context.log.info("%s", clock.line(result))
     _warn_of_rows_outside(context, declared, result)
     with ontology.repository() as repository:
         count = row_count(repository, spec)
         metadata = {
-            **write_metadata(result, ontology.storage_uri, spec, count, cut=bool(keys)),
+            **write_metadata(result, ontology, spec, count, spark_s=spark_s, partitions=len(keys)),
             **schema_metadata(repository, spec, context.instance, declared.asset_key),
+            **sample_metadata(repository, spec, result.type_commit_id),
             **migrated,
         }
         stored = _partition_states(repository, spec, declared, keys) if keys else {}
+    if result.already_applied:
+        why = "not evaluated again: this very work was done before"
+        yield from unlooked_results(declared, context.instance, why)
+    else:
+        yield from expectation_results(declared, Broken.of_result(result))
     if not keys:
         version = dg.DataVersion(str(result.type_commit_id))
         told = {**metadata, **_fingerprint(prints[""])}
         yield dg.MaterializeResult(metadata=told, data_version=version)
         return
+    written: dict[str, dict[str, int]] = {}
+    if result.tally is not None and declared.partitions is not None:
+        by_key: Mapping[str, Sequence[int]] = partitions.written_by_key(
+            result.tally, spec, declared.partitions
+        )
+        written = {key: partition_figures(by_key.get(key, (0, 0, 0))) for key in keys}
     own = {
-        key: {"dagster/partition_row_count": state.rows, **_fingerprint(prints[key])}
+        key: {
+            "dagster/partition_row_count": state.rows,
+            **written.get(key, {}),
+            **_fingerprint(prints[key]),
+        }
         for key, state in stored.items()
     }
     versions = {key: state.commit_id for key, state in stored.items()}
@@ -319,17 +396,10 @@ def observe_preview(
     ontology: "OntologyResource",
     spark: "SparkResource",
     keys: Sequence[str],
-) -> None:
+) -> "WriteResult":
     """Counts rows and logs an observation; nothing is written and nothing materialised."""
     result = preview_ingest(context, order, ontology, spark)
-    extent = f" of {len(keys)} partitions, {keys[0]} to {keys[-1]}" if keys else ""
-    context.log.info(
-        "would insert %d rows%s, change %d and leave %d as they are",
-        result.inserted,
-        extent,
-        result.updated,
-        result.unchanged,
-    )
+    context.log.info("preview: %s", row_line(result, keys))
     _warn_of_rows_outside(context, declared, result)
     if result.problem is not None:
         context.log.warning("the write would be refused: %s", result.problem)
@@ -343,6 +413,7 @@ def observe_preview(
                 "preview_rows_inserted": result.inserted,
                 "preview_rows_changed": result.updated,
                 "preview_rows_unchanged": result.unchanged,
+                "preview_rows_marked": result.marked,
                 "preview_rows_quarantined": result.quarantined,
                 "preview_partitions": len(keys),
                 **({"preview_rows_in_no_partition": result.outside} if keys else {}),
@@ -350,6 +421,7 @@ def observe_preview(
             },
         )
     )
+    return result
 
 
 def _partition_results(
@@ -401,7 +473,11 @@ def ingest_spec(
     bounds = partitions.source_condition(declared, keys, kind)
     where = f"({declared.where}) AND ({bounds})" if declared.where else bounds
     outside = partitions.source_outside(declared, keys, kind)
-    return order.replace(where=where, outside=outside), spec
+    missing = order.missing
+    if missing.marks:
+        missing = missing.within_scope(partitions.stored_condition(declared.partitions, keys, kind))
+    several = declared.partitions.field if len(keys) > 1 else None
+    return order.replace(where=where, outside=outside, missing=missing, count_by=several), spec
 
 
 def _fingerprint(fingerprint: str | None) -> dict[str, str]:

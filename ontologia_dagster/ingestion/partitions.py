@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
@@ -122,10 +122,19 @@ def source_condition(declared: OntologyAsset, keys: Sequence[str], field_type: s
     spec = declared.partitions
     if spec is None:
         return None
+    return _in_partitions(spec, _source_column(declared), keys, field_type)
+
+
+def stored_condition(spec: PartitionSpec, keys: Sequence[str], field_type: str) -> str:
+    """The same over stored rows, whose field says where they are."""
+    return _in_partitions(spec, f"`{spec.field}`", keys, field_type)
+
+
+def _in_partitions(spec: PartitionSpec, column: str, keys: Sequence[str], field_type: str) -> str:
     parts = slices(spec, keys)
     if parts[0].start is None:
-        return _listed(f"CAST(({_source_column(declared)}) AS STRING)", keys)
-    return _in_spans(declared, field_type, _spans(parts), keys)
+        return _listed(f"CAST(({column}) AS STRING)", keys)
+    return _in_spans(spec, column, field_type, _spans(parts), keys)
 
 
 def source_outside(declared: OntologyAsset, keys: Sequence[str], field_type: str) -> str | None:
@@ -141,7 +150,8 @@ def source_outside(declared: OntologyAsset, keys: Sequence[str], field_type: str
     else:
         definition = partitions_def(spec)
         end = definition.end
-        taken = _in_spans(declared, field_type, [(definition.start, end)])
+        column = _source_column(declared)
+        taken = _in_spans(spec, column, field_type, [(definition.start, end)])
     outside = f"NOT coalesce(({taken}), false)"
     return f"({declared.where}) AND {outside}" if declared.where else outside
 
@@ -157,15 +167,14 @@ def _listed(text: str, keys: Sequence[str]) -> str:
 
 
 def _in_spans(
-    declared: OntologyAsset,
+    spec: PartitionSpec,
+    column: str,
     field_type: str,
     spans: Sequence[Span],
     keys: Sequence[str] = (),
 ) -> str:
-    """Whether the source's value lies in one of these spans; `keys` are theirs, for texts that
-    are written as keys."""
-    column = _source_column(declared)
-    assert declared.partitions is not None
+    """Whether a value lies in one of these spans; `keys` are theirs, for texts that are written as
+    keys."""
     if field_type != "str":
         cast = "DATE" if field_type == "date" else "TIMESTAMP"
         return _between(f"CAST(({column}) AS {cast})", cast, spans)
@@ -174,7 +183,7 @@ def _in_spans(
     moment = f"IF({text} RLIKE '{_ZONE}$', {seconds}, concat({seconds}, '+00:00'))"
     instants = _between(f"try_cast({moment} AS TIMESTAMP)", "TIMESTAMP", spans)
     forms = [f"({text} RLIKE '^{_DATE}{_TIME}{_ZONE}?$' AND ({instants}))"]
-    if declared.partitions.kind == "hourly":
+    if spec.kind == "hourly":
         as_key = _listed(text, keys) if keys else f"{text} RLIKE '^{_DATE}-[0-9]{{2}}:[0-9]{{2}}$'"
         forms.append(f"({as_key})")
     else:
@@ -252,6 +261,27 @@ def read_states(
                 before.rows + row["n"], max(before.commit_id, row["commit_id"])
             )
     return states
+
+
+def written_by_key(
+    tally: Mapping[str, Sequence[int]], type_spec: TypeSpec, spec: PartitionSpec
+) -> dict[str, list[int]]:
+    """By partition, the rows that a write has inserted, changed and left as they were, from what it
+    counted by the field's values."""
+    kind = field_type(type_spec, spec)
+    finder = KeyFinder(spec)
+    totals: dict[str, list[int]] = {}
+    for text, counts in tally.items():
+        value: Any = text
+        if kind == "date" and spec.kind != "static":
+            value = date.fromisoformat(text) if text else None
+        elif kind == "datetime":
+            value = datetime.fromtimestamp(int(text), UTC) if text else None
+        key = finder.key_of(value)
+        if key is not None:
+            before = totals.get(key, [0, 0, 0])
+            totals[key] = [a + b for a, b in zip(before, counts, strict=True)]
+    return totals
 
 
 def _by_key(value: str, cut: Sequence[Slice], parameters: list[Any]) -> tuple[str, str]:

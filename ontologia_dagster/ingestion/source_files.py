@@ -255,6 +255,18 @@ def _piece(piece: str, many: str, single: str, but: str, escape: Callable[[str],
     return escape(piece[-1])
 
 
+def first_local_file(path: str) -> Path | None:
+    """Some file that a path on this machine names, without looking at all of them."""
+    scheme, _, rest = _parts(path)
+    if scheme != "file":
+        return None
+    for alternative in alternatives(rest):
+        for place in glob.iglob(_as_glob(alternative)):
+            for file in _in(place):
+                return Path(file.name)
+    return None
+
+
 def _local(path: str) -> Iterator[SourceFile]:
     for alternative in alternatives(path):
         for place in glob.glob(_as_glob(alternative)):

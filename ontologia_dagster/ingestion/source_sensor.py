@@ -35,7 +35,7 @@ def source_sensor(declared: OntologyAsset, job: Any) -> dg.SensorDefinition:
     not asked for again until the source changes, or somebody retries it."""
 
     @dg.sensor(
-        name=f"{'__'.join(declared.asset_key.path)}_source",
+        name=f"{declared.storage}_{'__'.join(declared.asset_key.path)}_source",
         job=job,
         minimum_interval_seconds=_INTERVAL_S,
         required_resource_keys={declared.storage},

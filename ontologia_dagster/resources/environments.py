@@ -78,9 +78,11 @@ class Environment(_Table):
     runtime_id: str = "dagster"
     engine: Mapping[str, Any] = Field(default_factory=dict)
     webhook_url_variable: str | None = None
+    explore_url: str | None = None
     s3: S3Table = S3Table()
     spark: SparkTable = SparkTable()
     handlers: tuple[str, ...] = ()
+    create_storage: bool | None = None
     tenants: Mapping[str, TenantTable] = Field(default_factory=dict)
 
     @property
@@ -96,6 +98,13 @@ class Environment(_Table):
             return join_uri(table.storage_uri, table.prefix)
         own = "-".join(filter(None, [self.prefix.strip("/"), tenant]))
         return join_uri(self.storage_uri, table.prefix or own)
+
+    def creates(self, uri: str) -> bool:
+        """Whether a storage that is not there is made when it is first used: unless told, in
+        development, and on this machine. Anywhere else a wrong name would make an empty one."""
+        if self.create_storage is not None:
+            return self.create_storage
+        return self.name == DEVELOPMENT and _is_local(uri)
 
     @property
     def uris(self) -> list[str]:
@@ -197,6 +206,11 @@ def canonical_uri(uri: str) -> str:
         key = posixpath.normpath(f"/{key}").strip("/")
         return f"{scheme.lower()}://{bucket}/{key}".rstrip("/")
     return str(Path(path).expanduser().resolve())
+
+
+def _is_local(uri: str) -> bool:
+    scheme, mark, _ = uri.partition("://")
+    return not mark or scheme.lower() in ("file", "sqlite")
 
 
 def _is_inside(inner: str, other: str) -> bool:

@@ -8,15 +8,16 @@ ours ends a step as one clear failure with the error's facts.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
-from pydantic import Field, PrivateAttr, SecretStr
+from pydantic import Field, PrivateAttr, SecretStr, field_validator
 
+from ontologia_dagster.dagster_compat import FixedResource
 from ontologia_dagster.ingestion.provenance import RUN_ID
 from ontologia_dagster.resources.environments import refuse_production
 from ontologia_dagster.resources.secrets import child_environment
@@ -29,14 +30,17 @@ from storage_engine.errors import (
     OntologiaError,
     SchemaOutdatedError,
     TypeDroppedError,
+    UninitializedStorageError,
 )
-from storage_engine.repository import open_repository
+from storage_engine.repository import initialize_storage, open_repository
 
 if TYPE_CHECKING:
     from storage_engine import Entity, Relation, Session
     from storage_engine.events.protocol import EventStore
     from storage_engine.repository.protocol import Repository
 
+
+T = TypeVar("T")
 
 DEFAULT_LOCATION = "ontologia"
 # Settings of an S3Resource that the storage engine does not know, and what does it instead.
@@ -48,7 +52,7 @@ _NOT_FOLLOWED = {
 }
 
 
-class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[type-arg]
     """An ontology, by the URI of its storage."""
 
     storage_uri: str = Field(
@@ -70,6 +74,11 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=DEFAULT_LOCATION,
         description="The code location's name, for runs that Dagster did not start from one",
     )
+    explore_url: str | None = Field(
+        default=None,
+        description="Where web pages of the storage are served, https://...: materialisations then "
+        "link to <explore_url>/commits/ID and <explore_url>/types/NAME",
+    )
     environment: str = Field(default="", description="The environment this location is in")
     guarded: bool = Field(
         default=False, description="Refuse production storages, as the location is not production"
@@ -78,7 +87,21 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default_factory=list, description="Storages that only production may open"
     )
 
+    creates_storage: bool = Field(
+        default=False,
+        description="Make the storage when it is not there, instead of saying that it is not",
+    )
+
     _run_location: str | None = PrivateAttr(default=None)
+
+    @field_validator("explore_url")
+    @classmethod
+    def _is_url(cls, given: str | None) -> str | None:
+        if given is None or isinstance(given, dg.EnvVar):
+            return given
+        if not given.startswith(("http://", "https://")):
+            raise ValueError(f"explore_url {given!r} is no web address: begin with https://")
+        return given
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         origin = context.run.remote_job_origin if context.run is not None else None
@@ -113,8 +136,7 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @contextmanager
     def repository(self) -> Iterator[Repository]:
         """The opened storage, without types: for inspection and maintenance."""
-        self._guard()
-        repository = open_repository(self.storage_uri, self.config())
+        repository = self._opened(lambda: open_repository(self.storage_uri, self.config()))
         try:
             yield repository
         finally:
@@ -143,15 +165,26 @@ class OntologyResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         from storage_engine import Session
 
-        self._guard()
-        return Session(
-            self.storage_uri,
-            entity_types=entity_types,
-            relation_types=relation_types,
-            config=self.config(),
-            namespace=self.namespace,
-            instance_metadata=holder,
+        return self._opened(
+            lambda: Session(
+                self.storage_uri,
+                entity_types=entity_types,
+                relation_types=relation_types,
+                config=self.config(),
+                namespace=self.namespace,
+                instance_metadata=holder,
+            )
         )
+
+    def _opened(self, open_it: Callable[[], T]) -> T:
+        self._guard()
+        try:
+            return open_it()
+        except UninitializedStorageError:
+            if not self.creates_storage:
+                raise
+        initialize_storage(self.storage_uri, config=self.config(), exist_ok=True)
+        return open_it()
 
     def _guard(self) -> None:
         if self.guarded:

@@ -26,9 +26,10 @@ from dagster_pyspark import LazyPySparkResource
 from pydantic import Field, PrivateAttr
 
 import storage_engine
+from ontologia_dagster.dagster_compat import FixedResource
 from ontologia_dagster.resources.ontology import failure
 from ontologia_dagster.resources.secrets import hide_options, is_secret
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import BadRowsError, ConfigurationError
 from storage_engine.spark.jobs import program
 from storage_engine.spark.jobs.program import SPARK_CONFIG, is_reference, revealed
 
@@ -49,7 +50,7 @@ REFUSED = 3
 USAGE = 2
 
 
-class SparkResource(LazyPySparkResource):
+class SparkResource(FixedResource, LazyPySparkResource):
     """Spark, started when it is first used."""
 
     mode: Literal["in_process", "pipes"] = Field(
@@ -236,7 +237,7 @@ def _teller(context: dg.AssetExecutionContext) -> Any:
     def tell(progress: Any) -> None:
         if progress.stage not in told:
             told.add(progress.stage)
-            context.log.info("%s", progress.stage)
+            context.log.debug("%s", progress.stage)
 
     return tell
 
@@ -295,6 +296,8 @@ def submit(
         return result  # a preview of what would be refused is a preview too
     error = result.get("error", {})
     ended = f"ended with exit code {child.returncode}"
+    if error.get("type") == BadRowsError.__name__:
+        raise _bad_rows(error)
     raise failure(
         str(error.get("type", "unknown")),
         error.get("message") or f"the Spark job {ended}; the step's stderr tells more",
@@ -302,6 +305,13 @@ def submit(
         bool(error.get("retryable", child.returncode not in {REFUSED, USAGE})),
         context.instance,
     )
+
+
+def _bad_rows(error: Mapping[str, Any]) -> BadRowsError:
+    """As it was raised there: whoever asked tells what became of expectations."""
+    facts = error.get("facts", {})
+    names = ("type", "rows", "reasons", "examples")
+    return BadRowsError(str(error.get("message")), **{name: facts[name] for name in names})
 
 
 @contextmanager

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
+from ontologia_dagster.dagster_compat import FixedResource, latest_check_records
 from ontologia_dagster.declaration import checks_of
 from ontologia_dagster.resources.ontology import report_failures
-from ontologia_dagster.storage import events
+from ontologia_dagster.storage import dead_letters, events
 from storage_engine.config import duration
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from storage_engine.events.protocol import DeadLetter
+    from storage_engine.runtime.handlers import Handler
 
 _INTERVAL_S = 30
 _TELLING_S = 20.0  # of a tick, which Dagster ends after 60; the rest is told by the next one
@@ -50,7 +52,7 @@ class Alert:
         }
 
 
-class Notifier(dg.ConfigurableResource):  # type: ignore[type-arg]
+class Notifier(FixedResource, dg.ConfigurableResource):  # type: ignore[type-arg]
     """Posts alerts to a webhook. Subclass it and override `send` to reach anything else."""
 
     webhook_url: str | None = Field(
@@ -112,7 +114,7 @@ def failed_runs_sensor(
 def conditions_sensor(
     storage: str,
     *,
-    handlers: Sequence[str] = (),
+    handlers: "Sequence[Handler[Any]]" = (),
     oldest_event: str = "15m",
     index_lag: int = 100,
     status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
@@ -187,12 +189,15 @@ def _failed_checks(
     assert context.repository_def is not None
     unclear: set[str] = set()
     failed: list[Alert] = []
-    for key in checks_of(context.repository_def, storage):
-        record = context.instance.get_latest_asset_check_evaluation_record(key)
+    # Dead letters are told by the bus itself, which knows who gave up on what.
+    keys = [
+        key
+        for key in checks_of(context.repository_def, storage)
+        if key.name != dead_letters.NO_DEAD_LETTERS
+    ]
+    for key, record in latest_check_records(context.instance, keys).items():
         asset = key.asset_key.to_user_string()
         name = f"check/{asset}/{key.name}"
-        if record is None:
-            continue
         evaluation = record.evaluation
         if not isinstance(evaluation, dg.AssetCheckEvaluation):  # it is planned, or runs
             unclear.add(name)
@@ -209,7 +214,10 @@ def _failed_checks(
 
 
 def _bus_alerts(
-    ontology: "OntologyResource", storage: str, handlers: Sequence[str], oldest_event: str
+    ontology: "OntologyResource",
+    storage: str,
+    handlers: "Sequence[Handler[Any]]",
+    oldest_event: str,
 ) -> Iterator[Alert]:
     with ontology.bus() as store:
         counts = store.count_dead_letters(ontology.namespace)
@@ -219,11 +227,11 @@ def _bus_alerts(
         }
         seen = None
         if handlers:
-            subscriptions = [handler.subscription() for handler in events.load_handlers(handlers)]
-            seen = store.peek(ontology.namespace, subscriptions)
+            subscribed = [handler.subscription() for handler in handlers]
+            seen = store.peek(ontology.namespace, subscribed)
     for handler, newest in letters.items():
         if newest:
-            yield _letters_alert(storage, handler, newest, counts[handler])
+            yield _letters_alert(storage, ontology.location, newest, counts[handler])
     if seen is not None and events.age_s(seen.oldest) > duration(oldest_event).total_seconds():
         yield Alert(
             key=f"event_lag/{storage}",
@@ -234,20 +242,24 @@ def _bus_alerts(
 
 
 def _letters_alert(
-    storage: str, handler: str, letters: "Sequence[DeadLetter]", count: int
+    storage: str, location: str, letters: "Sequence[DeadLetter]", count: int
 ) -> Alert:
     """One for all that a handler gave up on, of which these are the newest; told again when there
     is a newer one."""
     newest = letters[0]
+    handler = newest.handler_id
     what = newest.event_type if count == 1 else f"{count} events"
+    config = dead_letters.redrive_config(storage, handler, newest.event_id if count == 1 else None)
     return Alert(
         key=f"dead_letters/{storage}/{handler}",
         title=f"{handler} gave up on {what}",
-        text=newest.last_error or "no error was kept",
+        text=dead_letters.describe_letters(letters, count),
         facts={
             "dead_letters": count,
             "event_ids": ", ".join(letter.event_id for letter in letters),
             "attempts": newest.attempts,
+            "error": newest.last_error or "none was kept",
+            "redrive": dead_letters.redrive_link(storage, location, config),
         },
         mark=f"{newest.failed_at}/{newest.event_id}",
     )

@@ -7,6 +7,9 @@ and an event whose run died before claiming it would never be asked for again. T
 handles, commits and acks until nothing is due or its limit is reached. What fails is tried again
 by the bus's own backoff, at the limit it is a dead letter.
 
+What a look shows is told: each tick says how much is left and how old the oldest is, and leaves
+observations of the event types, not more often than they are worth reading.
+
 Nor does the sensor wait for a run whose process is gone. Who starts runs on its own machine
 (Dagster's default) learns of a process that died from the code server alone; where that, or the
 machine, went down with it, the run stays "started" until `max_runtime_seconds` of the instance has
@@ -17,33 +20,21 @@ under the id of its run, and a run that was not heard of for long is reported as
 # No `from __future__ import annotations`: Dagster reads annotations of ops and assets as objects.
 
 import importlib
-import sys
-import threading
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field
 
 from ontologia_dagster.dagster_compat import free_slots
-from ontologia_dagster.declaration import EVENTS_POOL
-from ontologia_dagster.downstream.metadata import request_metadata, table
-from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
-from ontologia_dagster.schema.differences import require_agreement, types_in
+from ontologia_dagster.resources.ontology import report_failures
+from ontologia_dagster.storage import dead_letters
 from storage_engine.errors import HandlerError
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
-    from storage_engine.events.dispatcher import Totals
-    from storage_engine.events.protocol import (
-        Backlog,
-        DeadLetter,
-        EventStore,
-        Peek,
-        Subscription,
-    )
+    from ontologia_dagster.storage.lineage import EventLineage
+    from storage_engine.events.protocol import Backlog, EventStore, Peek, Subscription
     from storage_engine.runtime.handlers import Handler
 
 UNFINISHED = [
@@ -57,19 +48,25 @@ UNFINISHED = [
 PATIENCE = timedelta(minutes=15)
 _INTERVAL_S = 15
 _LOOKED_AT = 1_000
+# An event type whose figures moved is observed so often at most; one that waits and does not move,
+# so that its age is seen to grow, so often.
+_OBSERVED = timedelta(minutes=1)
+_AGING = timedelta(minutes=10)
 _MISSED_BEATS = 3  # a session whose heartbeat is older than so many lifetimes does not come back
 
 
 def event_sensor(
-    storage: str,
-    modules: Sequence[str],
-    drain: dg.JobDefinition,
+    lineage: "EventLineage",
+    drain: Any,  # a job, or an unresolved one, which has no public name
     *,
     status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
+    storage = lineage.storage
+
     @dg.sensor(
         name=f"{storage}_events",
-        job=drain,
+        # By its name: Dagster copies a sensor to bind its job, and warns of its own copy.
+        job_name=drain.name,
         minimum_interval_seconds=_INTERVAL_S,
         required_resource_keys={storage},
         default_status=status,
@@ -77,14 +74,24 @@ def event_sensor(
     )
     def events_due(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        subscriptions = [handler.subscription() for handler in load_handlers(modules)]
         with report_failures(), ontology.bus() as bus:
-            seen = bus.peek(ontology.namespace, subscriptions)
+            seen = bus.peek(ontology.namespace, subscriptions(lineage))
+            letters = dead_letters.read_letters(
+                bus, ontology.namespace, lineage.handlers, dead_letters.GLANCED
+            )
             alive, dead = list_workers(ontology, bus) if seen.due else (set(), set())
         summary = describe(seen)
+        if letters.total:
+            summary += f"; {letters.total} dead letters"
         context.log.info("%s", summary)
+        told: list[Any] = [
+            *observations_due(context.instance, lineage, seen, letters),
+            *dead_letters.untold(
+                context.instance, dead_letters.evaluations(lineage, ontology, letters)
+            ),
+        ]
         if not seen.due:
-            return dg.SensorResult(skip_reason=summary)
+            return dg.SensorResult(skip_reason=summary, asset_events=told)
         origin = context.code_location_origin
         run_id = living_run(
             context.instance,
@@ -94,18 +101,22 @@ def event_sensor(
             dead=dead,
         )
         if run_id is not None:
-            return dg.SensorResult(skip_reason=f"{summary}; run {run_id} is on it")
+            reason = f"{summary}; run {run_id} is on it"
+            return dg.SensorResult(skip_reason=reason, asset_events=told)
         tags = {"ontologia/events_due": str(due_events(seen)), "ontologia/events": summary}
-        return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)])
+        return dg.SensorResult(run_requests=[dg.RunRequest(tags=tags)], asset_events=told)
 
     return events_due
 
 
-def read_backlog(
-    ontology: "OntologyResource", subscriptions: "Sequence[Subscription]"
-) -> "Backlog":
+def subscriptions(lineage: "EventLineage") -> "list[Subscription]":
+    return [handler.subscription() for handler in lineage.handlers]
+
+
+def read_backlog(ontology: "OntologyResource", handlers: "Sequence[Handler[Any]]") -> "Backlog":
     with ontology.bus() as bus:
-        return bus.backlog(ontology.namespace, subscriptions, _LOOKED_AT)
+        subscribed = [handler.subscription() for handler in handlers]
+        return bus.backlog(ontology.namespace, subscribed, _LOOKED_AT)
 
 
 def due_events(seen: "Peek") -> int:
@@ -150,87 +161,63 @@ def load_handlers(modules: Sequence[str]) -> "list[Handler[Any]]":
     return handlers
 
 
-# -- runs that handle -----------------------------------------------------------------------------
+# -- what is told of event types ------------------------------------------------------------------
 
 
-class DrainConfig(dg.Config):
-    max_events: int = Field(default=10_000, description="End after about so many")
-    max_seconds: float = Field(default=900.0, description="End after so long")
+def event_figures(event_type: str, seen: "Peek", letters: dead_letters.Letters) -> dict[str, Any]:
+    """Of one event type, as numbers that plot. Of many events the look has read some: then
+    `pending` is all that are left, times the share of this type among those."""
+    of_type = seen.by_type.get(event_type)
+    count, oldest = (of_type.events, of_type.oldest) if of_type is not None else (0, None)
+    if not seen.is_exact and seen.looked_at:
+        count = round(seen.pending * count / seen.looked_at)
+    return {
+        "pending": count,
+        "pending_is_exact": seen.is_exact,
+        "oldest_age_s": round(age_s(oldest), 1),
+        "dead_letters": letters.counts.get(event_type, 0),
+    }
 
 
-def drain_job(storage: str, modules: Sequence[str]) -> dg.JobDefinition:
-    """Handles what is due. Its run is the worker: it shows how much it did."""
-
-    @dg.op(
-        name=f"{storage}_handle_events",
-        pool=EVENTS_POOL,
-        required_resource_keys={storage},
+def observation(key: dg.AssetKey, figures: dict[str, Any]) -> dg.AssetObservation:
+    count, dead = figures["pending"], figures["dead_letters"]
+    about = "" if figures["pending_is_exact"] else "about "
+    age = f", the oldest {figures['oldest_age_s']:.0f} s old" if count else ""
+    gone = f"; {dead} dead letters" if dead else ""
+    return dg.AssetObservation(
+        key, description=f"{about}{count} left to handle{age}{gone}", metadata=figures
     )
-    def handle_events(context: dg.OpExecutionContext, config: DrainConfig) -> None:
-        ontology: OntologyResource = getattr(context.resources, storage)
-        advice = SchemaAdvice.of(ontology, storage, modules[0] if len(modules) == 1 else None)
-        with report_failures(context.instance, advice):
-            handlers = load_handlers(modules)
-            # Before anything is claimed: events would fail one by one, and end as dead letters.
-            with ontology.repository() as repository:
-                require_agreement(repository, types_in(modules), advice)
-            totals, requests = _drain(context, ontology, handlers, config)
-            with ontology.bus() as bus:
-                letters = bus.list_dead_letters(ontology.namespace, _LOOKED_AT)
-        context.add_output_metadata(
-            {
-                **asdict(totals),
-                "dead_letters": letters_table(letters),
-                **request_metadata(requests),
-            }
-        )
-        context.log.info(
-            "%d handled, %d failed, %d dead letters",
-            totals.handled,
-            totals.failed,
-            totals.dead_lettered,
-        )
-
-    @dg.job(
-        name=drain_job_name(storage),
-        description="Claim events that are due, run their handlers, commit and ack.",
-        executor_def=dg.in_process_executor,
-    )
-    def drain() -> None:
-        handle_events()
-
-    return drain
 
 
-def drain_job_name(storage: str) -> str:
-    return f"{storage}_drain_events"
+def observations_due(
+    instance: dg.DagsterInstance, lineage: "EventLineage", seen: "Peek", letters: Any
+) -> list[dg.AssetObservation]:
+    """Of the event types whose figures are not what was told last, but for those that were told of
+    a moment ago, and of those that wait since long."""
+    due = []
+    for event in lineage.events.values():
+        if not event.handlers:
+            continue
+        figures = event_figures(event.name, seen, letters)
+        last, told_at = _last_figures(instance, event.key)
+        moved = any(last.get(name) != figures[name] for name in ("pending", "dead_letters"))
+        patience = _OBSERVED if moved else _AGING
+        if last.get("dead_letters") != figures["dead_letters"]:
+            patience = timedelta(0)
+        if (moved or figures["pending"]) and is_past(told_at, patience):
+            due.append(observation(event.key, figures))
+    return due
 
 
-def _drain(
-    context: dg.OpExecutionContext,
-    ontology: "OntologyResource",
-    handlers: "Sequence[Handler[Any]]",
-    config: DrainConfig,
-) -> "tuple[Totals, dict[str, int]]":
-    """What was done, and the requests to the store that it took."""
-    holder = {"run_id": context.run_id, "job": context.job_name}
-    with ontology.session(holder=holder) as session:
-        timer = threading.Timer(config.max_seconds, session.stop)
-        timer.daemon = True
-        timer.start()
-
-        claimed_at_once = ontology.config().event_claim_limit
-
-        def progress(totals: "Totals") -> None:
-            # By rounds, as what a round did is settled, and counted, while the next one runs.
-            if totals.iterations * claimed_at_once >= config.max_events:
-                session.stop()
-
-        try:
-            totals = session.drain(handlers, progress=progress)
-            return totals, session.storage_info().get("requests", {})
-        finally:
-            timer.cancel()
+def _last_figures(
+    instance: dg.DagsterInstance, key: dg.AssetKey
+) -> tuple[dict[str, Any], datetime]:
+    for record in instance.fetch_observations(key, limit=1).records:
+        last = record.asset_observation
+        if last is not None:
+            values = {name: value.value for name, value in last.metadata.items()}
+            return values, datetime.fromtimestamp(record.timestamp, UTC)
+    return {}, datetime.min.replace(tzinfo=UTC)
 
 
 # -- runs that Dagster has not seen end -----------------------------------------------------------
@@ -293,73 +280,3 @@ def _last_sign(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:
 def _give_up(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     instance.report_run_failed(run, "The process of this run is gone: nothing is heard of it.")
     free_slots(instance, run.run_id)
-
-
-# -- dead letters ---------------------------------------------------------------------------------
-
-
-class RedriveConfig(dg.Config):
-    dry_run: bool = Field(default=False, description="Show the dead letters, send none")
-    handler: str | None = Field(default=None, description="Only of this handler")
-    event_id: str | None = Field(default=None, description="Only of this event")
-    limit: int = 1_000
-
-
-def redrive_job(storage: str) -> dg.JobDefinition:
-    """Sends dead letters again, each to the handler that gave up on it."""
-
-    @dg.op(
-        name=f"{storage}_redrive_dead_letters",
-        pool=EVENTS_POOL,
-        required_resource_keys={storage},
-    )
-    def redrive_dead_letters(context: dg.OpExecutionContext, config: RedriveConfig) -> None:
-        ontology: OntologyResource = getattr(context.resources, storage)
-        with report_failures(context.instance), ontology.bus() as bus:
-            listed = bus.list_dead_letters(
-                ontology.namespace,
-                # One event is looked for among all letters, however old.
-                config.limit if config.event_id is None else sys.maxsize,
-                handler_id=config.handler,
-            )
-            letters = [letter for letter in listed if config.event_id in (None, letter.event_id)]
-            sent = [] if config.dry_run else [bus.redrive(letter) for letter in letters]
-        context.add_output_metadata(
-            {
-                "dry_run": config.dry_run,
-                "dead_letters": letters_table(letters),
-                "found": len(letters),
-                "sent": sum(position is not None for position in sent),
-            }
-        )
-
-    @dg.job(
-        name=f"{storage}_redrive",
-        description="Send dead letters again, to the handlers that gave up on them.",
-        executor_def=dg.in_process_executor,
-    )
-    def redrive() -> None:
-        redrive_dead_letters()
-
-    return redrive
-
-
-def letters_table(letters: "Sequence[DeadLetter]") -> dg.MetadataValue[Any]:
-    return table(
-        ["event", "type", "handler", "failed_at", "attempts", "error"],
-        [
-            (
-                letter.event_id,
-                letter.event_type,
-                letter.handler_id,
-                letter.failed_at,
-                letter.attempts,
-                _e(letter),
-            )
-            for letter in letters
-        ],
-    )
-
-
-def _e(letter: "DeadLetter") -> str:
-    return (letter.last_error or "")[:500]

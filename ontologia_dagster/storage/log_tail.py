@@ -3,8 +3,9 @@
 Handlers, other instances, the command line and runs that were killed after their commit all write
 commits that Dagster does not know. What counts is the event log: a commit is known when the asset
 of its type (the partition, for those that are cut) has a materialisation of that data version or a
-later one. The commit of a run that is still going is left to that run, but not for ever: its
-process may be gone, and a commit that is told twice does no harm.
+later one. The commits of a run that is still going are left to that run, but not for ever, unless
+it is seen to work on the bus: its process may be gone, and a commit that is told twice does no
+harm.
 
 The sensor follows the log commit by commit. An asset that it has not followed so far, and all of
 them when it is far behind, are caught up with at once: the last change of each type and partition
@@ -20,7 +21,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from ontologia_dagster.declaration import TypeAsset, find_type_assets
 from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, last_version
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
-from ontologia_dagster.storage.events import UNFINISHED, is_past
+from ontologia_dagster.storage.events import UNFINISHED, is_past, list_workers
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 30
 # Dagster ends a tick after 60 s, and then nothing of it is kept.
-_TICK_S = 6.0  # after which nothing new is begun
+_TICK_S = 1.0  # after which nothing new is begun
 _LOOK_S = 12.0  # after which files are no longer read
 _ALONE_S = 3.0  # what begins before that has the tick to itself
-_PER_TICK = 100  # changes told: for each of them the daemon makes a record, within the tick
+_PER_TICK = 50  # changes told: for each of them the daemon makes a record, within the tick
 _PAGE = 100  # commits read together
 _FAR = 1_000  # commits: who is further behind than that is told of last changes alone
 _RECENT = 200  # commits whose runs may still be going
@@ -66,7 +67,8 @@ class TailPosition:
     at:      when it was made: in another history that is another commit
     assets:  for each asset up to where its commits are told; those behind `commit` are caught up
              with, those that are not named have not been looked at
-    held:    commits up to `commit` that are left to runs that go on
+    held:    by run that goes on, the first and the last commit up to `commit` that is left to it,
+             and when the first was made; of thousands that it may make no other is named
     early:   assets with rows of a partition that is not there yet, by the first commit that wrote
              one, and the latest partition that was there
     after:   the record of the event log after which versions are of this history
@@ -76,7 +78,7 @@ class TailPosition:
     commit: int
     at: str = ""
     assets: Mapping[str, int] = field(default_factory=dict)
-    held: Sequence[int] = ()
+    held: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
     early: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     after: int = 0
     page: int = _PAGE
@@ -95,7 +97,7 @@ class TailPosition:
                 commit,
                 str(raw.get("at", "")),
                 {str(name): _number(upto) for name, upto in told.items()},
-                tuple(sorted({_number(held) for held in raw["held"]})),
+                _held(raw["held"]),
                 {
                     str(name): (_number(first), str(last))
                     for name, (first, last) in raw.get("early", {}).items()
@@ -111,12 +113,23 @@ class TailPosition:
             "commit": self.commit,
             "at": self.at,
             "assets": dict(sorted(self.assets.items())),
-            "held": list(self.held),
+            "held": {run_id: list(held) for run_id, held in sorted(self.held.items())},
             "early": {name: list(first) for name, first in sorted(self.early.items())},
             "after": self.after,
             "page": self.page,
         }
         return json.dumps(raw, separators=(",", ":"))
+
+
+def _held(raw: Any) -> dict[str, tuple[int, int, str]]:
+    """An earlier release named commits, and not their runs: these are looked at again."""
+    if isinstance(raw, list):
+        commits = [_number(commit) for commit in raw]
+        return {"": (min(commits), max(commits), "")} if commits else {}
+    return {
+        str(run_id): (_number(first), _number(last), str(at))
+        for run_id, (first, last, at) in raw.items()
+    }
 
 
 def _number(raw: Any) -> int:
@@ -151,7 +164,7 @@ def log_tail_sensor(
         followed = find_type_assets(context.repository_def, storage)
         advice = SchemaAdvice.of(ontology, storage)
         with report_failures(None, advice), ontology.repository() as repository:
-            tail = _Tail(context, repository, followed)
+            tail = _Tail(context, ontology, repository, followed)
             tail.advance()
         summary = tail.summary()
         context.log.info("%s", summary)
@@ -168,9 +181,11 @@ class _Tail:
     def __init__(
         self,
         context: dg.SensorEvaluationContext,
+        ontology: "OntologyResource",
         repository: "Repository",
         followed: Sequence[TypeAsset],
     ) -> None:
+        self._ontology = ontology
         self.events: list[dg.AssetMaterialization] = []
         self._began = time.monotonic()
         self._instance = context.instance
@@ -185,6 +200,9 @@ class _Tail:
         self._unfinished: dict[str, bool] = {}
         self.head = repository.head_commit_id()
         self.position = self._start(context.cursor)
+        # Whatever the look at the log took: each tick comes further than the one before.
+        self._began = time.monotonic()
+        self._advanced = False
 
     # -- where it begins --------------------------------------------------------------------------
 
@@ -248,6 +266,7 @@ class _Tail:
                 self.position = replace(self.position, page=max(1, page // 4))
                 return
             self._move(upto if last is None else last)
+            self._advanced = True
             self.position = replace(self.position, page=min(2 * page, _PAGE))
 
     def summary(self) -> str:
@@ -259,7 +278,7 @@ class _Tail:
         if waiting:
             text += f", {waiting} assets to be caught up with"
         if self.position.held:
-            text += f", {len(self.position.held)} commits left to runs that go on"
+            text += f", commits of {len(self.position.held)} runs that go on are left to these"
         return text
 
     def _lag(self, asset: TypeAsset) -> bool:
@@ -267,7 +286,9 @@ class _Tail:
         return behind and asset.type_name in self._refs
 
     def _is_enough(self) -> bool:
-        return len(self.events) >= _PER_TICK or time.monotonic() - self._began > _TICK_S
+        """Something is done in every tick, however slow the machine is."""
+        out_of_time = self._advanced and time.monotonic() - self._began > _TICK_S
+        return len(self.events) >= _PER_TICK or out_of_time
 
     def _move(self, commit_id: int) -> None:
         records = [r for r in self._recent.values() if r.id == commit_id]
@@ -276,12 +297,24 @@ class _Tail:
         self.position = replace(self.position, commit=commit_id, at=at, assets=assets)
 
     def _tell_held(self) -> None:
-        """Those that are still held stay so."""
-        held = self.position.held
-        self.position = replace(self.position, held=())
-        for first, last in _runs_of(held):
-            for record in self._repository.commits_between(first - 1, last):
-                self._follow([record], cut=False)
+        """Those of runs that still go on stay held, and none of them is read."""
+        for run_id, (first, last, at) in self.position.held.items():
+            if self._goes_on(run_id) and not self._is_given_up(run_id, _instant(at)):
+                continue
+            others = {each: held for each, held in self.position.held.items() if each != run_id}
+            self.position = replace(self.position, held=others)
+            told = first - 1
+            while told < last and not self._is_enough():
+                upto = min(last, told + _PAGE)
+                records = [
+                    record
+                    for record in self._repository.commits_between(told, upto)
+                    if record.metadata.get(provenance.RUN_ID) == run_id or not run_id
+                ]
+                cut = self._follow(records)
+                told = upto if cut is None else cut
+            if told < last:
+                self._hold(run_id, told + 1, last, at)
 
     def _catch_up(self, asset: TypeAsset) -> bool:
         """Tell the last change of an asset, of each of its partitions; whether all was told."""
@@ -310,6 +343,7 @@ class _Tail:
             self._tell(asset, commit_id, partition, commit, commit_id)
         assets = {**self.position.assets, name: upto}
         self.position = replace(self.position, assets=assets)
+        self._advanced = True
         return True
 
     def _last_changes(self, asset: TypeAsset, since: int, upto: int) -> dict[str | None, int]:
@@ -317,12 +351,12 @@ class _Tail:
             last = self._repository.type_head(self._spec(asset))
             return {None: last} if since < last <= upto else {}  # a later one is followed
         changed: dict[str | None, int] = {}
-        alone = time.monotonic() - self._began < _ALONE_S
+        alone = not self._advanced or time.monotonic() - self._began < _ALONE_S
         for commit_id, key in self._partitions_written(asset, since, upto, alone):
             changed[key] = max(commit_id, changed.get(key, 0))
         return changed
 
-    def _follow(self, records: "Sequence[CommitRecord]", *, cut: bool = True) -> int | None:
+    def _follow(self, records: "Sequence[CommitRecord]") -> int | None:
         """Tell what each of these commits changed, oldest first, and nobody has told; the last
         one that was dealt with, where that was enough for a tick."""
         self._keep(records)
@@ -333,7 +367,8 @@ class _Tail:
             touched = [record for record in free if asset.type_name in record.types]
             if touched and asset.type_name in self._refs:
                 name = _name(asset)
-                for record, changed in self._partitions_of(asset, touched):
+                alone = len(records) == 1
+                for record, changed in self._partitions_of(asset, touched, alone):
                     keys[record.id, name] = changed
                 every = dict.fromkeys(key for of in keys for key in keys[of] if of[1] == name)
                 versions[name] = self._versions_told(asset.key, list(every))
@@ -343,7 +378,7 @@ class _Tail:
                 changed = keys.get((record.id, name), ())
                 if changed:
                     self._tell_changes(asset, record, changed, versions[name])
-            if cut and len(self.events) >= _PER_TICK:
+            if len(self.events) >= _PER_TICK:
                 return record.id
         return None
 
@@ -373,7 +408,7 @@ class _Tail:
     # -- which partitions -------------------------------------------------------------------------
 
     def _partitions_of(
-        self, asset: TypeAsset, records: "Sequence[CommitRecord]"
+        self, asset: TypeAsset, records: "Sequence[CommitRecord]", alone: bool
     ) -> "Iterator[tuple[CommitRecord, Sequence[str | None]]]":
         """As the manifest says where the asset itself wrote it, else by what the commit wrote."""
         if asset.partition_by is None:
@@ -390,7 +425,7 @@ class _Tail:
             return
         written: dict[int, set[str]] = {}
         since, upto = unlisted[0].id - 1, unlisted[-1].id
-        for commit_id, key in self._partitions_written(asset, since, upto, len(records) == 1):
+        for commit_id, key in self._partitions_written(asset, since, upto, alone):
             written.setdefault(commit_id, set()).add(key)
         yield from ((record, sorted(written.get(record.id, ()))) for record in unlisted)
 
@@ -458,15 +493,37 @@ class _Tail:
 
     def _is_left_to_run(self, commit: "CommitRecord") -> bool:
         run_id = commit.metadata.get(provenance.RUN_ID)
-        if not run_id or is_past(commit.created_at, _LEFT_TO_RUN):
+        if not run_id or not self._goes_on(run_id):
             return False
+        if self._is_given_up(run_id, commit.created_at):
+            return False
+        self._hold(run_id, commit.id, commit.id, commit.created_at.isoformat())
+        return True
+
+    def _goes_on(self, run_id: str) -> bool:
         if run_id not in self._unfinished:
-            run = self._instance.get_run_by_id(run_id)
+            run = self._instance.get_run_by_id(run_id) if run_id else None
             self._unfinished[run_id] = run is not None and run.status in UNFINISHED
-        if self._unfinished[run_id] and commit.id not in self.position.held:
-            held = (*self.position.held, commit.id)
-            self.position = replace(self.position, held=held)
         return self._unfinished[run_id]
+
+    def _is_given_up(self, run_id: str, made_at: datetime) -> bool:
+        """Whether a commit was made too long ago for its run to tell it still."""
+        return is_past(made_at, _LEFT_TO_RUN) and run_id not in self._workers
+
+    @cached_property
+    def _workers(self) -> set[str]:
+        """Runs that are seen to handle events."""
+        from storage_engine.events.protocol import open_event_store
+
+        bus = open_event_store(self._repository, self._ontology.config())
+        return list_workers(self._ontology, bus)[0]
+
+    def _hold(self, run_id: str, first: int, last: int, at: str) -> None:
+        held = self.position.held.get(run_id)
+        if held is not None:
+            first, last, at = min(first, held[0]), max(last, held[1]), min(at, held[2])
+        span = {**self.position.held, run_id: (first, last, at)}
+        self.position = replace(self.position, held=span)
 
     def _versions_told(self, key: dg.AssetKey, keys: Sequence[str | None]) -> dict[str | None, int]:
         """The commits that the latest materialisations stand for, by partition."""
@@ -530,12 +587,9 @@ class _Tail:
         return {SCHEMA_VERSION: version.version, **changes}
 
 
-def _runs_of(commit_ids: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of those that follow each other."""
-    runs: list[tuple[int, int]] = []
-    for commit_id in sorted(commit_ids):
-        if runs and runs[-1][1] == commit_id - 1:
-            runs[-1] = (runs[-1][0], commit_id)
-        else:
-            runs.append((commit_id, commit_id))
-    return runs
+def _instant(text: str) -> datetime:
+    """Of a text that nobody can read, long ago."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)

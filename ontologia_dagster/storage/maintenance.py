@@ -20,18 +20,25 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from ontologia_dagster.dagster_compat import location_of
-from ontologia_dagster.declaration import MAINTENANCE_POOL, OntologyAsset, find_type_assets
+from ontologia_dagster.dagster_compat import location_of, log_evaluation
+from ontologia_dagster.declaration import (
+    MAINTENANCE_POOL,
+    OntologyAsset,
+    find_type_assets,
+    one_process_executor,
+)
 from ontologia_dagster.downstream.metadata import before_and_after, request_metadata, table
 from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.resources.spark import PIPES, submit
-from ontologia_dagster.storage import checks
-from ontologia_dagster.storage.events import age_s, due_events, load_handlers
+from ontologia_dagster.storage import checks, dead_letters
+from ontologia_dagster.storage.events import age_s, due_events, observations_due
 from storage_engine.config import duration
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from ontologia_dagster.resources.spark import SparkResource
+    from ontologia_dagster.storage.lineage import EventLineage
+    from storage_engine.events.protocol import Peek
     from storage_engine.maintenance.compaction import (
         CompactionPolicy,
         CompactionReport,
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
     )
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.protocol import Repository
+    from storage_engine.runtime.handlers import Handler
 
 _RETRY = dg.RetryPolicy(
     max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS
@@ -278,12 +286,19 @@ class MetricsConfig(dg.Config):
     )
 
 
-def metrics_job(storage: str, handlers: "Sequence[str]" = ()) -> dg.JobDefinition:
+def metrics_job(lineage: "EventLineage") -> dg.JobDefinition:
+    storage = lineage.storage
+
     @dg.op(name=f"{storage}_collect_metrics", required_resource_keys={storage})
     def collect_metrics(context: dg.OpExecutionContext, config: MetricsConfig) -> None:
         ontology: OntologyResource = getattr(context.resources, storage)
         with report_failures(context.instance):
-            text = prometheus(ontology, handlers)
+            text, seen, letters = look_at_all(ontology, lineage.handlers)
+        for observed in observations_due(context.instance, lineage, seen, letters):
+            context.log_event(observed)
+        made = dead_letters.evaluations(lineage, ontology, letters)
+        for evaluation in dead_letters.untold(context.instance, made):
+            log_evaluation(context, evaluation)
         folder = config.directory or os.environ.get(DIRECTORY_VARIABLE)
         metadata: dict[str, Any] = {"metrics": dg.MetadataValue.md(f"```\n{text}```")}
         if folder:
@@ -293,7 +308,7 @@ def metrics_job(storage: str, handlers: "Sequence[str]" = ()) -> dg.JobDefinitio
     @dg.job(
         name=f"{storage}_metrics",
         description="Figures of the storage and its bus, as Prometheus text.",
-        executor_def=dg.in_process_executor,
+        executor_def=one_process_executor,
     )
     def metrics() -> None:
         collect_metrics()
@@ -301,19 +316,23 @@ def metrics_job(storage: str, handlers: "Sequence[str]" = ()) -> dg.JobDefinitio
     return metrics
 
 
-def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> str:
-    """The storage's figures, and of its bus: what is due, how old, how many are dead."""
-    from storage_engine.events.protocol import open_event_store
+def look_at_all(
+    ontology: "OntologyResource", handlers: "Sequence[Handler[Any]]" = ()
+) -> "tuple[str, Peek, dead_letters.Letters]":
+    """The storage's figures as Prometheus text, and of its bus: what is due, how old, how many are
+    dead."""
+    from storage_engine.events.protocol import Peek, open_event_store
     from storage_engine.maintenance.metrics import collect
 
     with ontology.repository() as repository:
         text = collect(repository).prometheus()
         bus = open_event_store(repository, ontology.config())
-        letters = sum(bus.count_dead_letters(ontology.namespace).values())
-        figures = {"dead_letters": (letters, "Events that handlers gave up on.")}
+        letters = dead_letters.read_letters(bus, ontology.namespace, handlers, dead_letters.GLANCED)
+        figures = {"dead_letters": (letters.total, "Events that handlers gave up on.")}
+        seen = Peek()
         if handlers:
-            subscriptions = [handler.subscription() for handler in load_handlers(handlers)]
-            seen = bus.peek(ontology.namespace, subscriptions)
+            subscribed = [handler.subscription() for handler in handlers]
+            seen = bus.peek(ontology.namespace, subscribed)
             figures |= {
                 "events_pending": (seen.pending, "Events left to handle, as far as counted."),
                 "events_more": (int(seen.more), "Whether there are more than were counted."),
@@ -331,7 +350,7 @@ def prometheus(ontology: "OntologyResource", handlers: "Sequence[str]" = ()) -> 
     for name, (value, help_text) in figures.items():
         text += f"# HELP ontologia_{name} {help_text}\n# TYPE ontologia_{name} gauge\n"
         text += f"ontologia_{name}{label} {value}\n"
-    return text
+    return text, seen, letters
 
 
 def _write(path: Path, text: str) -> Path:
@@ -418,4 +437,4 @@ def one_op_job(name: str, op: dg.OpDefinition, description: str) -> dg.JobDefini
     def work() -> None:
         op()
 
-    return work.to_job(name=name, description=description, executor_def=dg.in_process_executor)
+    return work.to_job(name=name, description=description, executor_def=one_process_executor)

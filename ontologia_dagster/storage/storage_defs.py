@@ -10,12 +10,13 @@ everything that would act by itself is off unless told otherwise.
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
 
-from ontologia_dagster.declaration import OntologyAsset, declared_types
+from ontologia_dagster.declaration import OntologyAsset, TypeAsset, asset_specs, declared_assets
 from ontologia_dagster.ingestion.asset import build_types
 from ontologia_dagster.resources.environments import Environment, Environments, S3Table
 from ontologia_dagster.resources.ontology import (
@@ -25,8 +26,17 @@ from ontologia_dagster.resources.ontology import (
 )
 from ontologia_dagster.resources.spark import SparkResource
 from ontologia_dagster.schema.migration import migration_job
-from ontologia_dagster.storage import alerts, checks, events, maintenance
+from ontologia_dagster.storage import (
+    alerts,
+    checks,
+    dead_letters,
+    deep_checks,
+    events,
+    maintenance,
+)
 from ontologia_dagster.storage.alerts import Notifier
+from ontologia_dagster.storage.drain import drain_definitions
+from ontologia_dagster.storage.lineage import EventLineage
 from ontologia_dagster.storage.log_tail import log_tail_sensor
 
 STORAGE = "ontology"
@@ -34,11 +44,11 @@ _WEBHOOK = "ONTOLOGIA_WEBHOOK_URL"
 # Nightly and weekly, each with the night to itself, and figures for who looks at them; all are off
 # until somebody turns them on.
 _SCHEDULES = {
-    "compact": "0 2 * * *",
-    "index_repair": "30 2 * * *",
-    "gc": "0 3 * * 0",
-    "deep_verify": "0 4 * * 0",
-    "metrics": "*/5 * * * *",
+    "compact": ("0 2 * * *", "Every night: merge small files of types."),
+    "index_repair": ("30 2 * * *", "Every night: rewrite indices that differ from the log."),
+    "gc": ("0 3 * * 0", "Every Sunday: delete objects that nothing has needed for a week."),
+    "deep_verify": ("0 4 * * 0", "Every Sunday: read everything back and compare."),
+    "metrics": ("*/5 * * * *", "Every five minutes: figures of the storage and its bus."),
 }
 
 
@@ -49,68 +59,116 @@ def build_platform(
     types: Sequence[str] = (),
     beside: dg.Definitions | None = None,
     handlers: Sequence[str] = (),
+    key_prefix: Sequence[str] = (),
+    group: str | None = None,
     running: bool = False,
     first: bool = True,
 ) -> dg.Definitions:
     """All definitions of one storage and its types.
 
     storage:   the key of its OntologyResource; several storages have a platform each
-    types:     further stored types, that handlers write or that are declared elsewhere, to be
-               deeply verified by name
-    beside:    definitions that declare further types (a `defs` folder, in YAML or Python)
+    types:     stored types that have no asset here, as other programs write them, to be deeply
+               verified by name; those that handlers name have one
+    beside:    definitions of further types (a `defs` folder, in YAML or Python), and of assets
+               that send events; they are not part of the result
     handlers:  modules with event handlers; without any there is no event sensor
+    key_prefix, group:
+               of the assets of events, handlers and types that handlers write; without a group
+               each is in that of what comes before it
     running:   sensors and schedules are on from the start, that of automation conditions too
     first:     of several platforms in a location one is: it has what a location needs once, the
                sensor that tells of failed runs and that of automation conditions
     """
     on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
-    elsewhere = declared_types(beside, storage) if beside is not None else []
-    names = list(dict.fromkeys([*(asset.type for asset in declared), *elsewhere, *types]))
-    deep = checks.deep_checks(storage, names)
+    elsewhere = declared_assets(beside, storage) if beside is not None else []
+    lineage = EventLineage.of(
+        storage,
+        events.load_handlers(handlers) if handlers else [],
+        ingested=[*(asset.type_asset for asset in declared), *elsewhere],
+        key_prefix=key_prefix,
+        group=group,
+    )
+    built = build_types(declared, [*elsewhere, *lineage.type_assets()])
+    verified: dict[str, TypeAsset | None] = dict.fromkeys(types)
+    verified |= {asset.type_name: asset for asset in lineage.type_assets()}
+    deep = deep_checks.deep_checks(storage, {**verified, **lineage.ingested})
     jobs: dict[str, Any] = {
         "compact": maintenance.compaction_job(storage, declared),
         "index_repair": maintenance.repair_job(storage),
         "gc": maintenance.gc_job(storage),
         "deep_verify": maintenance.deep_verify_job(storage, deep),
-        "metrics": maintenance.metrics_job(storage, handlers),
+        "metrics": maintenance.metrics_job(lineage),
     }
     sensors = [
         log_tail_sensor(storage, status=on),
-        alerts.conditions_sensor(storage, handlers=handlers, status=on),
+        alerts.conditions_sensor(storage, handlers=lineage.handlers, status=on),
     ]
     if first:
         sensors.append(alerts.failed_runs_sensor(status=on))
     if first and running:
         sensors.append(_automation_sensor())
-    more: list[Any] = [migration_job(storage, declared)]
-    if handlers:
-        drain = events.drain_job(storage, handlers)
-        more += [drain, events.redrive_job(storage)]
-        sensors.append(events.event_sensor(storage, handlers, drain, status=on))
     own = dg.Definitions(
-        assets=[head_asset(storage), checks.log_asset(storage)],
+        assets=[head_asset(storage), deep_checks.log_asset(storage)],
         asset_checks=[deep],
-        jobs=[*jobs.values(), *more],
+        jobs=[*jobs.values(), migration_job(storage, declared)],
         schedules=[_schedule(storage, name, job, running) for name, job in jobs.items()],
         sensors=sensors,
     )
-    return dg.Definitions.merge(build_types(declared), own)
+    beside_handlers = [*asset_specs(built), *(asset_specs(beside) if beside else ())]
+    return dg.Definitions.merge(built, own, _event_side(lineage, handlers, beside_handlers, on))
 
 
-def build_platforms(environment: Environment, beside: dg.Definitions) -> dg.Definitions:
-    """The platforms of an environment's storage and of its tenants'; `beside` declares types."""
-    storages = [STORAGE, *(f"{STORAGE}_{tenant}" for tenant in environment.tenants)]
+def _event_side(
+    lineage: EventLineage,
+    modules: Sequence[str],
+    beside: Sequence[dg.AssetSpec],
+    status: dg.DefaultSensorStatus,
+) -> dg.Definitions:
+    """What handlers bring: events, handlers and what they write as assets, checks, jobs, sensor."""
+    nodes = lineage.node_specs(beside)
+    if not lineage.handlers:
+        return dg.Definitions(assets=nodes)
+    drain = drain_definitions(lineage, modules, beside)
+    letters = dead_letters.letters_check(lineage)
+    repair = maintenance.repair_job_name(lineage.storage)
+    return dg.Definitions(
+        assets=[*nodes, *([drain.asset] if drain.asset is not None else [])],
+        asset_checks=[
+            *([letters] if letters is not None else []),
+            *(checks.index_check(asset, repair) for asset in lineage.type_assets()),
+        ],
+        jobs=[drain.job, dead_letters.redrive_job(lineage)],
+        sensors=[events.event_sensor(lineage, drain.job, status=status)],
+    )
+
+
+def build_platforms(
+    environment: Environment, beside: dg.Definitions, *, handlers: Sequence[str] = ()
+) -> dg.Definitions:
+    """The platforms of an environment's storage and of its tenants'; `beside` declares types, and
+    `handlers` are modules in addition to the environment's."""
+    storages = {"": STORAGE, **{tenant: f"{STORAGE}_{tenant}" for tenant in environment.tenants}}
     return dg.Definitions.merge(
         *(
             build_platform(
                 storage=storage,
                 beside=beside,
-                handlers=environment.handlers,
-                first=storage == STORAGE,
+                handlers=list(dict.fromkeys([*environment.handlers, *handlers])),
+                key_prefix=[tenant] if tenant else [],
+                first=not tenant,
             )
-            for storage in storages
+            for tenant, storage in storages.items()
         )
     )
+
+
+def handler_modules(folder: Path) -> list[str]:
+    """Every `handlers.py` below a package's folder, by the name under which it is imported."""
+    above = folder
+    while (above / "__init__.py").exists():
+        above = above.parent
+    files = sorted(path for path in folder.rglob("handlers.py") if path.is_file())
+    return [".".join(path.relative_to(above).with_suffix("").parts) for path in files]
 
 
 def head_asset(storage: str) -> Any:
@@ -158,13 +216,15 @@ def _automation_sensor() -> dg.SensorDefinition:
 
 def _schedule(storage: str, name: str, job: Any, running: bool) -> dg.ScheduleDefinition:
     on = dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED
+    cron, description = _SCHEDULES[name]
     config = {}
     if name == "gc":
         config = {"ops": {f"{storage}_collect_garbage": {"config": {"dry_run": False}}}}
     return dg.ScheduleDefinition(
         name=f"{job.name}_schedule",
         job=job,
-        cron_schedule=_SCHEDULES[name],
+        cron_schedule=cron,
+        description=description,
         run_config=config,
         default_status=on,
     )
@@ -208,9 +268,11 @@ def _ontology(environments: Environments, location: str, uri: str, s3: S3Table) 
         runtime_id=current.runtime_id,
         engine_options=dict(current.engine),
         location_name=location,
+        explore_url=current.explore_url,
         environment=current.name,
         guarded=not current.production,
         production_uris=list(environments.production_uris),
+        creates_storage=current.creates(uri),
         s3=S3Resource(
             endpoint_url=s3.endpoint_url,
             region_name=s3.region,

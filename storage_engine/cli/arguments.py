@@ -1,4 +1,4 @@
-"""The global options: accepted before and after a command's name, shown in every help text.
+"""The global options: accepted before and after a command's name, shown in the program's help.
 
 `with_settings` gives a command these options on top of its own. What stands nearer to the end of
 the line wins; an option beats the environment.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storage_engine import __version__
-from storage_engine.config import duration
 from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 
 def parse_duration(text: str) -> timedelta:
+    from storage_engine.config import duration
+
     try:
         return duration(text)
     except ValueError as error:
@@ -57,6 +58,7 @@ class Settings:
     models: str | None = None
     json: bool = False
     verbose: bool = False
+    debug: bool = False
     version: bool = False
 
     def then(self, later: Settings) -> Settings:
@@ -133,6 +135,8 @@ class Invocation:
             raise ConfigurationError(
                 f"{LOG_LEVEL_VARIABLE} is {name!r}: choose one of {', '.join(LOG_LEVELS)}"
             )
+        if self.settings.debug:
+            return logging.DEBUG
         level = logging.getLevelNamesMapping()[name]
         return min(level, logging.INFO) if self.settings.verbose else level
 
@@ -189,8 +193,15 @@ def _shared(
         typer.Option(
             "--verbose",
             "-v",
-            help="Log what happens on stderr, and show the traceback of an error "
-            f"(env {LOG_LEVEL_VARIABLE} sets the level).",
+            help=f"Log what happens on stderr (env {LOG_LEVEL_VARIABLE} sets the level).",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            help="Show the traceback of an error, and log everything.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
@@ -202,10 +213,18 @@ def _shared(
     """A signature to take parameters from; never called."""
 
 
+@functools.cache
+def _global_options() -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_shared, eval_str=True).parameters
+
+
+GLOBAL_OPTIONS = tuple(Settings.__dataclass_fields__)
+
+
 def with_settings(function: Callable[..., None]) -> Callable[..., None]:
     """Make a command: its first parameter, `invocation`, is filled from the global options."""
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
-    shared = inspect.signature(_shared, eval_str=True).parameters
+    shared = _global_options()
     context = inspect.Parameter(
         "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
     )

@@ -10,7 +10,7 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, with_settings
 from storage_engine.cli.errors import CommandError
-from storage_engine.cli.output import Output, shown_time
+from storage_engine.cli.output import Output, counted, shown_time
 
 if TYPE_CHECKING:
     from storage_engine.maintenance.restore import Restore
@@ -158,7 +158,7 @@ def _show_commit(output: Output, record: CommitRecord, document: dict[str, Any])
         output.line()
         output.table(
             ["operation", "type", "identity"],
-            [(c["operation"], c["type_name"], _identity(c)) for c in shown],
+            [(c["operation"], c["type_name"], shown_identity(c)) for c in shown],
         )
     if len(shown) < total:
         output.line(f"{total - len(shown)} more not shown: raise --limit.")
@@ -174,7 +174,7 @@ def _metadata(record: CommitRecord) -> str:
     return ", ".join(shown)
 
 
-def _identity(change: dict[str, Any]) -> str:
+def shown_identity(change: dict[str, Any]) -> str:
     if change["kind"] == "entity":
         return str(change["key"])
     instance = f" [{change['instance_key']}]" if change["instance_key"] else ""
@@ -221,7 +221,7 @@ def tag_create(
     ] = None,
 ) -> None:
     """Name a commit. A name that is taken by another commit is refused."""
-    reference = _reference(ref) if ref is not None else None
+    reference = parse_commit(ref, "REF") if ref is not None else None
     with invocation.repository() as repository:
         commit_id = repository.require_commit(reference) if reference is not None else None
         made = repository.create_tag(name, commit_id)
@@ -264,7 +264,7 @@ def restore(
     """Make the state of an older commit the latest, by a new commit; history stays."""
     from storage_engine.maintenance.restore import restore as run
 
-    reference = _reference(ref)
+    reference = parse_commit(ref, "REF")
     with invocation.repository() as repository:
         done = run(repository, reference, apply=apply, examples=limit)
     if invocation.output.json:
@@ -273,11 +273,11 @@ def restore(
         _show_restore(invocation.output, done, ref)
 
 
-def _reference(text: str) -> Reference:
+def parse_commit(text: str, argument: str) -> Reference:
     from storage_engine.query.reference import parse_reference
 
     try:
-        return parse_reference(text, "REF")
+        return parse_reference(text, argument)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -297,8 +297,8 @@ def _show_restore(output: Output, done: Restore, ref: str) -> None:
     if later:
         output.line()
         output.line(
-            f"{done.created_after} identities came after {to}. Nothing is ever deleted, so they "
-            "stay as they are:"
+            f"{counted(done.created_after, 'identity', 'identities')} came after {to}. Nothing is "
+            "ever deleted, so they stay as they are:"
         )
         output.table(["type", "identity"], later)
         if len(later) < done.created_after:
@@ -306,10 +306,14 @@ def _show_restore(output: Output, done: Restore, ref: str) -> None:
     if done.types:
         output.line()
     if done.new_commit_id is not None:
-        output.line(f"Restored {done.restored} rows to {to}, as commit {done.new_commit_id}.")
+        output.line(
+            f"Restored {counted(done.restored, 'row')} to {to}, as commit {done.new_commit_id}."
+        )
         for note in done.notes:
             output.note(note)
     elif done.restored:
-        output.line(f"Nothing was written. To restore {done.restored} rows to {to}: --apply")
+        output.line(
+            f"Nothing was written. To restore {counted(done.restored, 'row')} to {to}: --apply"
+        )
     else:
         output.line(f"Nothing to restore: no row differs from {to}.")

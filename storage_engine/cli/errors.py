@@ -2,7 +2,7 @@
 
 People get `error: what went wrong and what to do (storage ...)` on stderr. With `--json` the
 same is one object on stdout, so that a program which parses stdout always finds JSON there.
-Tracebacks are shown with `-v` only.
+Tracebacks are shown with `--debug` only.
 
 Ctrl-C ends a query at once, even one that is deep inside a database engine. Python tells a program
 of a signal between two of its own instructions. Inside DuckDB and SQLite there may be none for
@@ -14,6 +14,7 @@ read; their temporary files are in a folder that goes with them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -88,7 +89,9 @@ def prompt_interrupts(abandon: Callable[[], None]) -> Iterator[None]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-OK, GENERAL, USAGE, MISMATCH, FAILED, STORAGE, DEPENDENTS, INTERRUPTED = 0, 1, 2, 3, 4, 5, 7, 130
+OK, GENERAL, USAGE, MISMATCH, FAILED, STORAGE, CONFLICT, DEPENDENTS = range(8)
+INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.OntologiaError: GENERAL,
@@ -105,12 +108,16 @@ EXIT_CODES: dict[type[errors.OntologiaError], int] = {
     errors.TagExistsError: FAILED,
     errors.MigrationTokenError: FAILED,
     errors.CopyRefusedError: FAILED,
+    errors.ImportConflictError: CONFLICT,
     errors.MissingUpgraderError: MISMATCH,
     errors.MigrationError: FAILED,
     errors.TypeDroppedError: MISMATCH,
     errors.DropDependencyError: DEPENDENTS,
     errors.TypeDeclarationError: FAILED,
     errors.ValidationError: FAILED,
+    errors.BadRowsError: FAILED,
+    errors.MissingRowsError: FAILED,
+    errors.OvertakenExtractError: STORAGE,
     errors.BatchSizeExceededError: FAILED,
     errors.CommitMetadataTooLargeError: FAILED,
     errors.MetadataUnavailableError: FAILED,
@@ -173,15 +180,30 @@ def _run(command: Command, args: Sequence[str], invocation: Invocation) -> int:
             return USAGE  # no arguments at all: the help text has been shown
         invocation.output.json |= _asks_for_json(args)  # parsing may not have come that far
         return _report(error, _usage_message(error), USAGE, invocation, {"type": "UsageError"})
-    except SystemExit as exit_request:  # from typer's own output, when its reader goes away
-        return exit_request.code if isinstance(exit_request.code, int) else GENERAL
+    except SystemExit as exit_request:  # of code in a shell, or of typer when its reader goes away
+        return _exit_code(exit_request.code)
     except Exception as error:  # noqa: BLE001 - a defect of ours must not look like one of theirs
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return _report(error, _no_room(error), GENERAL, invocation)
         message = (
             f"unexpected {type(error).__name__}: {error}; this is a defect in ontologia, "
-            "please report it with the traceback that -v shows"
+            "please report it with the traceback that --debug shows"
         )
         return _report(error, message, GENERAL, invocation)
     return returned if isinstance(returned, int) else OK
+
+
+def _exit_code(given: Any) -> int:
+    """As Python's own: nothing is 0, and a text is told."""
+    if given is None or isinstance(given, int):
+        return given or OK
+    sys.stderr.write(f"{given}\n")
+    return GENERAL
+
+
+def _no_room(error: OSError) -> str:
+    where = error.filename or "the output or the folder of temporary files"
+    return f"{where} cannot be written to: {error.strerror}; make room there and run it again"
 
 
 def _asks_for_json(args: Sequence[str]) -> bool:
@@ -195,7 +217,7 @@ def _report(
     invocation: Invocation,
     details: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    if invocation.settings.verbose and not isinstance(error, typer.TyperException):
+    if invocation.settings.debug and not isinstance(error, typer.TyperException):
         traceback.print_exception(error, file=sys.stderr)
     message = one_line(message)
     if invocation.output.json:
@@ -208,10 +230,12 @@ def _report(
         }
         try:
             invocation.output.document({"error": described})
+            return code
         except typer.Exit as broken:
             return broken.exit_code
-    else:
-        sys.stderr.write(f"error: {printable(message)}\n")
+        except OSError:  # nobody can read it there
+            pass
+    sys.stderr.write(f"error: {printable(message)}\n")
     return code
 
 
@@ -258,11 +282,16 @@ def _logging_to_stderr() -> Iterator[None]:
 
 def _flushed(code: int) -> int:
     """What is still buffered goes out now, where a vanished reader can be dealt with."""
+    unwritten = code == BROKEN_PIPE
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        code = BROKEN_PIPE
-    if code == BROKEN_PIPE:
+        code, unwritten = BROKEN_PIPE, True
+    except OSError as error:
+        if code == OK:
+            sys.stderr.write(f"error: {_no_room(error)}\n")
+        code, unwritten = code or GENERAL, True
+    if unwritten:
         # The interpreter flushes once more at its end; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

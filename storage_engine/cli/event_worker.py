@@ -53,15 +53,23 @@ def peek(invocation: Invocation, handlers: Handlers, namespace: Namespace = "def
         store = open_event_store(repository, invocation.config())
         seen, now = store.peek(namespace, subscriptions), store.now()
     if invocation.output.json:
-        moments = {"oldest": seen.oldest, "next_due": seen.next_due}
         invocation.output.document(
             {
                 **asdict(seen),
-                **{name: timestamp(at) if at is not None else None for name, at in moments.items()},
+                "oldest": _written(seen.oldest),
+                "next_due": _written(seen.next_due),
+                "by_type": {
+                    name: {"events": of.events, "oldest": _written(of.oldest)}
+                    for name, of in seen.by_type.items()
+                },
             }
         )
     else:
         invocation.output.line(_glance(seen, now))
+
+
+def _written(at: datetime | None) -> str | None:
+    return timestamp(at) if at is not None else None
 
 
 def _glance(seen: Peek, now: datetime) -> str:

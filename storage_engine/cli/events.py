@@ -23,13 +23,13 @@ if TYPE_CHECKING:
         EventInfo,
         EventStore,
         MalformedObject,
+        NamespaceInfo,
         WorkerSession,
     )
-    from storage_engine.events.records import ClaimRecord
 
 
 def event_document(info: EventInfo) -> dict[str, Any]:
-    claims = [{**claim.as_dict(), "state": claim_state(claim)} for claim in info.claims]
+    claims = [{**claim.as_dict(), "state": claim.state} for claim in info.claims]
     document = {**info.envelope, "status": info.status, "claims": claims}
     if info.malformed:
         document["malformed_claims"] = [asdict(claim) for claim in info.malformed]
@@ -44,14 +44,9 @@ def session_document(session: WorkerSession) -> dict[str, Any]:
     }
 
 
-def claim_state(claim: ClaimRecord) -> str:
-    if claim.redriven_as is not None:
-        return "redriven"
-    if claim.dead_lettered_at is not None:
-        return "dead_lettered"
-    if claim.ack_at is not None:
-        return "acked"
-    return f"failed {claim.attempts} times" if claim.attempts else "claimed"
+def namespace_document(namespace: NamespaceInfo) -> dict[str, Any]:
+    oldest = timestamp(namespace.oldest) if namespace.oldest is not None else None
+    return {**asdict(namespace), "oldest": oldest}
 
 
 def show_letters(output: Output, letters: Sequence[DeadLetter]) -> None:
@@ -99,7 +94,7 @@ def show_event(output: Output, info: EventInfo) -> None:
         [
             (
                 claim.handler_id,
-                claim_state(claim),
+                claim.state,
                 claim.attempts,
                 claim.deliveries,
                 claim.claimed_at,
@@ -157,14 +152,14 @@ def list_namespaces(invocation: Invocation) -> None:
     with _bus(invocation) as store:
         namespaces = store.list_namespaces(invocation.config().session_ttl_ms)
     if invocation.output.json:
-        invocation.output.document({"namespaces": [asdict(n) for n in namespaces]})
+        invocation.output.document({"namespaces": [namespace_document(n) for n in namespaces]})
     elif not namespaces:
         invocation.output.line("No events yet.")
     else:
         invocation.output.table(
-            ["namespace", "events", "workers", "dead workers", "dead letters"],
+            ["namespace", "events", "oldest", "workers", "dead workers", "dead letters"],
             [
-                (n.namespace, n.events, n.sessions, n.dead_sessions, n.dead_letters)
+                (n.namespace, n.events, n.oldest, n.sessions, n.dead_sessions, n.dead_letters)
                 for n in namespaces
             ],
         )
@@ -250,7 +245,7 @@ def show(
                     info.envelope["priority"],
                     info.status,
                     ", ".join(
-                        [f"{c.handler_id}: {claim_state(c)}" for c in info.claims]
+                        [f"{c.handler_id}: {c.state}" for c in info.claims]
                         + [f"{claim.key}: malformed" for claim in info.malformed]
                     ),
                 )

@@ -145,6 +145,10 @@ class Output:
             table.add_row(*(cell(value) for value in row))
         _console().print(table)
 
+    def styled(self, text: Text) -> None:
+        """With colours where somebody sees them; the caller has made it printable."""
+        _console().print(text, soft_wrap=True)
+
     def line(self, text: str = "") -> None:
         _console().print(Text(printable(text)), soft_wrap=True)
 
@@ -188,6 +192,11 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def counted(count: int, noun: str, nouns: str | None = None) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def size(count: int) -> str:

@@ -28,6 +28,7 @@ import typer
 
 from storage_engine.cli.output import BROKEN_PIPE, Output, moment
 from storage_engine.model.canonical import leaf
+from storage_engine.model.csv_text import quoted_cell
 from storage_engine.query.results import Diagnostic
 
 _UNTOUCHED: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -103,13 +104,7 @@ def text_value(value: Any) -> str:
 
 
 def csv_cell(value: Any) -> str:
-    """As `session.ingest` reads it: NULL is an empty cell, the empty text a quoted one."""
-    if value is None:
-        return ""
-    text = text_value(value)
-    if text == "" or text != text.strip() or any(c in text for c in ',"\r\n'):
-        return '"' + text.replace('"', '""') + '"'
-    return text
+    return quoted_cell(None if value is None else text_value(value))
 
 
 def table_cell(value: Any) -> Any:

@@ -17,6 +17,7 @@ from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import MISSING
 
 if TYPE_CHECKING:
+    from storage_engine.model.spec import TypeSpec
     from storage_engine.repository import Repository
     from storage_engine.schema.diff import SchemaDiff
     from storage_engine.schema.history import SchemaVersion, TypeHistory
@@ -84,13 +85,17 @@ def show(
     ] = None,
     kind: KindOption = None,
 ) -> None:
-    """Show the fields of a type, as a schema version of it has them."""
+    """Show the fields of a type in a schema version; with --models, what the class says of them."""
     with invocation.repository() as repository:
         history = _history(repository, name, kind)
         shown = _version(repository, name, schema_version, kind)
+    declared = invocation.models().get(history.ref)
     output = invocation.output
     if output.json:
-        output.document({"type_kind": history.kind, "type_name": history.name, **shown.as_dict()})
+        notes = {} if declared is None else {"declared": _class_notes(declared)}
+        output.document(
+            {"type_kind": history.kind, "type_name": history.name, **shown.as_dict(), **notes}
+        )
         return
     spec = shown.spec
     output.facts(
@@ -104,10 +109,11 @@ def show(
             ("right", spec.right),
             ("state", _state(history)),
             ("sha256", shown.schema_sha256),
+            *_told_by_class(declared),
         ]
     )
     output.line()
-    _show_fields(output, shown)
+    _show_fields(output, shown, declared)
 
 
 @app.command("history")
@@ -354,6 +360,11 @@ def _show_drop(output: Output, preview: DropPreview, commit_id: int | None, comm
         what = "Dropped" if dropped else "Removed the data of"
         output.line(f"{what} {_types(len(preview.drops))} as commit {commit_id}.")
         return
+    if preview.past_of is not None:
+        output.line(
+            f"{preview.drops[0].type_name} was renamed to {preview.past_of}: reads of its past "
+            "(`upgraded`, changes, diff) lose what was written before that."
+        )
     output.line("Nothing was changed. To do it (the token holds until the storage changes):")
     output.line(f"  {command} --apply --token {preview.token}")
 
@@ -457,11 +468,51 @@ def _lifetime(version: SchemaVersion) -> str:
     return f"from {begun} on" if until is None else f"{begun} to {until - 1}"
 
 
-def _show_fields(output: Output, version: SchemaVersion) -> None:
+def _class_notes(declared: TypeSpec) -> dict[str, Any]:
+    """What the class says for people; no storage has it."""
+    described = {field.name: field.description for field in declared.fields}
+    if declared.instance_key is not None:
+        described[declared.instance_key] = declared.instance_key_description
+    return {
+        "description": declared.description,
+        "owners": list(declared.owners),
+        "tags": dict(declared.tags),
+        "sensitive": declared.sensitive,
+        "fields": {
+            name: {"description": text, "sensitive": name in declared.sensitive_columns}
+            for name, text in described.items()
+        },
+    }
+
+
+def _told_by_class(declared: TypeSpec | None) -> list[tuple[str, Any]]:
+    if declared is None:
+        return []
+    return [
+        ("description", declared.description),
+        ("owners", ", ".join(declared.owners) or None),
+        ("tags", ", ".join(f"{name}={text}" for name, text in declared.tags.items()) or None),
+        ("sensitive", "yes" if declared.sensitive else "no"),
+    ]
+
+
+def _show_fields(output: Output, version: SchemaVersion, declared: TypeSpec | None) -> None:
     from storage_engine.model.field_types import describe
 
+    notes: dict[str, Any] = {} if declared is None else _class_notes(declared)["fields"]
+
+    def noted(name: str) -> list[Any]:
+        if declared is None:
+            return []
+        note = notes.get(name, {})
+        hidden = "sensitive" if note.get("sensitive") else None
+        return ["; ".join(filter(None, [hidden, note.get("description")])) or None]
+
     output.table(
-        ["field", "type", "stored as", "required", "default", "indexed", "id"],
+        [
+            *("field", "type", "stored as", "required", "default", "indexed", "id"),
+            *(["description"] if declared is not None else []),
+        ],
         [
             (
                 field.name,
@@ -471,6 +522,7 @@ def _show_fields(output: Output, version: SchemaVersion) -> None:
                 None if field.default is MISSING else json.dumps(field.default),
                 "yes" if field.index else "no",
                 field.field_id,
+                *noted(field.name),
             )
             for field in version.spec.fields
         ],

@@ -1,5 +1,5 @@
-"""`onto init`, `onto info` and `onto lock`: make or erase a storage, say what one is and how it
-stands, show who holds the write lock and take it away.
+"""`onto init`, `info`, `lock` and `doctor`: make or erase a storage, say what one is and how it
+stands, show who holds the write lock and take it away, look whether all is there that it needs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.text import Text
 
 from storage_engine.cli.arguments import Invocation, with_settings
-from storage_engine.cli.errors import CommandError
-from storage_engine.cli.output import Output, shown_time, size
+from storage_engine.cli.errors import MISMATCH, CommandError
+from storage_engine.cli.output import Output, counted, printable, shown_time, size
 from storage_engine.errors import PROCESS_FACTS, ConfigurationError, IntegrityError
 
 if TYPE_CHECKING:
+    from storage_engine.config import OntologiaConfig
     from storage_engine.repository import InitPlan, Repository
     from storage_engine.repository.object.engine import ObjectRepository
     from storage_engine.repository.open import Location
@@ -38,6 +40,9 @@ def init(
         str | None,
         typer.Option("--token", metavar="T", help="The token that --force --dry-run printed."),
     ] = None,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Leave a storage that is there as it is.")
+    ] = False,
 ) -> None:
     """Create an empty storage, or erase one and start again."""
     from storage_engine.repository import initialize_storage
@@ -50,6 +55,7 @@ def init(
         dry_run=dry_run,
         force=force,
         token=token,
+        exist_ok=exist_ok,
     )
     if invocation.output.json:
         invocation.output.document(_as_dict(plan))
@@ -70,6 +76,9 @@ def _as_dict(plan: InitPlan) -> dict[str, Any]:
 
 
 def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None) -> None:
+    if not plan.objects:
+        output.line(f"{plan.uri} is there already, with engine {plan.engine_version}.")
+        return
     if plan.erases is not None:
         output.line(f"{'Erased' if plan.applied else 'Would erase'} {_erased(plan)}")
     verb = "Created" if plan.applied else "Would create"
@@ -105,48 +114,40 @@ def _erased(plan: InitPlan) -> str:
     return f"{commits}: {rows}"
 
 
-_KINDS = {"entity": 0, "relation": 1}
-
-
 def info(invocation: Invocation) -> None:
-    """Show what a storage is, where its head stands, its types, and who holds its lock."""
+    """Show what a storage is, where its head stands, its types in figures, and what to do next."""
     with invocation.repository() as repository:
-        report = _report(repository)
-    for warning in report["index_warnings"]:
-        invocation.output.warning(warning)
+        report = _report(repository, invocation.config())
     if invocation.output.json:
         invocation.output.document(report)
     else:
         _show_info(invocation.output, report)
 
 
-def _report(repository: Repository) -> dict[str, Any]:
-    """`storage_info()` with the same shape on every backend, and the state of lock and indices."""
+def _report(repository: Repository, config: OntologiaConfig) -> dict[str, Any]:
+    """`storage_info()` with the same shape on every backend, and the state of all that is in it."""
+    from storage_engine.cli.events import namespace_document
+    from storage_engine.events.protocol import open_event_store
+    from storage_engine.maintenance.overview import advise, type_overviews
+
     report = repository.storage_info()
+    report["backend"] = report.get("store", report["backend"])  # of a directory: not s3
     newest = repository.list_commits(1)
     report["head"] = newest[0].as_dict() if newest else None
     report["lock"] = None
     report["index_warnings"] = []
-    report["types"] = _types(report["types"])
+    report["types"] = [each.as_dict() for each in type_overviews(repository, report["types"])]
+    namespaces = open_event_store(repository, config).list_namespaces(config.session_ttl_ms)
+    report["events"] = [namespace_document(each) for each in namespaces]
     if (objects := repository.objects) is not None:
         report["lock"] = objects.lock_info()
         report["index_warnings"] = objects.index_warnings()
+    report["advice"] = [
+        each.as_dict() for each in advise(repository, report["index_warnings"], namespaces)
+    ]
+    if repository.objects is not None:
         report["requests"] = repository.requests()  # the last, so that it has them all
     return report
-
-
-def _types(types: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    listed = (
-        {
-            "kind": facts["type_kind"],
-            # Types of both kinds that share a name are told apart by a prefix there.
-            "type_name": name.removeprefix(f"{facts['type_kind']}:"),
-            "schema_version_id": facts["schema_version_id"],
-            "last_commit_id": facts["last_commit_id"],
-        }
-        for name, facts in types.items()
-    )
-    return sorted(listed, key=lambda t: (_KINDS[t["kind"]], t["type_name"]))
 
 
 def _show_info(output: Output, report: dict[str, Any]) -> None:
@@ -155,7 +156,7 @@ def _show_info(output: Output, report: dict[str, Any]) -> None:
     output.facts(
         [
             ("storage", report["uri"]),
-            ("backend", _backend(report)),
+            ("backend", report["backend"]),
             ("engine", f"{report['engine_version']}, format {report['format']}"),
             ("bucket", report.get("bucket")),
             ("prefix", report.get("prefix") or None),
@@ -164,25 +165,53 @@ def _show_info(output: Output, report: dict[str, Any]) -> None:
             ("head written", shown_time(report.get("head_updated_at"))),
             ("checkpoint", _checkpoint(report)),
             ("write lock", _lock(report["lock"]) if requests is not None else None),
+            ("indices", _indices(report) if requests is not None else None),
+            *((f"events of {each['namespace']}", _events(each)) for each in report["events"]),
             ("requests", _requests(requests) if requests is not None else None),
         ]
     )
     output.line()
-    if not report["types"]:
+    if report["types"]:
+        _show_types(output, report["types"])
+    else:
         output.line("No types yet: the first commit of a type registers it.")
-        return
+    for each in report["advice"]:
+        output.line()
+        output.line(f"{each['why'][0].upper()}{each['why'][1:]}:")
+        output.line(f"  {each['run']}")
+
+
+def _show_types(output: Output, types: list[dict[str, Any]]) -> None:
+    files = any(each["files"] is not None for each in types)
+    own = ["files", "size"] if files else []
     output.table(
-        ["type", "kind", "schema version", "last commit"],
+        ["type", "kind", "rows", "versions", *own, "schema version", "last commit"],
         [
-            (t["type_name"], t["kind"], t["schema_version_id"], t["last_commit_id"])
-            for t in report["types"]
+            (
+                each["type_name"],
+                each["kind"],
+                each["rows"],
+                each["versions"],
+                *([each["files"], size(each["bytes"] or 0)] if files else []),
+                each["schema_version_id"],
+                each["last_commit_id"],
+            )
+            for each in types
         ],
     )
 
 
-def _backend(report: dict[str, Any]) -> str:
-    store = report.get("store")
-    return report["backend"] if store in (None, report["backend"]) else f"{store} store"
+def _indices(report: dict[str, Any]) -> str:
+    behind = report["index_warnings"]
+    return "all agree with the log" if not behind else "; ".join(behind)
+
+
+def _events(facts: dict[str, Any]) -> str:
+    oldest = f", the oldest of {shown_time(facts['oldest'])}" if facts["oldest"] else ""
+    return (
+        f"{counted(facts['events'], 'event')}{oldest}; {counted(facts['sessions'], 'worker')}, "
+        f"{counted(facts['dead_letters'], 'dead letter')}"
+    )
 
 
 def _head(head: dict[str, Any] | None) -> str:
@@ -284,7 +313,7 @@ def lock_break(
 
 
 def _ask(what: str) -> None:
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigurationError("nobody is there to be asked: say --yes")
     typer.confirm(f"Break {what}? A holder that lives loses its work", abort=True)
 
@@ -314,3 +343,30 @@ def _state(lock: dict[str, Any]) -> str:
     if lock["gone"]:
         return "its process has ended: the next writer of this machine takes it over"
     return "held"
+
+
+_STYLES = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
+
+
+def doctor(invocation: Invocation) -> None:
+    """Look whether this machine and this storage have what they need; exit code 3 if not."""
+    from storage_engine.maintenance.doctor import examine
+
+    findings = []
+    for finding in examine(invocation.target(), invocation.config()):
+        findings.append(finding)
+        if not invocation.output.json:
+            invocation.output.styled(
+                Text.assemble(
+                    (f"{finding.state:8}", _STYLES[finding.state]),
+                    f"{finding.about}: {printable(finding.what)}",
+                )
+            )
+            if finding.do is not None:
+                invocation.output.line(f"        {finding.do}")
+    good = not any(finding.state == "problem" for finding in findings)
+    if invocation.output.json:
+        document = {"ok": good, "findings": [finding.as_dict() for finding in findings]}
+        invocation.output.document(document)
+    if not good:
+        raise typer.Exit(MISMATCH)

@@ -213,6 +213,11 @@ class TypeHead:
     def is_dropped(self) -> bool:
         return self.dropped_commit_id is not None
 
+    @property
+    def changed_by(self) -> int:
+        """The last commit that wrote rows of the type, or gave it a schema version."""
+        return max(self.commit_id, self.activation_commit_id)
+
     def succeeded(self, commit_id: int) -> tuple[PastVersion, ...]:
         """The past versions once another one takes the place of the current one."""
         until = self.dropped_commit_id if self.dropped_commit_id is not None else commit_id

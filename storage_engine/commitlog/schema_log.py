@@ -60,6 +60,18 @@ def fold(schemas: SchemaRecords, step: Manifest) -> None:
             versions[last] = {**versions[last], "purged": True}
 
 
+def purged_upto(
+    schemas: Mapping[TypeRef, Mapping[int, SchemaRecord]],
+) -> dict[TypeRef, int]:
+    """Types whose rows were purged, and the commit up to which: a type of the name that was
+    created anew has its own."""
+    return {
+        ref: max(ended)
+        for ref, versions in schemas.items()
+        if (ended := [r["dropped_commit_id"] for r in versions.values() if r.get("purged")])
+    }
+
+
 def _first_commit(checkpoint: Checkpoint, ref: TypeRef) -> int:
     entries = checkpoint.entries.get(ref, ())
     return entries[0].min_commit_id if entries else 1

@@ -8,7 +8,7 @@ handler commits, the ack is part of the commit, and the work is published exactl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -176,13 +176,15 @@ class MalformedObject:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """`sessions` are alive; the dead ones are counted apart."""
+    """`sessions` are alive; the dead ones are counted apart. `oldest` is when the oldest event
+    that is kept was sent, handled or not."""
 
     namespace: str
     events: int
     sessions: int
     dead_sessions: int
     dead_letters: int
+    oldest: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +237,14 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class TypePeek:
+    """Of the events of one type that a peek has read: how many are left to do, and since when."""
+
+    events: int
+    oldest: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class Peek:
     """Whether handlers have something to do, how much and since when, as far as a page of names
     and a few events tell. One event counts once, however many handlers have yet to finish it.
@@ -246,6 +256,7 @@ class Peek:
     due:        of these: could be claimed now
     waiting:    of these: a worker has it, or its next attempt is not due yet
     next_due:   when the first of the waiting ones becomes due, if nothing happens before
+    by_type:    of those looked at, what is left of each type
     """
 
     pending: int = 0
@@ -255,6 +266,7 @@ class Peek:
     due: int = 0
     waiting: int = 0
     next_due: datetime | None = None
+    by_type: Mapping[str, TypePeek] = field(default_factory=dict)
 
     @property
     def is_exact(self) -> bool:
@@ -264,13 +276,14 @@ class Peek:
     @classmethod
     def of(
         cls,
-        left: Sequence[Backlog],
+        events: Sequence[tuple[str, Backlog]],
         *,
         unread: int = 0,
         oldest_unread: datetime | None = None,
         more: bool = False,
     ) -> Self:
-        """From what is left to do of each event that was read, and those that were not."""
+        """From what is left to do of each event that was read, by type, and those that were not."""
+        left = [backlog for _, backlog in events]
         moments = [event.oldest for event in left if event.oldest is not None]
         if oldest_unread is not None:
             moments.append(oldest_unread)
@@ -282,6 +295,16 @@ class Peek:
             due=sum(event.due > 0 for event in left),
             waiting=sum(event.due == 0 for event in left),
             next_due=min((e.next_due for e in left if e.next_due is not None), default=None),
+            by_type={
+                name: TypePeek(
+                    sum(event_type == name for event_type, _ in events),
+                    min(
+                        (e.oldest for of, e in events if of == name and e.oldest is not None),
+                        default=None,
+                    ),
+                )
+                for name in sorted({event_type for event_type, _ in events})
+            },
         )
 
 

@@ -165,6 +165,17 @@ class ClaimRecord:
         return self.ack_at is not None or self.dead_lettered_at is not None
 
     @property
+    def state(self) -> str:
+        """What became of it, in a word or three."""
+        if self.redriven_as is not None:
+            return "redriven"
+        if self.dead_lettered_at is not None:
+            return "dead_lettered"
+        if self.ack_at is not None:
+            return "acked"
+        return f"failed {self.attempts} times" if self.attempts else "claimed"
+
+    @property
     def not_before(self) -> datetime:
         """When it may be claimed again."""
         return max(self.lease_until, self.available_at)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry, Head, TypeRef
 from storage_engine.index.resolve import belongs
+from storage_engine.repository.object.commit_history import identities
 from storage_engine.repository.protocol import CommitCounters, Repository
 from storage_engine.repository.protocol import labels as type_labels
 
@@ -161,24 +162,8 @@ def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -
         index_lag=lag,
         latest_files=len(latest),
         latest_rows=sum(max(0, f.row_count) for f in latest),
-        identities=_identities(entries),
+        identities=identities(entries),
     )
-
-
-def _identities(entries: Sequence[Entry]) -> int | None:
-    """A commit says how many it inserted; the oldest snapshot has each of its own once in its
-    current rows. A later snapshot does not tell new from known."""
-    total = 0
-    for position, entry in enumerate(entries):
-        inserted = [file.inserted for file in entry.files]
-        counts = [count for count in inserted if count is not None]
-        if len(counts) == len(inserted):
-            total += sum(counts)
-        elif position == 0 and any(file.role == "current" for file in entry.files):
-            total += sum(file.row_count for file in entry.files if file.role == "current")
-        else:
-            return None
-    return total
 
 
 # -- Prometheus -----------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ __all__ = [
     "SQLITE_TYPES",
     "Conformer",
     "EngineVersion",
+    "column_texts",
     "conform",
     "fields_json",
     "objects_to_table",
@@ -187,6 +188,17 @@ def _payload_values(field: FieldSpec, column: pa.ChunkedArray) -> list[Any]:
         column = pc.add(column, 0.0)  # -0.0 equals 0.0, so they have one text
     values = _python_values(field, column)
     return _map(leaf, values) if _parser(field.storage) is not None else values
+
+
+def column_texts(field: FieldSpec, column: pa.ChunkedArray) -> list[str | None]:
+    """A column as text, one for each value: that of canonical JSON, without quotes around it."""
+    if field.storage in ("str", "json"):
+        texts: list[str | None] = column.to_pylist()
+        return texts
+    values = _payload_values(field, column)
+    if field.storage == "bool":
+        return _map(lambda value: "true" if value else "false", values)
+    return _map(repr if field.storage == "float" else str, values)
 
 
 def table_from_fields_json(

@@ -107,3 +107,15 @@ def _system(name: str, type_: pa.DataType) -> pa.Field:
 
 def _with_id(column: pa.Field, field_id: int) -> pa.Field:
     return column.with_metadata({b"PARQUET:field_id": str(field_id).encode()})
+
+
+def columns_of(type_spec: TypeSpec) -> list[str]:
+    """The columns by which rows of a type are written."""
+    keys: list[str] = []
+    if type_spec.kind == "relation":
+        keys = [
+            "left_key",
+            "right_key",
+            *([type_spec.instance_key] if type_spec.instance_key else []),
+        ]
+    return keys + [field.name for field in type_spec.fields]

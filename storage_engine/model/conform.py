@@ -133,6 +133,22 @@ class Conformer:
             fits = pa.array([row not in faults for row in range(batch.num_rows)], pa.bool_())
         return SiftedBatch(rest.rows, fits, faults)
 
+    def identities(self, batch: pa.RecordBatch) -> list[list[str | None]]:
+        """Of rows that may not fit otherwise: the parts of each identity, None for those that
+        cannot be told."""
+        sources = {"entity_key": self.spec.primary_key, "instance_key": self.spec.instance_key}
+        parts: list[list[str | None]] = []
+        for column in self.spec.identity:
+            source = sources.get(column, column)
+            if source is None:
+                parts.append([""] * batch.num_rows)
+            else:
+                made, problems = self._columns[source](batch)
+                wrong = {row for problem in problems for row in problem.rows()}
+                texts = enumerate(made.to_pylist())
+                parts.append([None if row in wrong else text or None for row, text in texts])
+        return [list(row) for row in zip(*parts, strict=True)]
+
     def _attempt(
         self, batch: pa.RecordBatch
     ) -> tuple[dict[str, pa.Array], dict[int, list[RowFault]]]:

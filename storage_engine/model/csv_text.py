@@ -381,6 +381,15 @@ def shown(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace").strip("\r\n")
 
 
+def quoted_cell(text: str | None) -> str:
+    """As `session.ingest` reads it: NULL is an empty cell, the empty text a quoted one."""
+    if text is None:
+        return ""
+    if text == "" or text != text.strip() or any(c in text for c in ',"\r\n'):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
 def check_names(names: Sequence[str], label: str) -> None:
     """ValidationError where two columns could not be told apart."""
     seen: dict[str, str] = {}

@@ -8,7 +8,7 @@ handlers. Entities and relations are stored: they have a type spec, and metadata
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import (
@@ -38,6 +38,7 @@ from storage_engine.model.record import (
     finished,
     hydrate,
     make_plan,
+    statement_frame,
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import INT64_MAX, INT64_MIN, KEY_SCHEMA, explain, to_utc
@@ -104,6 +105,11 @@ def spec_of(cls: type[Any]) -> TypeSpec:
     return spec
 
 
+def _described(declaration: Declaration) -> dict[str, Any]:
+    names = ("description", "owners", "tags", "sensitive")
+    return {name: getattr(declaration, name) for name in names}
+
+
 class Entity(Stored):
     """Derive from it to declare an entity type:
 
@@ -113,7 +119,9 @@ class Entity(Stored):
 
     Class options: `name="..."` sets the stored name; `abstract=True` makes a base that only gives
     its fields to the types derived from it; `renamed_from="..."` is the stored name that the type
-    had before, whose rows a migration brings here.
+    had before, whose rows a migration brings here. For people, and no part of the schema:
+    `owners=["team:sales"]`, `tags={"domain": "sales"}`, and `sensitive=True` where no row is to be
+    shown beside the data; the docstring describes the type.
     """
 
     __slots__ = ()
@@ -124,6 +132,9 @@ class Entity(Stored):
         name: str | None = None,
         abstract: bool = False,
         renamed_from: str | None = None,
+        owners: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        sensitive: bool = False,
     ) -> None:
         super().__init_subclass__()
         declare(
@@ -133,8 +144,11 @@ class Entity(Stored):
                 name=name,
                 abstract=abstract,
                 renamed_from=renamed_from,
+                owners=owners,
+                tags=tags,
+                sensitive=sensitive,
                 reserved={n for n in dir(Entity) if not n.startswith("_")},
-                frame=sys._getframe(1),
+                frame=statement_frame(sys._getframe(1)),
             )
         )
 
@@ -158,6 +172,8 @@ class Entity(Stored):
             primary_key=key,
             python_class=cls,
             renamed_from=declaration.renamed_from,
+            sensitive_columns=declaration.sensitive_columns(),
+            **_described(declaration),
         )
         return make_plan(spec.name, fields, keys=[key], spec=spec)
 
@@ -201,6 +217,9 @@ class Relation(Stored, Generic[L, R]):
         name: str | None = None,
         abstract: bool = False,
         renamed_from: str | None = None,
+        owners: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        sensitive: bool = False,
     ) -> None:
         super().__init_subclass__()
         declaration = Declaration(
@@ -209,8 +228,11 @@ class Relation(Stored, Generic[L, R]):
             name=name,
             abstract=abstract,
             renamed_from=renamed_from,
+            owners=owners,
+            tags=tags,
+            sensitive=sensitive,
             reserved={n for n in dir(Relation) if not n.startswith("_")},
-            frame=sys._getframe(1),
+            frame=statement_frame(sys._getframe(1)),
         )
         cls.__endpoints__ = _endpoints(cls, declaration)
         declare(declaration)
@@ -236,6 +258,9 @@ class Relation(Stored, Generic[L, R]):
             right=right,
             python_class=cls,
             renamed_from=declaration.renamed_from,
+            sensitive_columns=declaration.sensitive_columns() | _sensitive_ends(cls),
+            instance_key_description=declaration.fields()[key].description if key else None,
+            **_described(declaration),
         )
         keys = ["left_key", "right_key", *([key] if key else [])]
         return make_plan(spec.name, fields, keys=keys, spec=spec)
@@ -296,6 +321,17 @@ def _endpoints(cls: type[Relation[Any, Any]], declaration: Declaration) -> tuple
     raise AssertionError("a relation class has a relation base")
 
 
+def _sensitive_ends(cls: type[Relation[Any, Any]]) -> frozenset[str]:
+    """Keys that must not be shown because the entities of that end hide them."""
+    ends = zip(("left_key", "right_key"), cls.__endpoints__, strict=True)
+    return frozenset(column for column, end in ends if _hides_key(end.__declaration__))
+
+
+def _hides_key(entity: Declaration) -> bool:
+    keys = (field.sensitive for field in entity.fields().values() if field.primary_key)
+    return entity.sensitive or any(keys)
+
+
 def _check_endpoint(side: str, end: Any, declaration: Declaration) -> None:
     if isinstance(end, TypeVar):
         if declaration.abstract:
@@ -320,10 +356,11 @@ class Event(Record):
             order_id: Field[str]
 
     Class options: `name="order.placed"` sets the event type (the class name otherwise),
-    `priority=` the default priority (higher runs first), `abstract=True` makes a base. Beside its
-    fields an event has `id`, `created_at`, `priority`, `root_event_id` (the event that began the
-    chain, itself by default) and `chain_depth`; all can be given to the constructor. Two events
-    with equal fields are equal only if these are too: each event is an occurrence.
+    `priority=` the default priority (higher runs first), `abstract=True` makes a base; `owners`,
+    `tags` and `sensitive` are those of Entity. Beside its fields an event has `id`, `created_at`,
+    `priority`, `root_event_id` (the event that began the chain, itself by default) and
+    `chain_depth`; all can be given to the constructor. Two events with equal fields are equal only
+    if these are too: each event is an occurrence.
     """
 
     __slots__ = ()
@@ -345,7 +382,14 @@ class Event(Record):
         super().__init__(**values)
 
     def __init_subclass__(
-        cls, *, name: str | None = None, priority: int | None = None, abstract: bool = False
+        cls,
+        *,
+        name: str | None = None,
+        priority: int | None = None,
+        abstract: bool = False,
+        owners: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        sensitive: bool = False,
     ) -> None:
         super().__init_subclass__()
         declaration = Declaration(
@@ -353,8 +397,11 @@ class Event(Record):
             kind="event",
             name=name,
             abstract=abstract,
+            owners=owners,
+            tags=tags,
+            sensitive=sensitive,
             reserved={*_ENVELOPE, *(n for n in dir(Event) if not n.startswith("_"))},
-            frame=sys._getframe(1),
+            frame=statement_frame(sys._getframe(1)),
         )
         if priority is not None:
             if type(priority) is not int:

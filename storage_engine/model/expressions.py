@@ -220,7 +220,7 @@ def literal(kinds: frozenset[str], value: Any, where: str, described: str) -> An
         raise TypeError(
             f"{where} cannot be compared with None; use {where}.is_null() or .is_not_null()"
         )
-    if isinstance(value, bool):
+    if isinstance(value, bool) and "bool" in kinds:
         raise TypeError(
             f"{where} cannot be compared with {value}; use {where}.is_true() or .is_false()"
         )

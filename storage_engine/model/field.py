@@ -305,6 +305,10 @@ class Field(Generic[T]):
     renamed_from:     the name that the field had before: a migration takes its values from there
     precision, scale: of the Decimals in it: how many digits they have, and how many of those after
                       the point
+    description:      what it means, for people
+    sensitive:        its values are not to be shown beside the data: samples hide them
+
+    The last two are no part of the schema: they can change at any time.
     """
 
     def __init__(
@@ -318,6 +322,8 @@ class Field(Generic[T]):
         renamed_from: str | None = None,
         precision: int | None = None,
         scale: int | None = None,
+        description: str | None = None,
+        sensitive: bool = False,
         **unknown: Never,
     ) -> None:
         self.default = default
@@ -328,6 +334,8 @@ class Field(Generic[T]):
         self.renamed_from = renamed_from
         self.precision = precision
         self.scale = scale
+        self.description = description
+        self.sensitive = sensitive
         self.unknown: dict[str, Any] = dict(unknown)
         self.name = ""
 

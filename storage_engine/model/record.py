@@ -16,10 +16,12 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, SimpleNamespace
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     Literal,
@@ -37,6 +39,7 @@ from pydantic_core import ValidationError as PydanticError
 from storage_engine.errors import TypeDeclarationError, ValidationError
 from storage_engine.model.canonical import decode, encode
 from storage_engine.model.decimals import Precision
+from storage_engine.model.descriptions import checked_owners, checked_tags, description_of
 from storage_engine.model.field import Field
 from storage_engine.model.field_types import (
     AnnotationError,
@@ -46,7 +49,14 @@ from storage_engine.model.field_types import (
 )
 from storage_engine.model.scalars import Reviver, reviver
 from storage_engine.model.spec import FIRST_FIELD_ID, MISSING, SYSTEM_COLUMNS, FieldSpec, TypeSpec
-from storage_engine.model.validation import KEY_SCHEMA, SchemaBuilder, explain, say, validator
+from storage_engine.model.validation import (
+    KEY_SCHEMA,
+    SchemaBuilder,
+    explain,
+    say,
+    unknown_name,
+    validator,
+)
 
 DeclaredKind = Literal["entity", "relation", "event"]
 
@@ -68,6 +78,9 @@ class Declaration:
         reserved: Collection[str],
         frame: FrameType,
         renamed_from: str | None = None,
+        owners: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        sensitive: bool = False,
     ) -> None:
         self.cls = cls
         self.kind = kind
@@ -80,6 +93,11 @@ class Declaration:
         self.revivers: dict[str, Reviver | None] = {}
         self._check_name()
         self._check_bases()
+        self.description = description_of(cls)
+        self.owners: tuple[str, ...] = ()
+        self.tags: dict[str, str] = {}
+        self.sensitive = False
+        self._describe(owners, {} if tags is None else tags, sensitive)
         self.own = self._own_fields()
         self._check_field_names(reserved)
 
@@ -111,6 +129,24 @@ class Declaration:
             base.__dict__.get("__declaration__") for base in reversed(self.cls.__mro__[1:])
         )
         return [declaration for declaration in declarations if declaration is not None]
+
+    def _describe(self, owners: Any, tags: Any, sensitive: Any) -> None:
+        """Owners are those of a base where the class names none, tags add to its bases', and what
+        derives from something sensitive is sensitive."""
+        if not isinstance(sensitive, bool):
+            self.fail("", f"sensitive is True or False, not {sensitive!r}")
+        bases = self.bases()
+        try:
+            inherited = next((base.owners for base in reversed(bases) if base.owners), ())
+            self.owners = checked_owners(owners) or inherited
+            own_tags = checked_tags(tags)
+        except ValueError as error:
+            self.fail("", str(error))
+        self.tags = {name: text for base in bases for name, text in base.tags.items()} | own_tags
+        self.sensitive = sensitive or any(base.sensitive for base in bases)
+
+    def sensitive_columns(self) -> frozenset[str]:
+        return frozenset(name for name, field in self.fields().items() if field.sensitive)
 
     def fail(self, field: str, message: str) -> NoReturn:
         where = f"{self.cls.__name__}.{field}" if field else self.cls.__name__
@@ -173,13 +209,17 @@ class Declaration:
         if field.unknown:
             options = (
                 "default, default_factory, primary_key, instance_key, index, precision, scale, "
-                "renamed_from"
+                "renamed_from, description, sensitive"
             )
             self.fail(name, f"Field has no option {', '.join(field.unknown)}; it has {options}")
         if field.default is not MISSING and field.default_factory is not None:
             self.fail(name, "has both default and default_factory; keep one")
         if field.default_factory is not None and not callable(field.default_factory):
             self.fail(name, "default_factory must be callable; use default for a value")
+        if field.description is not None and not isinstance(field.description, str):
+            self.fail(name, f"description takes a text, not {field.description!r}")
+        if not isinstance(field.sensitive, bool):
+            self.fail(name, f"sensitive is True or False, not {field.sensitive!r}")
         if field.renamed_from == name:
             self.fail(name, "renamed_from is the name that it has now; name the one it had before")
 
@@ -198,6 +238,17 @@ class Declaration:
             other = taken.setdefault(name.lower(), name)
             if other != name:
                 self.fail(name, f"differs from {other!r} in case only, which SQL cannot tell")
+        fields = self.fields()
+        for name in self.own:
+            source = fields[name].renamed_from
+            for _ in fields:
+                if source == name:
+                    self.fail(
+                        name,
+                        "fields are marked as renamed from each other; give one of them a name "
+                        "that none had, or fill them by an upgrader",
+                    )
+                source = fields[source].renamed_from if source in fields else None
 
     # --- their types --------------------------------------------------------------------------
 
@@ -309,6 +360,8 @@ class Declaration:
             default_factory=field.default_factory,
             renamed_from=field.renamed_from,
             revive=self._reviver(name),
+            description=field.description,
+            sensitive=field.sensitive,
         )
 
     def _reviver(self, name: str) -> Reviver | None:
@@ -384,8 +437,28 @@ def _with_default(field: FieldSpec, schema: CoreSchema) -> CoreSchema:
     return schema
 
 
+if TYPE_CHECKING:
+    # Checkers would believe that a class has every name, and join classes to their metaclass.
+    RecordType = type
+else:
+
+    class RecordType(ABCMeta):
+        """The class of record classes, which knows the nearest name for one that is not there. An
+        ABCMeta, so that a record may have an abstract base, too."""
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            message = f"type object {cls.__name__!r} has no attribute {name!r}"
+            declaration = cls.__dict__.get("__declaration__")
+            if declaration is not None and not name.startswith("_"):
+                fields = declaration.fields()
+                if name in fields:  # which has said itself why not
+                    super().__getattribute__(name)
+                message = f"{cls.__name__}: {unknown_name(name, fields)}"
+            raise AttributeError(message)
+
+
 @dataclass_transform(kw_only_default=True, field_specifiers=(Field,))
-class Record:
+class Record(metaclass=RecordType):
     """Base of Entity, Relation and Event; not for direct use."""
 
     __slots__ = ("__dict__", "__weakref__")
@@ -461,6 +534,17 @@ def hydrate(cls: type[Record], values: dict[str, Any]) -> Any:
 
 def _restore(cls: type[Record], values: dict[str, Any]) -> Any:
     return hydrate(cls, values)
+
+
+def statement_frame(frame: FrameType) -> FrameType:
+    """The frame of a class statement, whose names annotations may use: above those of metaclasses
+    written in Python, as ABCMeta is."""
+    while frame.f_code.co_name == "__new__" and frame.f_back is not None:
+        first = frame.f_locals.get(frame.f_code.co_varnames[0])
+        if not (isinstance(first, type) and issubclass(first, type)):
+            break
+        frame = frame.f_back
+    return frame
 
 
 def declare(declaration: Declaration) -> None:

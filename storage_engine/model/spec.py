@@ -88,6 +88,8 @@ class FieldSpec:
     default_factory: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
     revive: Reviver | None = field(default=None, compare=False, repr=False)  # to enum members
+    description: str | None = field(default=None, compare=False, repr=False)  # never stored
+    sensitive: bool = field(default=False, compare=False, repr=False)  # never stored
 
     @cached_property
     def logical(self) -> Literal["uuid", "literal"] | None:
@@ -162,6 +164,9 @@ class TypeSpec:
 
     `fields` of an entity include its primary key; those of a relation exclude the instance key,
     which is identity only.
+
+    What the class says for people (`description` and what follows it) is never stored: a spec of a
+    stored schema has none of it, and specs that differ in it alone are equal.
     """
 
     kind: Kind
@@ -173,6 +178,12 @@ class TypeSpec:
     right: str | None = None
     python_class: type | None = field(default=None, compare=False, repr=False)
     renamed_from: str | None = field(default=None, compare=False, repr=False)  # never stored
+    description: str | None = field(default=None, compare=False, repr=False)
+    owners: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    sensitive: bool = field(default=False, compare=False, repr=False)  # no row is to be shown
+    sensitive_columns: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    instance_key_description: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def identity(self) -> tuple[str, ...]:

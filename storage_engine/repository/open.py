@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from storage_engine.errors import (
     ConfigurationError,
     IntegrityError,
     MigrationTokenError,
+    StorageBackendError,
     UninitializedStorageError,
 )
 from storage_engine.objectstore.local import path_errors
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "onto.db"
 LATEST_ENGINE = "v2"
 MEMORY = ":memory:"
+_INIT_TRIES = 50  # of several processes at once, one gets through each time
 _SQLITE_SUFFIXES = {".db", ".sqlite", ".sqlite3"}
 
 
@@ -195,24 +199,54 @@ def initialize_storage(
     dry_run: bool = False,
     force: bool = False,
     token: str | None = None,
+    exist_ok: bool = False,
 ) -> InitPlan:
-    """Make an empty storage. `force` with the token of a dry run erases what is there."""
+    """Make an empty storage. `force` with the token of a dry run erases what is there; with
+    `exist_ok` a storage that is there stays as it is (`applied` is False then)."""
     if engine_version not in ENGINE_VERSIONS:
         raise ConfigurationError(
             f"unknown engine version {engine_version!r}: choose one of {', '.join(ENGINE_VERSIONS)}"
         )
     if token is not None and not force:
         raise ConfigurationError("a token goes with --force")
+    if exist_ok and force:
+        raise ConfigurationError("exist_ok keeps what is there and force erases it: choose one")
     target = uri if isinstance(uri, Location) else target_of(uri)
     config = config or OntologiaConfig()
     options = _Options(engine_version, config, dry_run, force, token)
+    if not exist_ok:
+        return _initialize(target, options)
+    for remaining in reversed(range(_INIT_TRIES)):
+        try:
+            return _initialize(target, options)
+        except AlreadyInitializedError:
+            return _existing(target, config)
+        except StorageBackendError as error:
+            # Somebody else is at it: who comes back finds it made, or makes it.
+            if not (remaining and error.retryable and error.operation == "init"):
+                raise
+        time.sleep(random.uniform(0.01, 0.5))
+    raise AssertionError("the last try returns or raises")
+
+
+def _initialize(target: Location, options: _Options) -> InitPlan:
     if target.sqlite_path is not None:
         return _init_sqlite(target, target.sqlite_path, options)
-    store = open_store(target.uri, config)
+    store = open_store(target.uri, options.config)
     try:
         return _init_objects(store, options)
     finally:
         store.close()
+
+
+def _existing(target: Location, config: OntologiaConfig) -> InitPlan:
+    """Of a storage that is there and can be opened; what is wrong with it is raised."""
+    opened = open_repository(target, config)
+    try:
+        kind = opened.backend
+        return InitPlan(opened.uri, kind, opened.engine_version, (), applied=False)
+    finally:
+        opened.close()
 
 
 @dataclass(frozen=True, slots=True)

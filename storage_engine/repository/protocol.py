@@ -29,6 +29,7 @@ from storage_engine.errors import (
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference
 from storage_engine.query.results import SqlExecutor
+from storage_engine.query.spec import When
 from storage_engine.schema.history import TypeHistory
 from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
@@ -262,8 +263,25 @@ LATEST = ReadWindow()
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenRows:
+    """How many rows of a type a commit wrote, and how many of them were new; None where the log
+    does not tell."""
+
+    kind: str
+    type_name: str
+    rows: int
+    inserted: int | None
+
+    @property
+    def updated(self) -> int | None:
+        return None if self.inserted is None else self.rows - self.inserted
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """One commit as `list_commits` and `get_commit` show it."""
+    """One commit as `list_commits` and `get_commit` show it. `types` are those that it wrote rows
+    of, with how many in `rows`; a commit that changes schemas alone has none, and names its types
+    in the metadata."""
 
     id: int
     parent_id: int | None
@@ -272,6 +290,18 @@ class CommitRecord:
     kind: str
     metadata: Mapping[str, str]
     types: Sequence[str]
+    written: Sequence[WrittenRows] = ()  # by kind and type
+    # The events that it handled: namespace, event_id, handler_id. None where a storage does not
+    # keep which commit did.
+    handled: Sequence[Mapping[str, Any]] | None = field(default=None, compare=False)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """How many it wrote, by the name of the type."""
+        rows: dict[str, int] = {}
+        for each in self.written:
+            rows[each.type_name] = rows.get(each.type_name, 0) + each.rows
+        return rows
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -282,6 +312,7 @@ class CommitRecord:
             "kind": self.kind,
             "metadata": dict(self.metadata),
             "types": list(self.types),
+            "rows": dict(self.rows),
         }
 
 
@@ -453,13 +484,19 @@ class Repository(Protocol):
         """
 
     def type_head(self, spec: TypeSpec) -> int:
-        """The commit that last changed the type, 0 when it was never written."""
+        """The last commit that wrote rows of the type or gave it a schema version, 0 when it was
+        never stored."""
 
     def executor(
         self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
     ) -> SqlExecutor:
         """Answers queries. With `pinned`, as if that commit were the head for ever. `on_head` is
         told the head that an answer is of, before there are rows."""
+
+    def key_splits(self, spec: TypeSpec, when: When) -> Sequence[str]:
+        """Keys, of the first identity column and ascending, at which a read of a few rows in the
+        order of keys may be cut into reads that each cost less. Advice, and none where such a read
+        costs little more than what it returns. No file is opened."""
 
     def commit_at(self, reference: Reference) -> int:
         """The commit that a reference means: an id clamped to 0..head; for an instant the last
@@ -497,6 +534,13 @@ class Repository(Protocol):
         """Newest first; with `since_commit_id`, only later ones."""
 
     def get_commit(self, commit_id: int) -> CommitRecord | None: ...
+
+    def sent_events(self, commit_id: int) -> Sequence[Mapping[str, Any]]:
+        """The events (envelopes) that a commit sent; none when there is no such commit."""
+
+    def identity_counts(self) -> dict[TypeRef, int | None]:
+        """By type that the storage has, how many identities there are, from what commits recorded:
+        no row is read. None where the log cannot tell, as after a rename."""
 
     def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
         """Commits after `since`, up to `upto`, oldest first. Only these are read, together."""

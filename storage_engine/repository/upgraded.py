@@ -66,12 +66,17 @@ class _Window:
 
 @dataclass(frozen=True)
 class _SeenType:
-    """A type that a query looks at, and the versions of it that the query sees."""
+    """A type that a query looks at, and the versions of it that the query sees, those whose rows
+    were purged among them."""
 
     spec: TypeSpec
     origin: Lineage | None  # None when it was never stored
     stages: Sequence[Stage]
     upto: int
+
+    @property
+    def readable(self) -> Sequence[Stage]:
+        return [stage for stage in self.stages if stage.purged_upto is None]
 
     @property
     def is_current(self) -> bool:
@@ -87,11 +92,9 @@ class _SeenType:
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         if self.origin is None:
             return ()
-        if self.origin.history.purged:
-            dropped = self.origin.history.dropped_commit_id
-            return ({"reason": "type_purged", "dropped_commit_id": dropped},)
         if self.stages:
-            return ()
+            purged = sorted({s.purged_upto for s in self.stages if s.purged_upto is not None})
+            return tuple({"reason": "type_purged", "dropped_commit_id": d} for d in purged)
         later = [stage.since for stage in self.origin.stages if stage.since > self.upto]
         if not later:
             return ()
@@ -193,7 +196,7 @@ class UpgradedExecutor:
         lines = [f"{spec.type.kind} {spec.type.name}, {spec.when}, upgraded"]
         versions = []
         for past in types.values():
-            for stage in past.stages:
+            for stage in past.readable:
                 lines.append(
                     f"  {past.spec.name}: version {stage.number} of {stage.ref[1]}, from commit "
                     f"{stage.since} on"
@@ -305,7 +308,8 @@ class UpgradedExecutor:
             return
         # Before anything is read: whether there is a way up from each version.
         ways: list[tuple[Stage, Rewrite]] = [
-            (stage, past.origin.rewrite(stage, self._upgraders, past.spec)) for stage in past.stages
+            (stage, past.origin.rewrite(stage, self._upgraders, past.spec))
+            for stage in past.readable
         ]
         executor = self._repository.executor(max(window.upto, 0))
         schema = _schema(past.spec)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -161,6 +162,7 @@ def run_sql(
     """`provide` looks the named types up, and gives what makes tables of them on a cursor."""
     import duckdb
 
+    parameters = _as_stored(parameters)
     _check_parameters(parameters)
     with _failures(duck), duck.cursor() as parser, _mistakes(types):
         checked = _check(parser, statement)
@@ -249,6 +251,19 @@ def _check(parser: duckdb.DuckDBPyConnection, statement: str) -> _CheckedStateme
     if not prefix and _shows_tables(node):
         return _CheckedStatement(statement, shows_tables=True)
     return _CheckedStatement(f"{prefix}{select}", _tables_of(node))
+
+
+def _as_stored(parameters: Parameters | None) -> Parameters | None:
+    """With the values of members of enumerations, which is what is stored of them."""
+
+    def value_of(given: Any) -> Any:
+        return given.value if isinstance(given, Enum) else given
+
+    if isinstance(parameters, Mapping):
+        return {name: value_of(given) for name, given in parameters.items()}
+    if isinstance(parameters, list | tuple):
+        return [value_of(given) for given in parameters]
+    return parameters
 
 
 def _check_parameters(parameters: Any) -> None:

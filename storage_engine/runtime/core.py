@@ -66,6 +66,7 @@ class SessionSettings:
     config: OntologiaConfig
     namespace: str
     instance_metadata: dict[str, str]
+    commit_metadata: Mapping[str, str] = field(default_factory=dict)  # of each of its commits
 
     @classmethod
     def of(
@@ -349,7 +350,11 @@ class SessionCore:
             result = self._publish(
                 CommitRequest(
                     inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
-                    metadata={**self.metadata, **terms.metadata},
+                    metadata={
+                        **self.settings.commit_metadata,
+                        **self.metadata,
+                        **terms.metadata,
+                    },
                     expect=terms.expect,
                     idempotency=terms.idempotency,
                     snapshot=self._known(terms.isolated),
@@ -408,6 +413,14 @@ class SessionCore:
             if result is not None:
                 self.last_commit = result
             return result
+
+    def commit_request(self, request: CommitRequest) -> CommitResult | None:
+        """Publish what another part of the library asks for, within `use`. The intents have no
+        part in it."""
+        result = self._publish(request)
+        if result is not None:
+            self.last_commit = result
+        return result
 
     def migrate(self, work: Callable[[], MigrationResult]) -> MigrationResult:
         """Do what makes a commit of its own, without the intents."""

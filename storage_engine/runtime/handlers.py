@@ -34,11 +34,15 @@ class Handler(Generic[E]):
         event_types: tuple[type[E], ...],
         priority: int,
         id: str,
+        writes: tuple[StoredClass, ...] | None = None,
+        emits: tuple[type[Event], ...] | None = None,
     ) -> None:
         self.function = function
         self.event_types = {cls.event_type: cls for cls in event_types}
         self.priority = priority
         self.id = id
+        self.writes = writes  # None: it does not say
+        self.emits = emits
         self.__name__ = getattr(function, "__name__", id)
         self.__doc__ = function.__doc__
 
@@ -53,7 +57,11 @@ class Handler(Generic[E]):
 
 
 def on_event(
-    *event_types: type[E], priority: int = DEFAULT_PRIORITY, id: str | None = None
+    *event_types: type[E],
+    priority: int = DEFAULT_PRIORITY,
+    id: str | None = None,
+    writes: Iterable[StoredClass] | None = None,
+    emits: Iterable[type[Event]] | None = None,
 ) -> Callable[[Callable[[HandlerContext[E]], None]], Handler[E]]:
     """Make a function a handler of events.
 
@@ -64,6 +72,10 @@ def on_event(
     Among events of one priority, handlers of higher `priority` go first. What a handler has
     handled is kept under its `id`, module and name unless given: after renaming the function,
     give the old one, or it starts from the beginning.
+
+    `writes` and `emits` say which types it writes and which events it sends, for whoever draws
+    the lineage (Dagster does). They keep it from nothing: what it does beyond them is done, and
+    noted in what `run` and `drain` return.
     """
     if not event_types:
         raise HandlerError("on_event needs at least one Event class: @on_event(OrderPlaced)")
@@ -73,11 +85,32 @@ def on_event(
             raise HandlerError(f"on_event takes Event classes, not {cls!r}")
     if type(priority) is not int:
         raise HandlerError(f"on_event: priority must be an int, not {priority!r}")
+    written = _listed("writes", writes, (Entity, Relation), "Entity and Relation classes")
+    sent = _listed("emits", emits, (Event,), "Event classes")
 
     def decorate(function: Callable[[HandlerContext[E]], None]) -> Handler[E]:
-        return Handler(function, event_types, priority, _checked_id(function, id))
+        handler_id = _checked_id(function, id)
+        return Handler(function, event_types, priority, handler_id, written, sent)
 
     return decorate
+
+
+def _listed(option: str, given: Any, bases: tuple[type, ...], what: str) -> tuple[Any, ...] | None:
+    """The classes of `writes` or `emits`, each once; None when nothing was said."""
+    if given is None:
+        return None
+    if isinstance(given, type | str) or not isinstance(given, Iterable):
+        name = getattr(given, "__name__", repr(given))
+        raise HandlerError(f"on_event: {option} takes a list: {option}=[{name}]")
+    classes = tuple(dict.fromkeys(given))
+    for cls in classes:
+        declared = isinstance(cls, type) and issubclass(cls, bases) and cls not in bases
+        if not declared or (issubclass(cls, Event) and not cls.event_type):
+            raise HandlerError(f"on_event: {option} takes {what}, not {cls!r}")
+        declaration = getattr(cls, "__declaration__", None)
+        if declaration is not None and declaration.abstract:
+            raise HandlerError(f"on_event: {option} names {cls.__name__}, which is not stored")
+    return classes
 
 
 def _checked_id(function: Any, given: str | None) -> str:

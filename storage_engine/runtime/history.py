@@ -272,10 +272,21 @@ def diff(
     """
     if before > after:
         raise ValueError(f"diff goes from the older commit to the newer: diff({after}, {before})")
-    differences: list[Change] = []
+    return list(differences(repository, before, after, declared, upgraders))
+
+
+def differences(
+    repository: Repository,
+    before: int,
+    after: int,
+    declared: Mapping[TypeRef, TypeSpec],
+    upgraders: Mapping[UpgraderKey, Upgrader],
+    type_name: str | None = None,
+) -> Iterator[Change]:
+    """The same one by one, of one type where it is named: what comes later is read later."""
     for line in type_lines(repository, declared, upgraders):
-        differences += _differences(line, before, after)
-    return differences
+        if type_name is None or line.name == type_name:
+            yield from _differences(line, before, after)
 
 
 def _differences(line: TypeLine, before: int, after: int) -> Iterable[Change]:

@@ -7,7 +7,7 @@ and must be what the token stands for.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage_engine.errors import (
@@ -22,7 +22,7 @@ from storage_engine.query.aggregates import count
 from storage_engine.query.spec import QuerySpec
 from storage_engine.repository.protocol import Repository, labels
 from storage_engine.runtime.reads import stored_history
-from storage_engine.schema.history import TypeHistory
+from storage_engine.schema.history import TypeHistory, TypeRef
 from storage_engine.schema.migration import (
     MigrationPlan,
     MigrationRequest,
@@ -31,6 +31,7 @@ from storage_engine.schema.migration import (
     TypeDrop,
     TypeMigration,
     plan_migration,
+    present_names,
 )
 from storage_engine.schema.preview import (
     DropPreview,
@@ -153,8 +154,8 @@ def preview_drop(
     history = stored_history(repository, name, kind)
     if history.current is None:
         drops = [_purged(history, purge=purge)]
-        return DropPreview(tuple(drops), drop_token(head, drops))
-    dependents = _dependents(history, repository.type_histories().values())
+        return DropPreview(tuple(drops), drop_token(head, drops), past_of=history.renamed_to)
+    dependents = _dependents(history, repository.type_histories())
     if dependents and not cascade:
         raise DropDependencyError(type=name, dependents=[h.name for h in dependents])
     types = [history, *dependents]
@@ -185,16 +186,22 @@ def apply_drop(
     return plan, outcome.commit_id
 
 
-def _dependents(history: TypeHistory, histories: Iterable[TypeHistory]) -> list[TypeHistory]:
-    """The relation types with this entity type as an end."""
+def _dependents(
+    history: TypeHistory, histories: Mapping[TypeRef, TypeHistory]
+) -> list[TypeHistory]:
+    """The relation types with this entity type as an end, be it under a name of before."""
     if history.kind != "entity":
         return []
+    names = present_names(histories)
     return [
         other
-        for other in histories
+        for other in histories.values()
         if other.current is not None
         and other.kind == "relation"
-        and history.name in (other.current.spec.left, other.current.spec.right)
+        and history.name
+        in {
+            names.get(end or "", end) for end in (other.current.spec.left, other.current.spec.right)
+        }
     ]
 
 
@@ -227,6 +234,8 @@ def _outdated(
         source = migration.source
         assert source is not None
         sentences = migration.diff.sentences() or ["its stored schema differs"]
+        if migration.diff.refusal is not None:
+            sentences.append(migration.diff.refusal)
         differences += [f"{migration.spec.name}: {sentence}" for sentence in sentences]
         told.append(
             f"{migration.spec.name} (stored version {source.version}): {'; '.join(sentences)}"

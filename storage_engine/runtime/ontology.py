@@ -112,20 +112,7 @@ class Ontology:
         progress: Progress | None = None,
     ) -> MigrationPreview | MigrationResult:
         """Bring the storage to the declared types: show how, or with `dry_run=False` do it.
-
-        It is one commit: new schema versions become current, with the latest rows rewritten for
-        them; what was stored before stays as it was.
-
-        token:      of the preview that is to be applied: MigrationTokenError if the storage or the
-                    plan is another one by now. `force` goes without
-        upgraders:  for changes that are not additive: a mapping {("Customer", 1): function},
-                    functions marked with `@upgrader`, or a module of them; all that were declared
-                    unless told
-        progress:   is told the type's name and how many more of its rows are rewritten
-
-        MissingUpgraderError and MigrationError (which names the type, the identity and the old
-        row) leave the storage as it is.
-        """
+        `Session.migrate` tells what the arguments mean and what is raised."""
         from storage_engine.runtime import migration
 
         arguments.check_dry_run(dry_run=dry_run, token=token, force=force)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, Self, overload
 
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.declarations import Entity, Event, Relation
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
         CompactionReport,
     )
     from storage_engine.maintenance.metrics import Metrics
+    from storage_engine.runtime.exchange import ExportReport, ImportReport
+    from storage_engine.runtime.worker import HandlerRun
     from storage_engine.schema.migration import Progress
     from storage_engine.schema.preview import MigrationPreview, MigrationResult
     from storage_engine.schema.upgraders import UpgraderSource
@@ -240,6 +242,101 @@ class Session:
         with self._core.use("list_commit_changes"):
             return self._core.repository.list_commit_changes(commit_id)
 
+    # --- files ----------------------------------------------------------------------------------
+
+    def export(
+        self,
+        output: str | Path | IO[bytes],
+        *,
+        types: Iterable[StoredClass | str] | None = None,
+        format: Literal["jsonl", "csv", "parquet"] = "jsonl",
+        as_of: Reference | None = None,
+        history_since: int | None = None,
+        with_metadata: bool = False,
+        overwrite: bool = False,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ExportReport:
+        """Write the rows of these types (or all), as of one commit, into a folder or a stream.
+
+        A folder gets one file for each type and `export.json`, which comes last: without it, or
+        while it says `complete: false`, the export is not whole. A binary stream gets JSON lines of
+        all types, or one type as CSV or Parquet. Rows come by identity; memory is bounded.
+
+        as_of:          a commit id, an instant or a tag, instead of the latest commit
+        history_since:  every version after a commit (0: all), by commit and identity
+        with_metadata:  with `commit_id`, the commit that wrote each version
+        overwrite:      write over an export, or beside files, that the folder has
+        progress:       is told the type's name and how many rows are written so far
+        """
+        from storage_engine.runtime.exchange import export_types
+
+        with self._core.use("export"):
+            names = None
+            if types is not None:
+                specs = [t if isinstance(t, str) else self._core.types.find(t) for t in types]
+                names = [s if isinstance(s, str) else f"{s.kind}:{s.name}" for s in specs]
+        return export_types(
+            self._core.repository,
+            output,
+            types=names,
+            file_format=format,
+            as_of=as_of,
+            history_since=history_since,
+            with_metadata=with_metadata,
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+    def import_files(
+        self,
+        source: str | Path | IO[bytes],
+        *,
+        apply: bool = False,
+        on_conflict: Literal["abort", "skip", "upsert"] = "abort",
+        format: Literal["jsonl", "csv", "parquet"] | None = None,
+        type: StoredClass | str | None = None,
+        idempotency: tuple[str, int | str] | None = None,
+        meta: Mapping[str, str] | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ImportReport:
+        """Check a folder, a file or a stream of rows and say what importing it would do; with
+        `apply`, do it, in one commit. The session's intents have no part in it.
+
+        Rows are of the session's types, else of stored ones, else of those that an export tells
+        of. A preview has all problems, with file and line, and all conflicts in its report; with
+        `apply` they raise ValidationError and ImportConflictError, and nothing is written.
+
+        on_conflict:  of rows that are stored with other values: refuse them all, keep what is
+                      stored, or write new versions
+        format, type: of a stream, or where a file's name does not tell
+        idempotency:  (app id, version) of this unit of work; from the content unless told
+        progress:     is told what is being done and how many rows are through
+        """
+        from storage_engine.runtime.exchange import import_types
+
+        with self._core.use("import_files"):
+            named = type
+            if named is not None and not isinstance(named, str):
+                spec = self._core.types.find(named)
+                named = f"{spec.kind}:{spec.name}"
+            report = import_types(
+                self._core.repository,
+                source,
+                declared=self._core.types.by_ref,
+                apply=apply,
+                on_conflict=on_conflict,
+                file_format=format,
+                type_name=named,
+                idempotency=arguments.unit_of_work(idempotency),
+                meta=arguments.texts("meta", meta),
+                progress=progress,
+                holder=self._core.settings.instance_metadata,
+                commit=self._core.commit_request,
+            )
+            if apply:
+                report.require()
+            return report
+
     # --- schema ---------------------------------------------------------------------------------
 
     def validate(self) -> None:
@@ -341,11 +438,20 @@ class Session:
         handlers: Iterable[Handler[Any]],
         *,
         progress: Callable[[Totals], None] | None = None,
+        observe: Callable[[HandlerRun], None] | None = None,
+        meta: Mapping[str, str] | None = None,
     ) -> Totals:
-        """Handle events until none is due. Failed ones that wait for their next attempt stay."""
+        """Handle events until none is due. Failed ones that wait for their next attempt stay.
+
+        `observe` is told of each event that was handled or failed, with the commit that it led
+        to; `meta` are texts for every commit that handlers make.
+        """
+        texts = arguments.texts("meta", meta)
         with self._core.use("drain"):
             worker, checked = self._core.worker, checked_handlers(handlers)
-        return worker.work(checked, until_idle=True, progress=progress)
+        return worker.work(
+            checked, until_idle=True, progress=progress, observe=observe, metadata=texts
+        )
 
     def stop(self) -> None:
         """End `run()` or `drain()`, from a handler or another thread, after the handler that

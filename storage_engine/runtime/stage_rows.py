@@ -141,8 +141,9 @@ class TypeLine:
         return self._table(stage, When(as_of=commit_id), where=span)
 
     def stored(self, stage: Stage, commit_id: int, identities: Sequence[Identity]) -> set[Identity]:
-        """Which of these a stage had as of a commit."""
-        if not identities:
+        """Which of these a stage had as of a commit: none before its first, which needs no read, as
+        in a feed from the beginning of many types."""
+        if not identities or commit_id < stage.since:
             return set()
         if self.simple:
             names = list(self.final.identity)

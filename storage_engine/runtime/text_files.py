@@ -318,6 +318,35 @@ class _Block:
     lines: list[bytes]
 
 
+class JsonColumns:
+    """Parsed JSON objects as columns of a type. Objects may lack keys, in any order."""
+
+    def __init__(self, spec: TypeSpec) -> None:
+        self._spec = spec
+        self.fields = source_fields(spec)
+        self.schema = pa.schema(
+            [
+                # Not plain text: where `str | int` is declared, a text column would be the value.
+                (name, pa.json_(pa.string()) if f.storage == "json" else arrow_type(f.storage))
+                for name, f in self.fields.items()
+            ]
+        )
+
+    def batch(self, records: Sequence[dict[str, Any]], offset: int = 0) -> pa.RecordBatch:
+        """ValidationError lists what is wrong in all columns; rows are counted from `offset`."""
+        made = [(name, self._column(field, records)) for name, field in self.fields.items()]
+        return _batch(self._spec, self.schema, made, offset)
+
+    def _column(self, field: FieldSpec, records: Sequence[dict[str, Any]]) -> Conversion:
+        values = [record.get(field.name, MISSING) for record in records]
+        absent = [row for row, value in enumerate(values) if value is MISSING]
+        if absent and field.required and not field.nullable:
+            return pa.nulls(len(values)), [Problem("is missing", len(absent), absent[0])]
+        for row in absent:
+            values[row] = _default(field)
+        return from_python(field.storage, values)
+
+
 class JsonLinesFile:
     """A file with one JSON object a line. Records may lack keys, in any order."""
 
@@ -325,22 +354,16 @@ class JsonLinesFile:
         self._spec = spec
         self._path = path
         self._batch_rows = batch_rows
-        self._fields = source_fields(spec)
-        self.schema = pa.schema(
-            [
-                # Not plain text: where `str | int` is declared, a text column would be the value.
-                (name, pa.json_(pa.string()) if f.storage == "json" else arrow_type(f.storage))
-                for name, f in self._fields.items()
-            ]
-        )
+        self._columns = JsonColumns(spec)
+        self._fields = self._columns.fields
+        self.schema = self._columns.schema
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """Batches of the declared types. The first one is small: it is the sample."""
         offset = 0
         for block in self._blocks():
             records = self._parse(block)
-            made = [(name, self._column(field, records)) for name, field in self._fields.items()]
-            yield _batch(self._spec, self.schema, made, offset)
+            yield self._columns.batch(records, offset)
             offset += len(records)
 
     def _blocks(self) -> Iterator[_Block]:
@@ -383,15 +406,6 @@ class JsonLinesFile:
                 field=", ".join(sorted(strangers)),
             )
         return records
-
-    def _column(self, field: FieldSpec, records: Sequence[dict[str, Any]]) -> Conversion:
-        values = [record.get(field.name, MISSING) for record in records]
-        absent = [row for row, value in enumerate(values) if value is MISSING]
-        if absent and field.required and not field.nullable:
-            return pa.nulls(len(values)), [Problem("is missing", len(absent), absent[0])]
-        for row in absent:
-            values[row] = _default(field)
-        return from_python(field.storage, values)
 
 
 def _default(field: FieldSpec) -> Any:

@@ -10,8 +10,9 @@ import socket
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from storage_engine.errors import (
 from storage_engine.events.dispatcher import (
     Dispatcher,
     Drop,
+    Execute,
     HandlerFailure,
     HandlerOutcome,
     Pace,
@@ -34,15 +36,31 @@ from storage_engine.events.records import Claim
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event
 from storage_engine.process import identity
-from storage_engine.repository.protocol import ClaimLost, Repository
+from storage_engine.repository.protocol import ClaimLost, CommitResult, Repository
 from storage_engine.runtime import arguments
 from storage_engine.runtime.core import SessionSettings, internals
 from storage_engine.runtime.handlers import Handler, HandlerContext
-from storage_engine.runtime.session import Session, session_on
+from storage_engine.runtime.session import session_on
 
 log = logging.getLogger(__name__)
 
 _ERROR_LENGTH = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRun:
+    """One event with one handler, as it ended: without an error it was handled.
+
+    `commit` is the commit that acks it, where the handler led to one; `emitted` are the types of
+    the events that it sent.
+    """
+
+    handler_id: str
+    event_id: str
+    event_type: str
+    commit: CommitResult | None = None
+    emitted: Sequence[str] = ()
+    error: str | None = None
 
 
 class EventWorker:
@@ -78,9 +96,23 @@ class EventWorker:
         max_iterations: int | None = None,
         until_idle: bool = False,
         progress: Callable[[Totals], None] | None = None,
+        observe: Callable[[HandlerRun], None] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> Totals:
         """Run a worker to its end."""
-        dispatcher = self._new_dispatcher(handlers, schedules, progress)
+        by_id = {handler.id: handler for handler in handlers}
+        settings = replace(self._settings, commit_metadata=metadata or {})
+
+        def execute(claim: Claim) -> HandlerOutcome:
+            handler = by_id[claim.handler_id]
+            outcome, commit, emitted = self._execute(handler, claim, settings)
+            if observe is not None and not isinstance(outcome, Drop):
+                error = outcome.error if isinstance(outcome, HandlerFailure) else None
+                event_type = str(claim.envelope["type"])
+                observe(HandlerRun(handler.id, claim.event_id, event_type, commit, emitted, error))
+            return outcome
+
+        dispatcher = self._new_dispatcher(handlers, schedules, execute, progress)
         with self._guard:
             if self._dispatcher is not None:
                 raise ConfigurationError(
@@ -97,15 +129,15 @@ class EventWorker:
         self,
         handlers: Sequence[Handler[Any]],
         schedules: Sequence[Schedule],
+        execute: Execute,
         progress: Callable[[Totals], None] | None,
     ) -> Dispatcher:
         config, session_id = self._config, str(uuid.uuid4())
         subscriptions = [handler.subscription() for handler in handlers]
-        by_id = {handler.id: handler for handler in handlers}
         return Dispatcher(
             self.store,
             self.store.consumer(self._namespace, subscriptions, session_id),
-            lambda claim: self._execute(by_id[claim.handler_id], claim),
+            execute,
             namespace=self._namespace,
             session_id=session_id,
             pace=Pace(
@@ -119,40 +151,49 @@ class EventWorker:
                 "hostname": socket.gethostname(),
                 "pid": os.getpid(),
                 **self._settings.instance_metadata,
-                "handlers": sorted(by_id),  # by these two, workers find one another
+                "handlers": sorted(
+                    handler.id for handler in handlers
+                ),  # by these two, workers find one another
                 "process": identity(),
             },
             flush=self._repository.flush,
             progress=progress,
         )
 
-    def _execute(self, handler: Handler[Any], claim: Claim) -> HandlerOutcome:
-        """Run a handler and publish its work. What it raises is its failure, not the worker's."""
+    def _execute(
+        self,
+        handler: Handler[Any],
+        claim: Claim,
+        settings: SessionSettings,
+    ) -> tuple[HandlerOutcome, CommitResult | None, Sequence[str]]:
+        """Run a handler and publish its work: how it ended, its commit, and what it sent. What it
+        raises is its failure, not the worker's."""
         context: HandlerContext[Any] | None = None
         try:
             event_class = handler.event_types[claim.envelope["type"]]
             event = event_class.from_envelope(claim.envelope)
             context = HandlerContext(
-                event, claim, self._handler_session, self._config.max_event_chain_depth
+                event,
+                claim,
+                lambda: session_on(self._repository, settings.fresh()),
+                self._config.max_event_chain_depth,
             )
             handler(context)
+            emitted = tuple(envelope["type"] for envelope in context._events)
             emits, committed = context._finish()
             result = context.session.last_commit if committed else None
-            return Success(emits, committed, result.notes if result is not None else ())
+            notes = [*(result.notes if result else ()), *_beyond(handler, result, emitted)]
+            return Success(emits, committed, notes), result, emitted
         except (ClaimLost, CommitStateUnknownError) as error:
             # The log knows how it ended; whoever finds the lease expired asks it.
-            return Drop(f"{handler.id}: {error}")
+            return Drop(f"{handler.id}: {error}"), None, ()
         except EventLoopLimitError as error:
-            return self._failed(handler, claim, error, retry=False)
+            return self._failed(handler, claim, error, retry=False), None, ()
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            return self._failed(handler, claim, error)
+            return self._failed(handler, claim, error), None, ()
         finally:
             if context is not None and context._session is not None:
                 internals(context._session).end_handler()
-
-    def _handler_session(self) -> Session:
-        """A session for one handler's intents, so that a failure drops no others."""
-        return session_on(self._repository, self._settings.fresh())
 
     @staticmethod
     def _failed(
@@ -161,6 +202,22 @@ class EventWorker:
         log.info("%s failed on event %s", handler.id, claim.event_id, exc_info=error)
         message = "".join(traceback.format_exception_only(error)).strip()
         return HandlerFailure(message[:_ERROR_LENGTH], retry)
+
+
+def _beyond(
+    handler: Handler[Any], commit: CommitResult | None, emitted: Sequence[str]
+) -> Iterator[str]:
+    """Notes on what a handler did that its declaration does not say, where it says anything."""
+    if handler.writes is not None and commit is not None:
+        declared = {cls.__declaration__.name for cls in handler.writes}
+        for name in dict.fromkeys(change.type_name for change in commit.changes):
+            if name not in declared:
+                yield f"it wrote {name}, which @on_event(..., writes=[...]) does not name"
+    if handler.emits is not None:
+        sent = {cls.event_type for cls in handler.emits}
+        for name in dict.fromkeys(emitted):
+            if name not in sent:
+                yield f"it sent {name}, which @on_event(..., emits=[...]) does not name"
 
 
 @contextmanager

@@ -66,8 +66,9 @@ def compare_types(
     declared: Sequence[TypeSpec], type_histories: Callable[..., Mapping[TypeRef, TypeHistory]]
 ) -> SchemaComparison:
     """`type_histories` is a repository's: schemas are read and nothing else."""
-    # The ends of a relation may have been renamed, which only the histories of others tell.
-    every = any(spec.kind == "relation" for spec in declared)
+    # The ends of a relation may have been renamed, and a rename may strand relations, which only
+    # the histories of others tell.
+    every = any(spec.kind == "relation" or spec.renamed_from is not None for spec in declared)
     histories = type_histories(None if every else _refs(declared))
     plan = plan_migration(declared, histories, {})
     return SchemaComparison(

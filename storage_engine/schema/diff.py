@@ -54,8 +54,8 @@ class FieldChange:
 class SchemaDiff:
     """How a declared type differs from what is stored of it.
 
-    `from_version` is None when nothing is stored (any more). `refusal` says why no upgrader can
-    help; None when one can, or none is needed.
+    `from_version` is None when nothing is stored (any more). `refusal` says why it cannot be
+    migrated as it is declared; None when it can, be it with an upgrader.
     """
 
     kind: str
@@ -119,8 +119,9 @@ def diff_types(
 def source_fields(stored: TypeSpec, declared: TypeSpec) -> dict[str, str]:
     """For each declared field that has one, the stored field that its values come from.
 
-    The marker of a rename counts while the old name is stored and no longer declared, so it may
-    stay in the class after the migration.
+    The marker of a rename counts while the old name is stored and the new one is not, so it may
+    stay in the class after the migration. One whose old name is still declared says two things at
+    once (`contradictions`).
     """
     before = {f.name for f in stored.fields}
     after = {f.name for f in declared.fields}
@@ -132,6 +133,21 @@ def source_fields(stored: TypeSpec, declared: TypeSpec) -> dict[str, str]:
         elif old is not None and old in before and old not in after:
             sources[field.name] = old
     return sources
+
+
+def contradictions(stored: TypeSpec, declared: TypeSpec) -> list[str]:
+    """Of fields that would take over the values of a field which stays: an upgrader can tell what
+    is meant, a rename cannot."""
+    before = {f.name for f in stored.fields}
+    after = {f.name for f in declared.fields}
+    return [
+        f"field {f.name!r} is marked as renamed from {f.renamed_from!r}, which is stored and still "
+        f"declared. To rename it, leave {f.renamed_from!r} out (it can come back as a new field "
+        f"with the next migration); to add {f.name!r} as a new field, take renamed_from away; to "
+        "fill it from the other, write an upgrader"
+        for f in declared.fields
+        if f.name not in before and f.renamed_from in before & after
+    ]
 
 
 def evolved(stored: TypeSpec, declared: TypeSpec, *, highest_id: int = 0) -> TypeSpec:
@@ -163,6 +179,20 @@ def outdated(declared: TypeSpec, version: int, stored: TypeSpec | None) -> Schem
         type=declared.name,
         stored_version=version,
         differences=differences,
+    )
+
+
+def not_renamed_yet(declared: TypeSpec, version: int) -> SchemaOutdatedError:
+    """What readers and writers say to a class with a new name for a type that still has the old:
+    as another type it would begin without the rows."""
+    old = declared.renamed_from
+    return SchemaOutdatedError(
+        f"class {declared.name} is the new name of {old}, which the storage still has (schema "
+        f"version {version}). Migrate first: `onto migrate`, `session.migrate()` show what that "
+        f"would do. If {declared.name} shall be a type of its own, take renamed_from away",
+        type=declared.name,
+        stored_version=version,
+        differences=[f"name was {old}, is {declared.name}"],
     )
 
 
@@ -306,14 +336,21 @@ def _members(path: str, before: list[Any], now: list[Any]) -> Iterator[FieldChan
         yield from _nested(path, gone[0], new[0])
 
 
-def widens(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether every value of the one type is a value of the other, also once it is stored."""
+def widens(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    around: frozenset[tuple[str, str]] = frozenset(),
+) -> bool:
+    """Whether every value of the one type is a value of the other, also once it is stored.
+
+    `around`: names of the TypedDicts that enclose the two, which references are to.
+    """
     if unordered(before) == unordered(now):
         return True  # a reference is to the type around it, which is being compared
     if before["kind"] == "union":
-        return all(widens(member, now) for member in before["members"])
+        return all(widens(member, now, around) for member in before["members"])
     if now["kind"] == "union":
-        return any(widens(before, member) for member in now["members"])
+        return any(widens(before, member, around) for member in now["members"])
     if is_primitive(now) and now["name"] == "Any":
         return not has_encoded_leaves(before)  # their strings would come back as texts
     match before["kind"], now["kind"]:
@@ -328,11 +365,14 @@ def widens(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
         case "literal", "primitive":
             return {type(value).__name__ for value in before["values"]} == {now["name"]}
         case "list", "list":
-            return widens(before["item"], now["item"])
+            return widens(before["item"], now["item"], around)
         case "dict", "dict":
-            return widens(before["value"], now["value"])
+            return widens(before["value"], now["value"], around)
         case "typed_dict", "typed_dict":
-            return _widens_keys(before["fields"], now["fields"])
+            inside = around | {(before["name"], now["name"])}
+            return _widens_keys(before["fields"], now["fields"], inside)
+        case "ref", "ref":
+            return (before["name"], now["name"]) in around
     return False
 
 
@@ -343,10 +383,12 @@ def _whole_digits(decimal: Mapping[str, Any]) -> int:
     return int(decimal["precision"]) - int(decimal["scale"])
 
 
-def _widens_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def _widens_keys(
+    before: Mapping[str, Any], now: Mapping[str, Any], around: frozenset[tuple[str, str]]
+) -> bool:
     return all(
         key in now
         and (field["required"] or not now[key]["required"])
-        and widens(field["type"], now[key]["type"])
+        and widens(field["type"], now[key]["type"], around)
         for key, field in before.items()
     ) and not any(field["required"] for key, field in now.items() if key not in before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from storage_engine.model.spec import TypeSpec
@@ -13,8 +14,12 @@ TypeRef = tuple[str, str]  # kind, name
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
     """One version: rows of it were written from its activation until another took its place, or
-    the type was dropped. `renamed_from` is the type whose rows it took over: a name can be given
-    to several types, one after the other."""
+    the type was dropped.
+
+    A name can be given to several types, one after the other, so these are facts of versions:
+    `renamed_from` is the type whose rows it took over; `purged_upto` the commit that ended the type
+    whose rows were purged, these among them, and None while they are there.
+    """
 
     version: int
     spec: TypeSpec
@@ -23,6 +28,7 @@ class SchemaVersion:
     superseded_at_commit_id: int | None = None
     created_at: str | None = None
     renamed_from: str | None = None
+    purged_upto: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -39,17 +45,14 @@ class SchemaVersion:
 class TypeHistory:
     """All versions of a type, oldest first.
 
-    A dropped type keeps them, and has none that is current. `renamed_from` is the type whose rows
-    the first version took over.
+    A dropped type keeps them, and has none that is current.
     """
 
     kind: str
     name: str
     versions: tuple[SchemaVersion, ...]
     dropped_commit_id: int | None = None
-    purged: bool = False
     renamed_to: str | None = None
-    renamed_from: str | None = None
 
     @property
     def ref(self) -> TypeRef:
@@ -62,6 +65,33 @@ class TypeHistory:
     @property
     def current(self) -> SchemaVersion | None:
         return self.last if self.dropped_commit_id is None else None
+
+    @property
+    def unbroken(self) -> bool:
+        """Whether all rows that were ever written under this name are of one type, which took over
+        no rows of another: it was not renamed, and none of this name was dropped before."""
+        renamed = any(version.renamed_from is not None for version in self.versions)
+        joined = all(
+            before.superseded_at_commit_id == after.activation_commit_id
+            for before, after in pairwise(self.versions)
+        )
+        return joined and not renamed
+
+    @property
+    def purged(self) -> bool:
+        """Whether it has ended, and its rows are gone."""
+        return self.current is None and self.last.purged_upto is not None
+
+    @property
+    def renamed_from(self) -> str | None:
+        """The type whose rows it took over when it began: another one of the name, before it was
+        dropped, may have taken over others."""
+        first = self.last
+        for earlier in reversed(self.versions[:-1]):
+            if earlier.superseded_at_commit_id != first.activation_commit_id:
+                break
+            first = earlier
+        return first.renamed_from
 
     @property
     def highest_field_id(self) -> int:

@@ -27,7 +27,8 @@ class Stage:
     """One version in a type's past. Rows of it were written by the commits from `since` up to, and
     without, `until`.
 
-    `continued`: the rows of its first commit are those of the stage before, rewritten.
+    `continued`: the rows of its first commit are those of the stage before, rewritten, and these
+    are still there.
     """
 
     ref: TypeRef  # of the time
@@ -49,6 +50,10 @@ class Stage:
     @property
     def until(self) -> int | None:
         return self.version.superseded_at_commit_id
+
+    @property
+    def purged_upto(self) -> int | None:
+        return self.version.purged_upto
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,8 @@ def lineage(ref: TypeRef, histories: Mapping[TypeRef, TypeHistory]) -> Lineage |
     while at is not None:
         owner, place = at
         before = _predecessor(owner, place, histories)
-        stages.append(Stage(owner.ref, owner.versions[place], continued=before is not None))
+        continued = _kept(owner.versions[place], before) is not None
+        stages.append(Stage(owner.ref, owner.versions[place], continued))
         at = before or ((owner, place - 1) if place else None)
     return Lineage(history, tuple(reversed(stages)))
 
@@ -141,7 +147,9 @@ def lives(histories: Mapping[TypeRef, TypeHistory]) -> list[Lineage]:
     """Every stored version once, in lines of those that took over each other's rows: from the
     creation of a type to its end, or to now, through renames."""
     predecessors = {
-        (history.ref, place): _predecessor(history, place, histories)
+        (history.ref, place): _kept(
+            history.versions[place], _predecessor(history, place, histories)
+        )
         for history in histories.values()
         for place in range(len(history.versions))
     }
@@ -177,6 +185,16 @@ def _predecessor(
     return None
 
 
+def _kept(
+    version: SchemaVersion, before: tuple[TypeHistory, int] | None
+) -> tuple[TypeHistory, int] | None:
+    """The version before, unless its rows were purged since, as those of an old name can be."""
+    if before is None or version.purged_upto is not None:
+        return before
+    owner, place = before
+    return before if owner.versions[place].purged_upto is None else None
+
+
 def diff_versions(before: SchemaVersion, after: SchemaVersion) -> SchemaDiff:
     """What changed from one stored version to a later one. Renames show by the ids of fields."""
     diff = diff_types(before.spec, _marked(before.spec, after.spec, after.spec))
@@ -200,7 +218,7 @@ def _step(
     }
     diff = diff_types(before.spec, target, renames=ends)
     if not diff.additive:
-        raise MissingUpgraderError([(before.ref[1], before.number)], diff.sentences())
+        raise MissingUpgraderError([(before.ref[1], before.number)], diff.sentences(), reading=True)
     return rewrite(before.spec, target, ())
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from storage_engine.errors import MigrationError, MigrationTokenError, MissingUpgraderError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
-from storage_engine.schema.diff import SchemaDiff, diff_types, evolved
+from storage_engine.schema.diff import SchemaDiff, contradictions, diff_types, evolved
 from storage_engine.schema.history import SchemaVersion, TypeHistory, TypeRef
 from storage_engine.schema.rewrite import Rewrite, rewrite
 from storage_engine.schema.upgraders import Upgrader, UpgraderKey, steps_from
@@ -189,25 +189,36 @@ class MigrationOutcome:
     lock_wait_ms: float = 0.0
 
 
+def drop_record(
+    ref: TypeRef, *, renamed_to: str | None = None, purge: bool = False
+) -> dict[str, Any]:
+    """How a log tells that a type ended with a commit."""
+    record: dict[str, Any] = {"kind": ref[0], "type_name": ref[1]}
+    if renamed_to is not None:
+        record["renamed_to"] = renamed_to
+    if purge:
+        record["purge"] = True
+    return record
+
+
 def plan_migration(
     declared: Sequence[TypeSpec],
     histories: Mapping[TypeRef, TypeHistory],
     upgraders: Mapping[UpgraderKey, Upgrader],
 ) -> MigrationPlan:
     """What makes the declared types current. `histories` are of all types that are declared, or
-    named by a `renamed_from`."""
+    named by a `renamed_from`, and of relations that point to those."""
     declared_refs = {spec.ref for spec in declared}
+    _check_markers(declared)
     sources = {
-        spec.ref: source
-        for spec in declared
-        if (source := _source(spec, histories, declared_refs)) is not None
+        spec.ref: source for spec in declared if (source := _source(spec, histories)) is not None
     }
     renames = {
         source.name: ref[1]
         for ref, source in sources.items()
         if ref[0] == "entity" and source.name != ref[1]
     }
-    ends = renames | _past_renames(histories)
+    ends = present_names(histories, renames)
     migrations = [
         migration
         for spec in declared
@@ -218,7 +229,70 @@ def plan_migration(
         )
         is not None
     ]
-    return MigrationPlan(tuple(sorted(migrations, key=lambda m: m.ref)))
+    stranded = _stranded(ends, set(renames.values()), histories, declared_refs)
+    checked = [_checked_rename(migration, stranded, declared_refs) for migration in migrations]
+    return MigrationPlan(tuple(sorted(checked, key=lambda m: m.ref)))
+
+
+def _stranded(
+    ends: Mapping[str, str],
+    renamed: set[str],
+    histories: Mapping[TypeRef, TypeHistory],
+    declared: set[TypeRef],
+) -> dict[str, list[str]]:
+    """By the new name of each entity type that this renames: the relations that would go on
+    pointing to the old one."""
+    stranded: dict[str, list[str]] = {}
+    for history in histories.values():
+        if history.kind != "relation" or history.current is None or history.ref in declared:
+            continue
+        for end in dict.fromkeys((history.current.spec.left, history.current.spec.right)):
+            if (name := ends.get(end or "")) in renamed:
+                stranded.setdefault(str(name), []).append(history.name)
+    return stranded
+
+
+def _checked_rename(
+    migration: TypeMigration, stranded: Mapping[str, Sequence[str]], declared: set[TypeRef]
+) -> TypeMigration:
+    """With a refusal if it takes the place of a type that cannot end, or not so."""
+    if migration.rename is None:
+        return migration
+    (_, old), new = migration.rename, migration.spec.name
+    relations = stranded.get(new) if migration.spec.kind == "entity" else None
+    if migration.rename in declared:
+        refusal = (
+            f"it is marked as renamed from {old}, which is stored and still declared. To rename "
+            f"it, leave the class {old} out (a new type can have the name with the next "
+            f"migration); to store {new} as a new type, take renamed_from away"
+        )
+    elif relations is not None:
+        refusal = (
+            f"{old} is an end of {', '.join(sorted(relations))}, which would point to nothing: "
+            f"declare {'them' if len(relations) > 1 else 'it'} with {new} as that end, in the same "
+            "migration"
+        )
+    else:
+        return migration
+    return replace(migration, diff=replace(migration.diff, refusal=refusal))
+
+
+def _check_markers(declared: Sequence[TypeSpec]) -> None:
+    """Types cannot take each other's place in one migration."""
+    markers = {s.ref: (s.kind, s.renamed_from) for s in declared if s.renamed_from is not None}
+    for ref, source in markers.items():
+        ring, at = [ref], source
+        while at in markers and at not in ring:
+            ring.append(at)
+            at = markers[at]
+        if at == ref:
+            raise MigrationError(
+                f"{', '.join(name for _, name in ring)} are marked as renamed from each other, and "
+                "no name is free. Rename one of them to a name that no type has and migrate, then "
+                "rename the others one after the other; types that keep their names need no "
+                "renamed_from",
+                type=ref[1],
+            )
 
 
 def metadata_of(migrations: Sequence[TypeMigration], rows: Mapping[TypeRef, int]) -> dict[str, str]:
@@ -236,26 +310,32 @@ def metadata_of(migrations: Sequence[TypeMigration], rows: Mapping[TypeRef, int]
     return {"kind": "migration", "migrated_types": canonical_json(migrated)}
 
 
-def _source(
-    spec: TypeSpec, histories: Mapping[TypeRef, TypeHistory], declared: set[TypeRef]
-) -> TypeHistory | None:
+def _source(spec: TypeSpec, histories: Mapping[TypeRef, TypeHistory]) -> TypeHistory | None:
     """Whose rows the type has, or takes over."""
     own = histories.get(spec.ref)
     if own is not None and own.current is not None:
         return own
-    if spec.renamed_from is None:
-        return None
-    old = histories.get((spec.kind, spec.renamed_from))
-    taken = old is None or old.current is None or old.ref in declared
-    return None if taken else old
+    old = histories.get((spec.kind, spec.renamed_from or ""))
+    return old if old is not None and old.current is not None else None
 
 
-def _past_renames(histories: Mapping[TypeRef, TypeHistory]) -> dict[str, str]:
-    return {
+def present_names(
+    histories: Mapping[TypeRef, TypeHistory], renames: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Of entity types that had another name: what each is called now, once these `renames` are
+    done. A name that was given to another type since means that one."""
+    renames = renames or {}
+    steps = {
         history.name: history.renamed_to
         for history in histories.values()
-        if history.kind == "entity" and history.renamed_to is not None
-    }
+        if history.kind == "entity"
+        and history.renamed_to is not None
+        and history.name not in renames.values()
+    } | dict(renames)
+    names = dict(steps)
+    for _ in steps:  # none of them is longer than all
+        names = {old: steps.get(name, name) for old, name in names.items()}
+    return names
 
 
 def _migration(
@@ -281,6 +361,9 @@ def _migration(
     steps = steps_from(upgraders, names, current.version)
     version = max(current.version + max(len(steps), 1), last + 1)
     missing = () if steps or changed.additive else ((spec.name, current.version),)
+    refusal = changed.refusal
+    if refusal is None and not steps:
+        refusal = "; ".join(contradictions(current.spec, spec)) or None
     diff = SchemaDiff(
         changed.kind,
         changed.type_name,
@@ -288,7 +371,7 @@ def _migration(
         current.version,
         version,
         changed.renamed_from,
-        changed.refusal,
+        refusal,
     )
     target = evolved(current.spec, spec, highest_id=source.highest_field_id)
     return TypeMigration(target, version, diff, source.ref, current, tuple(steps), missing)

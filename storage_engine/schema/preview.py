@@ -86,15 +86,18 @@ class MigrationResult:
 @dataclass(frozen=True, slots=True)
 class DropPreview:
     """What a drop would end. `rows` are the latest ones of each type, `dependents` those relation
-    types that go with it."""
+    types that go with it. `past_of`: the type has another name by now, under which its rows are
+    read as history."""
 
     drops: tuple[TypeDrop, ...]
     token: str
     rows: Mapping[TypeRef, int] = field(default_factory=dict)
     dependents: tuple[str, ...] = ()
+    past_of: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        past = {"past_of": self.past_of} if self.past_of is not None else {}
+        return past | {
             "token": self.token,
             "types": [
                 {

@@ -208,13 +208,13 @@ class _Upgraded:
         if not isinstance(made, pa.Table):
             raise MigrationError(
                 f"{self._stored.name}: upgrader {step.name} gave {type(made).__name__} instead of "
-                "an Arrow table",
+                "an Arrow table; nothing was published",
                 type=self._stored.name,
             )
         if made.num_rows != columns.num_rows:
             raise MigrationError(
                 f"{self._stored.name}: upgrader {step.name} made {made.num_rows} rows of "
-                f"{columns.num_rows}; each row stays one, with its key",
+                f"{columns.num_rows}; nothing was published. Each row stays one, with its key",
                 type=self._stored.name,
             )
         return made

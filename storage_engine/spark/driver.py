@@ -164,6 +164,9 @@ def _fit(spark: SparkSession) -> None:
 def _check_java() -> None:
     """Spark's own message for a missing Java is a line of shell; say what to do instead."""
     home = os.environ.get("JAVA_HOME")
+    noted = Path(sys.prefix) / "java-home"  # where `make setup` has found or put one
+    if not home and shutil.which("java") is None and noted.is_file():
+        home = os.environ["JAVA_HOME"] = noted.read_text(encoding="utf-8").strip()
     if home:
         if not (Path(home) / "bin" / "java").exists():
             raise ConfigurationError(

@@ -25,6 +25,7 @@ from pydantic import (
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.expectations import parse_expectation, parse_expectations
+from storage_engine.spark.missing_policy import MissingPolicy, check_whole
 from storage_engine.spark.spec_members import (
     CheckedMembers,
     Flag,
@@ -237,6 +238,13 @@ class IngestFields(Members):
         description='what the data must satisfy, \'{"not_null": "name"}\'; checked before '
         "anything is published. May be repeated; replaces those of the file",
     )
+    missing: Annotated[
+        MissingPolicy, Flag("missing", "writing", "POLICY", "mapping", writer=True)
+    ] = Field(
+        default_factory=MissingPolicy,
+        description="stored rows that the source, which is a full extract, no longer has: keep "
+        "(the default), or '{set: {active: false, ended_at: now}, limit: 10%}' to mark them",
+    )
     meta: Annotated[Mapping[str, str], Flag("meta", "writing", "NAME=TEXT", writer=True)] = Field(
         default_factory=dict, description="a text kept with the commit; may be repeated"
     )
@@ -291,6 +299,16 @@ class IngestFields(Members):
         """As they would be written down."""
         return checked_expectations(raw)
 
+    @field_validator("missing", mode="before")
+    @classmethod
+    def _missing(cls, raw: Any) -> Any:
+        return MissingPolicy.parse(raw)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        check_whole(self.missing, self.where)
+        return self
+
     @field_validator("target_part_bytes", mode="before")
     @classmethod
     def _size(cls, value: Any) -> Any:
@@ -338,6 +356,11 @@ class IngestSpec(CheckedMembers, IngestFields, _StorageField):
         default=None,
         description="rows of the source for which this holds are counted and told of, whatever "
         "the condition says; the source is read once more for it",
+    )
+    count_by: Annotated[str | None, Flag("count-by", "writing", "FIELD", writer=True)] = Field(
+        default=None,
+        description="the result tells rows inserted, updated and unchanged for each value of this "
+        "field, of times for each quarter of an hour, up to 10,000 of them",
     )
     idempotency: Annotated[
         tuple[str, int | str] | None,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from storage_engine.config import MIB
 from storage_engine.errors import (
+    BadRowsError,
     ConfigurationError,
     HeadMismatchError,
     LockContentionError,
@@ -29,10 +30,11 @@ from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
+from storage_engine.spark.missing_policy import MissingPolicy
 from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Counts, Reconciled
 from storage_engine.spark.results import WriteProgress, WriteResult
-from storage_engine.spark.staged_parts import StageTarget, TaskReport
+from storage_engine.spark.staged_parts import IDENTITIES, StageTarget, TaskReport
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
 # Up to here the driver looks through the keys itself; beyond it Spark does, which costs a shuffle.
@@ -53,6 +55,8 @@ class WriteOptions:
     on_bad_rows: Literal["fail", "quarantine"] = "fail"
     quarantine: str | None = None
     expectations: Sequence[Any] = ()
+    missing: MissingPolicy = field(default_factory=MissingPolicy)
+    count_by: str | None = None
     target_part_bytes: int | None = None
     progress: Callable[[WriteProgress], None] | None = None
     dry_run: bool = False
@@ -72,6 +76,10 @@ def check_options(spec: TypeSpec, options: WriteOptions) -> None:
     if options.quarantine is not None and options.on_bad_rows != "quarantine":
         raise ConfigurationError("quarantine is given, but on_bad_rows is not 'quarantine'")
     names = [f.name for f in spec.fields]
+    if options.count_by is not None and options.count_by not in names:
+        raise ConfigurationError(
+            f"count_by {options.count_by!r} is no field of {spec.name} (it has {', '.join(names)})"
+        )
     if options.order_by is not None:
         if options.order_by not in names:
             raise ConfigurationError(
@@ -233,9 +241,10 @@ def previewed(
     reconciled: Reconciled,
     reports: Sequence[TaskReport],
     options: WriteOptions,
+    too_many: str | None,
 ) -> WriteResult:
-    """What a rehearsal has counted. Bad rows are told as quarantined; `problem` says if they, or
-    identities that appear twice, would stop the write."""
+    """What a rehearsal has counted. Bad rows are told as quarantined; `problem` says if they,
+    identities that appear twice, or too many that are missing would stop the write."""
     reasons: Counter[str] = Counter()
     for report in reports:
         reasons.update(report.reasons)
@@ -253,6 +262,7 @@ def previewed(
             f"{spec.name}: {repeated} rows have an identity{ordered} that another one has; make "
             "them unique, or name the column that says which row is the latest (order_by)"
         )
+    absent = reconciled.absent
     return WriteResult(
         type_name=spec.name,
         commit_id=None,
@@ -261,15 +271,26 @@ def previewed(
         inserted=inserted,
         updated=updated,
         unchanged=counts.unchanged,
+        marked=0 if absent.untold else absent.count,
         quarantined=bad,
         duplicates=counts.duplicates + said_twice(counts, reports, options),
         stale=counts.stale,
         reasons=dict(reasons),
-        problem=problem,
+        examples=identities_by_reason(reports),
+        problem=problem or too_many,
     )
 
 
-def bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> ValidationError:
+def identities_by_reason(reports: Sequence[TaskReport]) -> dict[str, list[str]]:
+    """Some for each reason, of all tasks."""
+    merged: dict[str, list[str]] = {}
+    for report in reports:
+        for reason, some in report.identities.items():
+            merged[reason] = (merged.get(reason, []) + some)[:IDENTITIES]
+    return merged
+
+
+def bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> BadRowsError:
     """Lists each reason with its count, and three rows."""
     reasons: Counter[str] = Counter()
     examples: list[str] = []
@@ -278,8 +299,11 @@ def bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> Validat
         examples += report.examples
     listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
     shown = " | ".join(examples[:3])
-    return ValidationError(
+    return BadRowsError(
         f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
         f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
         type=spec.name,
+        rows=bad,
+        reasons=dict(reasons.most_common()),
+        examples=identities_by_reason(reports),
     )

@@ -33,7 +33,7 @@ from storage_engine.model.expectations import (
     Unique,
 )
 from storage_engine.model.spec import TypeSpec
-from storage_engine.spark.reconcile import brought
+from storage_engine.spark.hash_tables import brought
 from storage_engine.spark.schema import CARRIED, cannot_be_written, quoted, source_rows
 from storage_engine.spark.staged_parts import REASONS
 

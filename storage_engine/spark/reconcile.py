@@ -6,112 +6,38 @@ meets only the stored one of its identity, for which 64 bits will do (one change
 missed). Hashing passes over nulls, so a bit for each column that can be null tells them apart. Rows
 that cannot be written take no part in the comparison: each goes on to staging, which says why.
 
-Spark's shuffle and join of two tables of hashes cost more than reading both sides. Up to some
-millions of rows it is far cheaper to bring the hashes to the driver, 24 bytes a row, and join them
-there with DuckDB. Beyond that, and where the size of the source cannot be told, Spark does it.
+The driver joins the hashes where they are few enough for it (`hash_tables`), else Spark does.
+
+A source that is a full extract also tells what it lacks: stored identities that none of its rows
+has, bad, older and repeated ones included. That is told by identity alone, and only of rows that
+are to be marked (`open_rows`); the latest rows of these identities are read again for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from storage_engine.config import MIB
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Duck
-from storage_engine.spark.driver import is_connect
-from storage_engine.spark.schema import COMMIT_ID, SourceRows, cannot_be_written, quoted
+from storage_engine.spark.hash_tables import absent_keys, brought, compare_hashes
+from storage_engine.spark.schema import (
+    COMMIT_ID,
+    SourceRows,
+    cannot_be_written,
+    given_identity,
+    quoted,
+)
 from storage_engine.spark.staged_parts import INSERT, REASONS
-
-# Bytes of the driver's JVM for each row, through which the hashes pass as 24 each.
-_HEAP_PER_STORED_ROW = 200
-_HEAP_PER_SOURCE_ROW = 80  # whose number is a guess, on the high side for text files
-_LITTLE = 16 * MIB  # a source of this size is little, whatever is stored
-_MEMORY_PER_ROW = 64  # of DuckDB's table of what is stored; what does not fit goes to disk
-_TOO_MUCH = "spark.driver.maxResultSize"  # named by Spark when it will not bring so much
-
-
-def fits(source: DataFrame, *, stored_rows: int, stored_bytes: int) -> bool:
-    """Whether the hashes of both sides are little for the driver, as far as can be told before."""
-    if is_connect(source.sparkSession):
-        return False
-    spark: Any = source.sparkSession
-    heap = int(spark._jvm.java.lang.Runtime.getRuntime().maxMemory())
-    if stored_rows > heap // _HEAP_PER_STORED_ROW:
-        return False
-    # What Catalyst expects: the size of files, and beyond all bounds where it does not know.
-    plan: Any = source._jdf
-    size = int(str(plan.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    rows = size * stored_rows // max(1, stored_bytes)  # if they are as dense as the stored ones
-    return size <= _LITTLE or rows <= heap // _HEAP_PER_SOURCE_ROW
-
-
-def brought(frame: DataFrame) -> pa.Table | None:
-    """The rows of a frame; None where they turn out to be more than Spark would bring."""
-    try:
-        return frame.toArrow()
-    except (PySparkException, Py4JJavaError) as error:
-        if _TOO_MUCH not in str(error):
-            raise
-        return None
-
-
-def compare_hashes(
-    mine: pa.Table,
-    theirs: pa.Table,
-    keys: Sequence[str],
-    content: str,
-    statuses: Sequence[str],
-    *,
-    commit: str | None,
-) -> pa.Table:
-    """Keys that differ, `status` (its number in `statuses`) and rows (`n`); for the other statuses
-    one row each, without keys. `commit`: identities may be in `theirs` several times, and the
-    greatest value of this column tells the latest."""
-    number = {status: place for place, status in enumerate(statuses)}
-    listed = ", ".join(keys)
-    latest = "FROM theirs"
-    if commit is not None:
-        latest = (
-            f"SELECT {listed}, arg_max({content}, {commit}) AS {content} FROM theirs "
-            f"GROUP BY {listed}"
-        )
-    same = " AND ".join(f"m.{key} = l.{key}" for key in keys)
-    shown = ", ".join(
-        f"CASE WHEN status IN ({number['inserted']}, {number['updated']}) THEN {key} END AS {key}"
-        for key in keys
-    )
-    sql = f"""
-        WITH latest AS ({latest}), compared AS (
-            SELECT {", ".join(f"m.{key}" for key in keys)}, CASE
-                WHEN m.{keys[0]} IS NULL THEN {number["bad"]}
-                WHEN l.{keys[0]} IS NULL THEN {number["inserted"]}
-                WHEN m.{content} = l.{content} THEN {number["unchanged"]}
-                ELSE {number["updated"]} END AS status
-            FROM mine m LEFT JOIN latest l ON {same}
-        )
-        SELECT {shown}, status, count(*) AS n FROM compared GROUP BY ALL
-    """
-    memory = 256 + theirs.num_rows * _MEMORY_PER_ROW // MIB
-    duck = Duck(uri="hashes in the driver", memory_limit=f"{memory}MiB")
-    try:
-        cursor = duck.cursor()
-        cursor.register("mine", mine)
-        cursor.register("theirs", theirs)
-        with duck.errors():
-            return duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
-    finally:
-        duck.close()
-
+from storage_engine.spark.tallies import LIMIT
 
 _BROADCAST_ROWS = 2_000_000  # identities: some 100 MB in an executor
 _FEW_ROWS = 100_000
@@ -121,6 +47,9 @@ _CONTENT = "__content"
 _ORDER = "__order"
 _NEWEST = "__newest"
 _STATUS = "__status"
+_SEEN = "__seen"  # the first key, of bad rows too; null where a row does not tell its identity
+_OPEN = "__open"  # of a stored row: it is to be marked where the source lacks it
+_BUCKET = "__bucket"  # what a row is counted under
 _BITS = 62
 _STATUSES = ("unchanged", "inserted", "updated", "stale", "duplicates", "bad")  # by number
 _WRITTEN = ("inserted", "updated")
@@ -144,6 +73,17 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class AbsentRows:
+    """Stored rows that the source lacks, of those that are open to be marked."""
+
+    frame: DataFrame | None  # their latest versions, in the row schema; None: the source has all
+    count: int = 0
+    of: int = 0
+    untold: int = 0  # rows of the source that do not tell their identity
+    cached: DataFrame | None = None
+
+
+@dataclass(frozen=True)
 class Reconciled:
     """The rows to stage, with a column that tells inserts; `cached` is for whoever stages them to
     unpersist."""
@@ -152,6 +92,8 @@ class Reconciled:
     counts: Counts
     identities: int = 0  # that differ: the frame has a row of each, at least, and every bad row
     cached: DataFrame | None = None
+    absent: AbsentRows = AbsentRows(None)
+    unchanged_by: Mapping[str, int] | None = None  # None: not counted, or too many values
 
 
 @dataclass(frozen=True)
@@ -161,6 +103,17 @@ class _Judged:
 
     figures: Mapping[str, tuple[int, int]]
     changed: DataFrame
+    cached: DataFrame | None = None
+    absent: _AbsentKeys | None = None
+    unchanged_by: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class _AbsentKeys:
+    keys: DataFrame
+    count: int
+    of: int
+    untold: int
     cached: DataFrame | None = None
 
 
@@ -174,18 +127,34 @@ def reconcile(
     stored_count: int = 0,
     sift: bool = True,
     in_driver: bool = False,
+    open_rows: Column | None = None,
+    count_by: Column | None = None,
 ) -> Reconciled:
     """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
     identity is in it twice. `sift`: keep rows apart that cannot be written. Where one stops the
     write that is spared: it differs from all that is stored, so staging gets to see it.
-    `in_driver`: both sides are little enough to be compared there."""
+    `in_driver`: both sides are little enough to be compared there. `open_rows`: which of the stored
+    rows are to be told of where the source lacks them. `count_by`: what rows are counted under."""
     sift = sift or order_by is not None or REASONS in source.frame.columns
-    narrow = _narrow(source, spec, order_by, sift=sift)
+    seen = open_rows is not None
+    narrow = _narrow(source, spec, order_by, sift=sift, seen=seen, count_by=count_by)
+    hashed = _hashed(stored, spec, order_by, open_rows) if stored is not None else None
     judged = None
-    if in_driver and stored is not None and order_by is None:
-        judged = _by_driver(narrow, _hashed(stored, spec, None), unique=unique)
+    if in_driver and hashed is not None and order_by is None:
+        judged = _by_driver(narrow, hashed, unique=unique, seen=seen)
     if judged is None:
-        judged = _by_spark(narrow, stored, spec, order_by, unique=unique, stored_count=stored_count)
+        judged = _by_spark(narrow, hashed, order_by, unique=unique, stored_count=stored_count)
+    absent = AbsentRows(None)
+    if seen and stored is not None and hashed is not None:
+        keys = judged.absent or _absent_by_spark(narrow, hashed)
+        absent = _absent_rows(stored, spec, keys, unique=unique)
+    differing = _differing(source, spec, judged, order_by)
+    return replace(differing, absent=absent, unchanged_by=judged.unchanged_by)
+
+
+def _differing(
+    source: SourceRows, spec: TypeSpec, judged: _Judged, order_by: str | None
+) -> Reconciled:
     row_counts = {status: rows for status, (rows, _) in judged.figures.items()}
     counts = Counts(rows=sum(row_counts.values()), **row_counts)
     written = [judged.figures[status] for status in _WRITTEN if status in judged.figures]
@@ -204,14 +173,17 @@ def reconcile(
     return Reconciled(frame, counts, identities, judged.cached)
 
 
-def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged | None:
+def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool, seen: bool) -> _Judged | None:
     """None where there is more of it than was expected."""
     theirs = brought(hashed.drop(COMMIT_ID) if unique else hashed)
     mine = brought(narrow) if theirs is not None else None
     if theirs is None or mine is None:
         return None
     commit = None if unique else COMMIT_ID
-    verdicts = compare_hashes(mine, theirs, _KEYS, _CONTENT, _STATUSES, commit=commit)
+    bucket = _BUCKET if _BUCKET in mine.column_names else None
+    verdicts = compare_hashes(
+        mine, theirs, _KEYS, _CONTENT, _STATUSES, commit=commit, bucket=bucket
+    )
     totals = verdicts.group_by("status").aggregate([("n", "sum"), ("n", "count")])
     figures = {
         _STATUSES[row["status"]]: (row["n_sum"], row["n_count"]) for row in totals.to_pylist()
@@ -221,13 +193,24 @@ def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool) -> _Judged
     new = pc.equal(differing.column("status"), _STATUSES.index("inserted"))
     keys = differing.select(_KEYS).append_column(INSERT, new)
     schema = f"{', '.join(f'{key} bigint' for key in _KEYS)}, {INSERT} boolean"
-    return _Judged(figures, narrow.sparkSession.createDataFrame(keys, schema))
+    spark = narrow.sparkSession
+    absent = None
+    if seen:
+        lacked, of = absent_keys(mine, theirs, _KEYS, seen=_SEEN, open_rows=_OPEN, commit=commit)
+        frame = spark.createDataFrame(lacked, f"{_KEYS[0]} bigint, {_KEYS[1]} bigint")
+        absent = _AbsentKeys(frame, lacked.num_rows, of, mine.column(_SEEN).null_count)
+    unchanged_by = None
+    if bucket is not None:
+        same = verdicts.filter(pc.equal(verdicts.column("status"), _STATUSES.index("unchanged")))
+        unchanged_by = _bucketed(same.select([bucket, "n"]).to_pylist(), bucket)
+    return _Judged(
+        figures, spark.createDataFrame(keys, schema), absent=absent, unchanged_by=unchanged_by
+    )
 
 
 def _by_spark(
     narrow: DataFrame,
-    stored: DataFrame | None,
-    spec: TypeSpec,
+    hashed: DataFrame | None,
     order_by: str | None,
     *,
     unique: bool,
@@ -235,25 +218,96 @@ def _by_spark(
 ) -> _Judged:
     ordered = [] if order_by is None else [_ORDER]
     compared = narrow.alias("mine")
-    if stored is not None:
-        theirs = _latest(_hashed(stored, spec, order_by), unique=unique)
+    if hashed is not None:
+        theirs = _latest(hashed, unique=unique)
         if _by_hash(theirs, stored_count):
             theirs = theirs.hint("shuffle_hash")
         compared = compared.join(theirs.alias("theirs"), _same("theirs"), "left")
-    status = _status(order_by, compared=stored is not None)
-    told = compared.select(*(f"mine.{n}" for n in [*_KEYS, *ordered]), status.alias(_STATUS))
+    status = _status(order_by, compared=hashed is not None)
+    buckets = [_BUCKET] if _BUCKET in narrow.columns else []
+    told = compared.select(
+        *(f"mine.{n}" for n in [*_KEYS, *ordered, *buckets]), status.alias(_STATUS)
+    )
     # What is not to be written is only counted: one group each, where the others have one for each
     # identity. So one pass gives both the figures and the identities.
     differs = _is(*_WRITTEN)
     judged = (
-        told.groupBy(*(F.when(differs, F.col(n)).alias(n) for n in [*_KEYS, *ordered]), _STATUS)
+        told.groupBy(
+            *(F.when(differs, F.col(n)).alias(n) for n in [*_KEYS, *ordered]),
+            *(F.when(_is("unchanged"), F.col(n)).alias(n) for n in buckets),
+            _STATUS,
+        )
         .agg(F.count(F.lit(1)).alias("__n"))
         .persist(StorageLevel.MEMORY_AND_DISK)
     )
     totals = judged.groupBy(_STATUS).agg(F.sum("__n"), F.count(F.lit(1))).collect()
     figures = {_STATUSES[row[0]]: (int(row[1]), int(row[2])) for row in totals}
     changed = judged.filter(differs).select(*_KEYS, *ordered, _is("inserted").alias(INSERT))
-    return _Judged(figures, changed, judged)
+    unchanged_by = None
+    if buckets:
+        same = judged.filter(_is("unchanged")).select(_BUCKET, F.col("__n").alias("n"))
+        rows = [row.asDict() for row in same.limit(LIMIT + 1).collect()]
+        unchanged_by = _bucketed(rows, _BUCKET)
+    return _Judged(figures, changed, judged, unchanged_by=unchanged_by)
+
+
+def _bucketed(rows: Sequence[Mapping[str, Any]], bucket: str) -> dict[str, int] | None:
+    if len(rows) > LIMIT:
+        return None
+    return {str(row[bucket] or ""): int(row["n"]) for row in rows}
+
+
+def _absent_by_spark(narrow: DataFrame, hashed: DataFrame) -> _AbsentKeys:
+    """Both sides meet in one group for each identity, whichever of them has it, and how often."""
+    first, second = _KEYS
+    versions = hashed.select(*_KEYS, _OPEN, COMMIT_ID, F.lit(False).alias(_SEEN))
+    rows = narrow.select(
+        F.col(_SEEN).alias(first),
+        second,
+        F.lit(False).alias(_OPEN),
+        F.lit(-1).cast("bigint").alias(COMMIT_ID),
+        F.lit(True).alias(_SEEN),
+    )
+    identities = (
+        versions.union(rows)
+        .groupBy(*_KEYS)
+        .agg(
+            F.max_by(_OPEN, COMMIT_ID).alias(_OPEN),
+            F.bool_or(_SEEN).alias(_SEEN),
+            F.sum(F.when(F.col(first).isNull(), 1).otherwise(0)).alias("__untold"),
+        )
+        .filter(F.col(_OPEN) | F.col(first).isNull())
+        .persist(StorageLevel.MEMORY_AND_DISK)
+    )
+    lacked = F.col(_OPEN) & ~F.col(_SEEN)
+    figures = identities.agg(
+        F.count(F.when(lacked, 1)), F.count(F.when(F.col(_OPEN), 1)), F.sum("__untold")
+    ).first()
+    assert figures is not None
+    count, of, untold = (int(figure or 0) for figure in figures)
+    return _AbsentKeys(identities.filter(lacked).select(*_KEYS), count, of, untold, identities)
+
+
+def _absent_rows(
+    stored: DataFrame, spec: TypeSpec, absent: _AbsentKeys, *, unique: bool
+) -> AbsentRows:
+    """The latest versions of what is lacking: few, so that all else is passed over first."""
+    frame = None
+    if absent.count:
+        keys = F.broadcast(absent.keys) if absent.count <= _BROADCAST_ROWS else absent.keys
+        names = [*spec.identity, *(f.name for f in spec.fields)]
+        columns = {name: F.col(quoted(name)) for name in names}
+        hashes = _hashes(spec, columns)
+        keyed = stored.select(
+            COMMIT_ID, *columns.values(), *(hashes[name].alias(name) for name in _KEYS)
+        )
+        frame = keyed.alias("mine").join(keys.alias("lacked"), _same("lacked"), "left_semi")
+        if not unique:
+            whole = F.struct(*columns.values())
+            newest = F.max_by(whole, COMMIT_ID).alias("__latest")
+            frame = frame.groupBy(*_KEYS).agg(newest).select("__latest.*")
+        frame = frame.select(*columns.values())
+    return AbsentRows(frame, absent.count, absent.of, absent.untold, absent.cached)
 
 
 def _by_hash(theirs: DataFrame, rows: int) -> bool:
@@ -272,11 +326,26 @@ def _same(other: str) -> Column:
     return (F.col(f"mine.{first}") == F.col(f"{other}.{first}")) & told_apart
 
 
-def _narrow(source: SourceRows, spec: TypeSpec, order_by: str | None, *, sift: bool) -> DataFrame:
-    """Hashes of the source's rows."""
+def _narrow(
+    source: SourceRows,
+    spec: TypeSpec,
+    order_by: str | None,
+    *,
+    sift: bool,
+    seen: bool,
+    count_by: Column | None,
+) -> DataFrame:
+    """Hashes of the source's rows; `seen`: with those of the identities of bad rows."""
     hashes = _source_hashes(source, spec, sift=sift)
+    if seen:
+        given = given_identity(source, spec)
+        told = reduce(and_, (column.isNotNull() for column in given))
+        hashes[_SEEN] = F.when(told, F.xxhash64(*given))
+        hashes[_KEYS[1]] = F.xxhash64(F.lit(1), *given)
     if order_by is not None:
         hashes[_ORDER] = source.columns[order_by]
+    if count_by is not None:
+        hashes[_BUCKET] = count_by
     narrow = source.frame.select(*(column.alias(name) for name, column in hashes.items()))
     if order_by is None:
         return narrow
@@ -285,13 +354,17 @@ def _narrow(source: SourceRows, spec: TypeSpec, order_by: str | None, *, sift: b
     return narrow.withColumn(_NEWEST, newest)
 
 
-def _hashed(stored: DataFrame, spec: TypeSpec, order_by: str | None) -> DataFrame:
+def _hashed(
+    stored: DataFrame, spec: TypeSpec, order_by: str | None, open_rows: Column | None
+) -> DataFrame:
     """Hashes of all versions, after the commit."""
     names = [*spec.identity, *(f.name for f in spec.fields)]
     columns = {name: F.col(quoted(name)) for name in names}
     hashes = _hashes(spec, columns)
     if order_by is not None:
         hashes[_ORDER] = columns[order_by]
+    if open_rows is not None:
+        hashes[_OPEN] = open_rows
     return stored.select(COMMIT_ID, *(column.alias(name) for name, column in hashes.items()))
 
 

@@ -33,6 +33,7 @@ class WriteResult:
     inserted: int = 0
     updated: int = 0
     unchanged: int = 0
+    marked: int = 0  # stored rows that the extract lacks, marked as the order says
     quarantined: int = 0
     duplicates: int = 0  # left out for a greater order value of the same identity
     stale: int = 0  # left out for a greater order value in the storage
@@ -44,6 +45,9 @@ class WriteResult:
     requests: Mapping[str, int] = field(default_factory=dict)  # of the driver
     quarantine: str | None = None
     reasons: Mapping[str, int] = field(default_factory=dict)  # of quarantined rows
+    examples: Mapping[str, Sequence[str]] = field(default_factory=dict)  # identities, by reason
+    # By value of the field that the order counts by: rows inserted, updated and unchanged.
+    tally: Mapping[str, Sequence[int]] | None = None
     drift: Sequence[str] = ()
     notes: Sequence[str] = ()  # what may surprise whoever wrote it, as in `last_commit.notes`
     problem: str | None = None  # of a dry run: what would stop the write
@@ -54,6 +58,7 @@ class WriteResult:
             **made,
             "requests": dict(self.requests),
             "reasons": dict(self.reasons),
+            "examples": {reason: list(some) for reason, some in self.examples.items()},
             "drift": list(self.drift),
             "notes": list(self.notes),
         }

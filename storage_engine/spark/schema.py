@@ -54,6 +54,7 @@ from storage_engine.model.validation import unknown_name
 from storage_engine.spark.quarantine import set_aside
 from storage_engine.spark.staged_parts import (
     FAULTS,
+    GIVEN,
     HELPERS,
     ORIGIN,
     ORIGINAL,
@@ -271,20 +272,34 @@ def _native_field(field: FieldSpec, source: str | None) -> Column | None:
             return F.lower(column)
         return column if source == target else column.cast(target)
     if field.default is not MISSING:
-        return _literal(field).cast(target)
+        return value_column(field, decode(field.type_spec, field.default))
     return F.lit(None).cast(target) if field.nullable and field.default_factory is None else None
 
 
-def _literal(field: FieldSpec) -> Column:
-    value = decode(field.type_spec, field.default)
+def value_column(field: FieldSpec, value: Any) -> Column:
+    """A value of a field, as Python has it, for every row."""
+    target = spark_type(field.storage).simpleString()
     if field.storage == "json" and value is not None:
         value = dumps(value)
     if isinstance(value, time):
         value = leaf(value)
     value = lowered(value)
     if isinstance(value, datetime):
-        return F.timestamp_micros(F.lit(_micros(value)))
-    return F.lit(value)
+        return F.timestamp_micros(F.lit(_micros(value))).cast(target)
+    return F.lit(value).cast(target)
+
+
+def given_identity(source: SourceRows, spec: TypeSpec) -> list[Column]:
+    """The identity of every row, bad ones too: null where a row does not tell it."""
+    columns = [source.columns[name] for name in spec.identity]
+    if source.conformed:
+        given = [F.get(F.col(GIVEN), place) for place in range(len(columns))]
+        return [F.coalesce(*pair) for pair in zip(columns, given, strict=True)]
+    has_text = [n != "instance_key" or spec.instance_key is not None for n in spec.identity]
+    return [
+        F.when((column != "") & F.is_valid_utf8(column), column) if is_text else column
+        for column, is_text in zip(columns, has_text, strict=True)
+    ]
 
 
 def cannot_be_written(source: SourceRows, spec: TypeSpec) -> Column:
@@ -354,7 +369,8 @@ class ConformTask:
             if conformer is None:
                 conformer = conform(self.spec, own.schema)
             sifted = sift_with_reasons(conformer, own, batch)
-            yield _marked(sifted.rows, [None] * sifted.rows.num_rows, [None] * sifted.rows.num_rows)
+            none = [None] * sifted.rows.num_rows
+            yield _marked(sifted.rows, none, none, none)
             if sifted.faults:
                 numbers = sorted(sifted.faults)
                 place = batch.schema.get_field_index(ORIGIN)
@@ -367,15 +383,20 @@ class ConformTask:
                     [pa.nulls(len(numbers), f.type) for f in sifted.rows.schema],
                     names=sifted.rows.schema.names,
                 )
-                yield _marked(empty, faults, [row.to_text() for row in rows])
+                given = conformer.identities(own.take(pa.array(numbers, pa.int64())))
+                yield _marked(empty, faults, [row.to_text() for row in rows], given)
 
 
 def _marked(
-    rows: pa.RecordBatch, faults: Sequence[str | None], originals: Sequence[str | None]
+    rows: pa.RecordBatch,
+    faults: Sequence[str | None],
+    originals: Sequence[str | None],
+    given: Sequence[Sequence[str | None] | None],
 ) -> pa.RecordBatch:
     rows = rows.cast(exchanged(rows.schema))
     arrays = [*rows.columns, pa.array(faults, pa.string()), pa.array(originals, pa.string())]
-    return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, FAULTS, ORIGINAL])
+    arrays.append(pa.array(given, pa.list_(pa.string())))
+    return pa.RecordBatch.from_arrays(arrays, names=[*rows.schema.names, FAULTS, ORIGINAL, GIVEN])
 
 
 def row_ddl(spec: TypeSpec) -> str:
@@ -386,4 +407,4 @@ def row_ddl(spec: TypeSpec) -> str:
 
 
 def _conformed_ddl(spec: TypeSpec) -> str:
-    return f"{row_ddl(spec)}, {FAULTS} string, {ORIGINAL} string"
+    return f"{row_ddl(spec)}, {FAULTS} string, {ORIGINAL} string, {GIVEN} array<string>"

@@ -21,7 +21,18 @@ from pydantic.fields import FieldInfo
 from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError
 
-Form = Literal["text", "choice", "switch", "texts", "pairs", "json", "policies", "version", "size"]
+Form = Literal[
+    "text",
+    "choice",
+    "switch",
+    "texts",
+    "pairs",
+    "json",
+    "mapping",
+    "policies",
+    "version",
+    "size",
+]
 
 
 @dataclass(frozen=True)
@@ -275,26 +286,38 @@ class SpecFile:
 
 def read_yaml(path: str) -> SpecFile:
     """A YAML file whose document is a mapping."""
+    documents = read_yamls(path, path)
+    if len(documents) != 1:
+        raise ConfigurationError(f"{path}: an order is one mapping of names to values")
+    return documents[0]
+
+
+def read_yamls(path: str, shown: str) -> list[SpecFile]:
+    """The documents of a YAML file, each a mapping. `shown` is what messages call the file."""
     import yaml
 
+    documents: list[Any] = []
+    located: list[dict[tuple[str, ...], int]] = []
     try:
-        loader = yaml.SafeLoader(Path(path).read_text(encoding="utf-8"))
-        node = loader.get_single_node()
-        lines = _located(path, node)
-        members = loader.construct_document(node) if node is not None else None
+        parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # quicker, where it was built
+        loader = parser(Path(path).read_text(encoding="utf-8"))
+        while loader.check_node():
+            node = loader.get_node()
+            located.append(_located(shown, node))
+            documents.append(loader.construct_document(node))
     except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigurationError(f"{shown}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigurationError(f"{path}:{line}: is not UTF-8") from None
+        raise ConfigurationError(f"{shown}:{line}: is not UTF-8") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise ConfigurationError(f"{path}:{line}: is not YAML: {error.problem}") from None
+        raise ConfigurationError(f"{shown}:{line}: is not YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(members, dict):
-        raise ConfigurationError(f"{path}: an order is a mapping of names to values")
-    return SpecFile(path, members, lines)
+        raise ConfigurationError(f"{shown}: is not YAML: {' '.join(str(error).split())}") from None
+    if not documents or not all(isinstance(members, dict) for members in documents):
+        raise ConfigurationError(f"{shown}: an order is a mapping of names to values")
+    return [SpecFile(shown, *each) for each in zip(documents, located, strict=True)]
 
 
 def _located(path: str, node: Any) -> dict[tuple[str, ...], int]:

@@ -23,21 +23,26 @@ import pyarrow.compute as pc
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import times_of_text
 from storage_engine.model.conform import Conformer, RowFault, SiftedBatch, conform
+from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.object.write.staged_write import PartFolder
 from storage_engine.spark.quarantine import Quarantine, QuarantineFile, SetAside, set_aside
+from storage_engine.spark.tallies import LIMIT, Tally, add_rows, bucket_array
 
 INSERT = "__insert"  # bool: the identity is new (all are when the column is missing)
 REASONS = "__reasons"  # list of str: what expectations have found wrong with the row
 FAULTS = "__faults"  # JSON: what was wrong with a row that was conformed before
 ORIGINAL = "__original"  # JSON: what is kept of that row
+GIVEN = "__given"  # list of str: the identity of such a row, as far as it can be told
 ORIGIN = "__origin"  # struct: the row in its source: file, line, record; fault: cannot be read
-HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL, ORIGIN)
+HELPERS = (INSERT, REASONS, FAULTS, ORIGINAL, GIVEN, ORIGIN)
 
 REPORT = pa.schema([pa.field("report", pa.string(), nullable=False)])
 REPORT_DDL = "report string"
 _EXAMPLES = 3
+IDENTITIES = 5  # for each reason
+_LONGEST = 120  # characters of one
 LOOSE_BYTES = 64 * 1024  # what a task may return instead of staging a part
 _LOOSE_TASKS = 512  # the first ones: the driver's memory is bounded, whatever the partitions
 
@@ -58,6 +63,8 @@ class TaskReport:
     bad: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
+    identities: dict[str, list[str]] = field(default_factory=dict)  # by reason
+    tally: Tally = field(default_factory=dict)
     parts: list[dict[str, Any]] = field(default_factory=list)
     loose: str = ""  # rows too few for a part, as Arrow's stream in base64; the driver stages them
     loose_inserted: int = 0
@@ -83,12 +90,14 @@ class TaskReport:
 class StageTask:
     """The function of one task. `conformed`: rows come in the row schema already. `rehearsal`:
     rows are looked at and counted, none is staged or set aside. `loose_bytes`: up to this much is
-    returned instead of staged, so that many small tasks do not make many small files."""
+    returned instead of staged, so that many small tasks do not make many small files. `count_by`: a
+    field by whose values rows are counted."""
 
     target: StageTarget
     conformed: bool = False
     rehearsal: bool = False
     loose_bytes: int = 0
+    count_by: str | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with tempfile.TemporaryDirectory(prefix="ontologia-stage-") as folder:
@@ -112,6 +121,7 @@ class _Run:
         self._folder = folder
         self._conformed = task.conformed
         self._rehearsal = task.rehearsal
+        self._count_by = task.count_by
         partition, self._label = task_label()
         self._loose_bytes = task.loose_bytes if partition < _LOOSE_TASKS else 0
         self._store: ObjectStore | None = None
@@ -134,6 +144,9 @@ class _Run:
             fresh = fresh.filter(sifted.fits) if fresh is not None else None
             if self._target.quarantine is None and not self._rehearsal:
                 return  # nothing will be published: count on, but stage no more
+        if self._count_by is not None and len(self._report.tally) <= LIMIT:
+            storage = self._spec.field(self._count_by).storage
+            add_rows(self._report.tally, bucket_array(rows.column(self._count_by), storage), fresh)
         if self._rehearsal:
             new = rows.num_rows if fresh is None else int(pc.sum(fresh).as_py() or 0)
             self._report.parts.append({"inserted": new, "updated": rows.num_rows - new})
@@ -185,16 +198,37 @@ class _Run:
         else:
             rows = set_aside(own, _column(batch, ORIGIN), numbers)
         reasons_by_row = [[_say(fault) for fault in sifted.faults[number]] for number in numbers]
-        for row, reasons in zip(rows, reasons_by_row, strict=True):
-            if len(report.examples) >= _EXAMPLES:
-                break
-            report.examples.append(f"{'; '.join(reasons)}: {row.shown()}")
+        if self._spec.sensitive or self._spec.sensitive_columns:
+            # Of rows not to be shown: what is wrong, not with what.
+            kinds = [fault.what for number in numbers for fault in sifted.faults[number]]
+            report.examples = (report.examples + kinds)[:_EXAMPLES]
+        else:
+            self._show(own, rows, numbers, sifted)
         if self._target.quarantine is not None:
             if self._quarantine is None:
                 self._quarantine = QuarantineFile(
                     self._target.quarantine, self._target.config, self._label, self._folder
                 )
             self._quarantine.write(rows, reasons_by_row)
+
+    def _show(
+        self,
+        own: pa.RecordBatch,
+        rows: Sequence[SetAside],
+        numbers: Sequence[int],
+        sifted: SiftedBatch,
+    ) -> None:
+        """Some of the rows as they came, and for each reason some identities."""
+        report = self._report
+        for row, number in zip(rows, numbers, strict=True):
+            faults = sifted.faults[number]
+            if len(report.examples) < _EXAMPLES:
+                reasons = "; ".join(_say(fault) for fault in faults)
+                report.examples.append(f"{reasons}: {row.shown()}")
+            for fault in faults:
+                some = report.identities.setdefault(fault.what, [])
+                if len(some) < IDENTITIES:
+                    some.append(_identity(self._spec, own, number) or row.shown()[:_LONGEST])
 
     # -- parts --------------------------------------------------------------------------------
 
@@ -295,6 +329,24 @@ def _carried(batch: pa.RecordBatch) -> dict[int, list[RowFault]]:
 
 def _all_but(faults: Mapping[int, Sequence[RowFault]], rows: int) -> pa.Array:
     return pa.array([row not in faults for row in range(rows)], pa.bool_())
+
+
+def _identity(spec: TypeSpec, rows: pa.RecordBatch, number: int) -> str | None:
+    """Of a row, by the names of the type or of its stored columns; None where a key is missing."""
+    if spec.kind == "entity":
+        places = [(str(spec.primary_key), "entity_key")]
+    else:
+        places = [("left_key", "left_key"), ("right_key", "right_key")]
+        if spec.instance_key is not None:
+            places.append((spec.instance_key, "instance_key"))
+    keys = []
+    for names in places:
+        column = next((c for name in names if (c := _column(rows, name)) is not None), None)
+        value = column[number].as_py() if column is not None else None
+        if value is None:
+            return None
+        keys.append(str(value))
+    return " / ".join(keys)[:_LONGEST]
 
 
 def _say(fault: RowFault) -> str:

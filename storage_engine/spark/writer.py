@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.conform import zone_notes
@@ -25,12 +25,16 @@ from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
 from storage_engine.spark.driver import Jobs, evaluated_once, is_steady
+from storage_engine.spark.hash_tables import fits
+from storage_engine.spark.missing import Marking, check_marking, with_own_names
+from storage_engine.spark.missing_policy import MissingPolicy
 from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
     check_read_again,
     check_rows,
     check_unique,
+    identities_by_reason,
     previewed,
     publish,
     said_twice,
@@ -39,7 +43,7 @@ from storage_engine.spark.publish import (
 )
 from storage_engine.spark.quality import evaluate, own_references, without_dangling
 from storage_engine.spark.quarantine import tidy
-from storage_engine.spark.reconcile import Counts, Reconciled, fits, reconcile
+from storage_engine.spark.reconcile import AbsentRows, Counts, Reconciled, reconcile
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.scans import repeated, stored_rows
 from storage_engine.spark.schema import (
@@ -55,6 +59,7 @@ from storage_engine.spark.staged_parts import (
     StageTask,
     TaskReport,
 )
+from storage_engine.spark.tallies import Tally, bucket_column, merged
 
 
 def write_entities(
@@ -89,6 +94,10 @@ def write_type(
                   the write; "quarantine": they go to a side table, and the others are published
     quarantine:   folder or URI of the side table
     expectations: conditions that rows must meet
+    missing:      stored rows that `df`, a full extract, no longer has: "keep" (the default), or
+                  {"set": {"active": False, "ended_at": "now"}, "limit": "10%"} to mark them; with
+                  "scope", a condition over the type's fields, only such rows
+    count_by:     a field: the result tells rows inserted, updated and unchanged by its values
     target_part_bytes: size of a part, counted as Arrow data
     progress:     called with a WriteProgress now and then
     dry_run:      count what would be written; nothing is published or set aside
@@ -109,7 +118,7 @@ def _write(
         other = "write_relations" if kind == "entity" else "write_entities"
         raise ConfigurationError(f"{spec.name} is a {spec.kind} type: use {other}")
     try:
-        wanted = WriteOptions(**options)
+        wanted = WriteOptions(**{**options, "missing": MissingPolicy.parse(options.get("missing"))})
     except TypeError as error:
         raise ConfigurationError(f"write: {error}") from None
     return _Write(df, spec, session, wanted).run()
@@ -128,6 +137,7 @@ class _Write:
         self._options = options
         self._cached: list[DataFrame] = []
         self._published = False
+        self._marked_from: int | None = None  # the first part of marked rows
         check_options(spec, options)
         limit = internals(session).settings.config.max_commit_metadata_bytes
         check_metadata(arguments.texts("meta", options.meta), limit)  # before the job, not after
@@ -135,6 +145,7 @@ class _Write:
     def run(self) -> WriteResult:
         before = self._requests()
         self._df = fitting_columns(self._df, self._spec)
+        check_marking(self._options.missing, self._spec, self._df)
         jobs: Jobs | None = None
 
         def lost() -> None:
@@ -170,11 +181,12 @@ class _Write:
         self, attempt: StagedWrite, target: StageTarget, jobs: Jobs, before: Mapping[str, int]
     ) -> WriteResult:
         spec = attempt.spec
+        marking = Marking.of(self._options.missing, spec, attempt.began_at)
         with jobs.running("reconcile", f"{spec.name}: compare with what is stored"):
             df = self._expected(self._steady(attempt), spec)
-            reconciled, source = self._reconcile(df, attempt)
-        if reconciled.cached is not None:
-            self._cached.append(reconciled.cached)
+            reconciled, source = self._reconcile(df, attempt, marking)
+        absent = reconciled.absent
+        self._cached += [c for c in (reconciled.cached, absent.cached) if c is not None]
         reports: list[TaskReport] = []
         if reconciled.frame is not None:
             task = StageTask(
@@ -182,6 +194,7 @@ class _Write:
                 conformed=source.conformed,
                 rehearsal=self._options.dry_run,
                 loose_bytes=min(LOOSE_BYTES, target.part_bytes),
+                count_by=self._options.count_by,
             )
             with jobs.running("stage", f"{spec.name}: stage parts"):
                 rows = reconciled.frame.mapInArrow(task, REPORT_DDL).toArrow()
@@ -189,8 +202,10 @@ class _Write:
         if self._options.dry_run:
             check_read_again(spec, reconciled, reports)
             top = self._repository.type_head(spec)
-            preview = previewed(spec, top, reconciled, reports, self._options)
-            return replace(preview, notes=self._notes())
+            problem = marking.problem(absent) if marking is not None else None
+            too_many = str(problem) if problem is not None else None
+            preview = previewed(spec, top, reconciled, reports, self._options, too_many)
+            return replace(preview, notes=self._notes(marking, absent))
         attempt.check_alive()
         check_rows(target, reports)
         check_read_again(spec, reconciled, reports)
@@ -198,6 +213,8 @@ class _Write:
             kept = [key for report in reports for key in report.quarantined]
             tidy(target.quarantine, target.config, kept)
         ascending = take_parts(attempt, reports, target.part_bytes)
+        if marking is not None:
+            ascending &= self._mark(attempt, target, jobs, marking, absent)
         self._check_unique(attempt, jobs, ascending=ascending)
         check_read_again(spec, reconciled, reports, unique=True)
         jobs.tell("publish", 0, 1)
@@ -208,7 +225,9 @@ class _Write:
             if target.quarantine is not None:
                 tidy(target.quarantine, target.config, ())
             return self._applied(result.commit_id, attempt)
-        return self._result(attempt, result, reconciled.counts, reports, target, before)
+        notes = self._notes(marking, absent, result)
+        told = self._result(attempt, result, reconciled.counts, reports, target, before, notes)
+        return replace(told, tally=self._tally(told, reconciled, reports))
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -238,7 +257,32 @@ class _Write:
             return evaluated  # one bad row is enough
         return without_dangling(evaluated, expectations, spec, self._session)
 
-    def _reconcile(self, df: DataFrame, attempt: StagedWrite) -> tuple[Reconciled, SourceRows]:
+    def _mark(
+        self,
+        attempt: StagedWrite,
+        target: StageTarget,
+        jobs: Jobs,
+        marking: Marking,
+        absent: AbsentRows,
+    ) -> bool:
+        """Take rows that the extract lacks into the write, in parts of their own; whether order
+        tells that no identity is in one of these twice."""
+        problem = marking.problem(absent)
+        if problem is not None:
+            raise problem
+        self._marked_from = len(attempt.files)
+        if absent.frame is None or absent.untold:
+            return True
+        attempt.require_no_other_unit()
+        task = StageTask(target, conformed=True, loose_bytes=min(LOOSE_BYTES, target.part_bytes))
+        with jobs.running("stage", f"{attempt.spec.name}: stage rows that are missing"):
+            rows = marking.marked(absent.frame).mapInArrow(task, REPORT_DDL).toArrow()
+        reports = [TaskReport.parse(text) for text in rows.column(0).to_pylist()]
+        return take_parts(attempt, reports, target.part_bytes)
+
+    def _reconcile(
+        self, df: DataFrame, attempt: StagedWrite, marking: Marking | None
+    ) -> tuple[Reconciled, SourceRows]:
         spec, order_by = attempt.spec, self._options.order_by
         compared = self._compared(attempt)
         source = source_rows(df, spec, compared=compared)
@@ -256,6 +300,8 @@ class _Write:
             stored = stored_rows(
                 df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
             )
+            if marking is not None:
+                stored = with_own_names(stored, spec)
         reconciled = reconcile(
             source,
             stored,
@@ -265,8 +311,16 @@ class _Write:
             stored_count=count,
             sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
             in_driver=in_driver,
+            open_rows=marking.open_rows() if marking is not None and stored is not None else None,
+            count_by=self._bucket(source, spec),
         )
         return reconciled, source
+
+    def _bucket(self, source: SourceRows, spec: TypeSpec) -> Column | None:
+        name = self._options.count_by
+        if name is None:
+            return None
+        return bucket_column(source.columns[name], spec.field(name).storage)
 
     def _check_unique(self, attempt: StagedWrite, jobs: Jobs, *, ascending: bool) -> None:
         def by_spark() -> list[object]:
@@ -285,12 +339,15 @@ class _Write:
         reports: Sequence[TaskReport],
         target: StageTarget,
         before: Mapping[str, int],
+        notes: Sequence[str],
     ) -> WriteResult:
         reasons: Counter[str] = Counter()
         for report in reports:
             reasons.update(report.reasons)
         published = attempt.files if result is not None else ()
         quarantined = sum(report.bad for report in reports)
+        marked_from = len(published) if self._marked_from is None else self._marked_from
+        marked = sum(f.row_count for f in published if (f.part or 0) >= marked_from)
         commit_id = result.commit_id if result is not None else None
         place = None
         if target.quarantine is not None and quarantined:
@@ -302,8 +359,9 @@ class _Write:
             type_commit_id=commit_id or self._repository.type_head(attempt.spec),
             rows=counts.rows or sum(report.rows for report in reports),
             inserted=sum(file.inserted or 0 for file in published),
-            updated=sum(file.updated or 0 for file in published),
+            updated=sum(file.updated or 0 for file in published) - marked,
             unchanged=counts.unchanged,
+            marked=marked,
             quarantined=quarantined,
             duplicates=counts.duplicates + said_twice(counts, reports, self._options),
             stale=counts.stale,
@@ -315,12 +373,32 @@ class _Write:
             requests=self._since(before),
             quarantine=place,
             reasons=dict(reasons) if quarantined else {},
-            notes=self._notes(result) if result is not None else (),
+            examples=identities_by_reason(reports) if quarantined else {},
+            notes=notes,
         )
 
-    def _notes(self, result: CommitResult | None = None) -> tuple[str, ...]:
+    def _tally(
+        self, result: WriteResult, reconciled: Reconciled, reports: Sequence[TaskReport]
+    ) -> Tally | None:
+        """By value of the field that is counted by; None where it is not what was published, as
+        another commit came first and rows were compared again."""
+        counted = reconciled.unchanged_by if reconciled.counts.rows else {}
+        if self._options.count_by is None or counted is None:
+            return None
+        tally = merged((report.tally for report in reports), counted)
+        if tally is None:
+            return None
+        sums = [sum(row[place] for row in tally.values()) for place in range(3)]
+        return tally if sums == [result.inserted, result.updated, result.unchanged] else None
+
+    def _notes(
+        self, marking: Marking | None, absent: AbsentRows, result: CommitResult | None = None
+    ) -> tuple[str, ...]:
+        missing = marking.notes(absent) if marking is not None else ()
+        if result is None and not self._options.dry_run:
+            return missing
         notes = zone_notes(self._spec, [arrow_schema(self._df.schema)])
-        return (*notes, *(result.notes if result is not None else ()))
+        return (*notes, *missing, *(result.notes if result is not None else ()))
 
     def _applied(self, commit_id: int | None, attempt: StagedWrite) -> WriteResult:
         return WriteResult(

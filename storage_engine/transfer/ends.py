@@ -48,6 +48,12 @@ def locate(
     return places[0], places[1]
 
 
+def is_inside(path: Path, uri: str) -> bool:
+    """Whether a local path is, or is below, what a storage keeps its objects or rows in."""
+    here, place = str(path.resolve()), _place(target_of(uri))
+    return here == place or here.startswith(f"{place}/")
+
+
 def _place(location: Location) -> str:
     if location.sqlite_path is not None:
         return str(expanded(location.sqlite_path).resolve())
@@ -60,9 +66,16 @@ def _place(location: Location) -> str:
 @contextmanager
 def opened_source(location: Location, config: OntologiaConfig) -> Iterator[Repository]:
     path = location.sqlite_path
+    absent = UninitializedStorageError(
+        location.uri, "there is nothing to copy or compare; is the name right?"
+    )
     if path is not None and not expanded(path).exists():
-        raise UninitializedStorageError(location.uri)
-    with _closing(open_repository(location, config)) as repository:
+        raise absent
+    try:
+        repository = open_repository(location, config)
+    except UninitializedStorageError:
+        raise absent from None
+    with _closing(repository):
         yield repository
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from storage_engine import Entity, Field, Relation
 
 
-class Customer(Entity):
+class Customer(Entity, owners=["team:sales"], tags={"domain": "crm"}):
+    """Who buys."""
+
     id: Field[str] = Field(primary_key=True)
     name: Field[str]
-    email: Field[str | None] = Field(default=None)
+    email: Field[str | None] = Field(default=None, description="where bills go", sensitive=True)
 
 
 class Product(Entity):

@@ -193,17 +193,18 @@ def test_a_defect_of_ours_exits_1_without_traceback(monkeypatch: pytest.MonkeyPa
 
     assert failed.code == 1
     assert failed.error().startswith("unexpected RuntimeError: boom and more; this is a defect")
-    assert "Traceback" in onto("info", "-v").err
+    assert "Traceback" in onto("info", "--debug").err
     described = onto("info", "--json")
     assert described.code == 1
     assert described.json["error"]["type"] == "RuntimeError"
 
 
-def test_verbose_shows_the_traceback_before_the_line(tmp_path: Path) -> None:
-    failed = onto("-v", "info", "--storage-uri", tmp_path / "nothing")
+def test_debug_shows_the_traceback_before_the_line(tmp_path: Path) -> None:
+    failed = onto("--debug", "info", "--storage-uri", tmp_path / "nothing")
 
     assert failed.code == 5
     assert failed.err.startswith("Traceback")
+    assert "Traceback" not in onto("-v", "info", "--storage-uri", tmp_path / "nothing").err
     assert failed.err.splitlines()[-1].startswith("error: no ontology")
 
 
@@ -279,6 +280,52 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
         os.close(writing)
         assert done.returncode == 141
         assert done.stderr == "warning: onto.db does not exist yet; the first commit creates it\n"
+
+
+def test_rows_that_nobody_reads_are_no_error(tmp_path: Path) -> None:
+    create(f"file://{tmp_path}/shop", "v2")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = _raw_process("export", "--output", "-", "--storage-uri", "shop", stdout=writing)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("extra", [(), ("--json",)])
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    create(f"file://{tmp_path}/shop", "v2")
+    with Path("/dev/full").open("wb") as full:
+        done = _raw_process("info", "--storage-uri", "shop", *extra, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+    assert "defect" not in done.stderr
+
+
+def test_closed_streams_are_no_place_for_other_files(tmp_path: Path) -> None:
+    """The next file that is opened would be stdout: the database."""
+    create(f"sqlite:///{tmp_path}/shop.db", "v2")
+    before = (tmp_path / "shop.db").read_bytes()
+    line = f"exec {sys.executable} -m storage_engine.cli.main info --db shop.db <&- >&- 2>&-"
+    done = subprocess.run(
+        ["sh", "-c", line], check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0
+    assert (tmp_path / "shop.db").read_bytes() == before
+
+
+def _raw_process(*args: str, stdout: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "storage_engine.cli.main", *args],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
 def test_ctrl_c_ends_a_process_quietly(tmp_path: Path) -> None:

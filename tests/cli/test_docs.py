@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
-from storage_engine.cli import arguments, errors
+from storage_engine.cli import arguments, errors, tree
+from storage_engine.cli.examples import EXAMPLES
 from storage_engine.cli.main import app
 from storage_engine.config import OntologiaConfig
 from tests.cli.support import ROOT, onto
@@ -23,6 +27,7 @@ GLOBAL = {
     "--models",
     "--json",
     "--verbose",
+    "--debug",
     "-v",
     "--version",
 }
@@ -63,11 +68,61 @@ def _help_of(command: Any, option: str) -> str:
 
 
 @pytest.mark.parametrize("path", COMMANDS)
-def test_every_command_takes_the_global_options_and_shows_them(path: str) -> None:
+def test_every_command_takes_the_global_options_and_one_shows_them(path: str) -> None:
     assert _options(COMMANDS[path]) >= GLOBAL
-    shown = onto(*path.split()[1:], "--help")
+    for option in COMMANDS[path].params:
+        assert option.hidden == (path != "onto" and GLOBAL.issuperset(option.opts)), option.name
+
+
+@pytest.mark.parametrize("name", tree.ENTRIES)
+def test_the_program_says_of_a_command_what_its_own_help_does(name: str) -> None:
+    assert COMMANDS[f"onto {name}"].help == tree.ENTRIES[name].help
+
+
+@pytest.mark.parametrize("path", [p for p in COMMANDS if p != "onto"])
+def test_every_command_has_examples_that_its_own_options_understand(path: str) -> None:
+    examples = EXAMPLES[path.removeprefix("onto ")]
+    program: Any = get_command(app)
+    assert examples
+    for line in examples:
+        shell = re.split(r" [>|] ", line)[0]
+        words = shlex.split(shell)
+        assert shell.startswith((path, "onto"))
+        context = program.make_context("onto", words[1:])
+        command, args = program, words[1:]
+        while hasattr(command, "commands") and args and args[0] in command.commands:
+            _, command, args = command.resolve_command(context, args)
+        command.make_context(path, args)  # raises what the line would be refused for
+
+
+def test_help_ends_with_examples_and_says_where_the_other_options_are() -> None:
+    shown = onto("schema", "drop", "--help")
     assert shown.code == 0
-    assert all(option in shown.out for option in GLOBAL)
+    assert "onto schema drop Customer --cascade" in shown.out
+    assert "Global options: onto --help" in shown.out
+
+
+def test_a_group_alone_shows_its_commands() -> None:
+    for path, command in COMMANDS.items():
+        if getattr(command, "commands", None) and path not in ("onto commits",):
+            shown = onto(*path.split()[1:])
+            assert shown.code == 2
+            assert "Usage" in shown.out + shown.err
+            assert all(name in shown.out + shown.err for name in command.commands), path
+
+
+def test_help_of_the_program_imports_no_command() -> None:
+    program = (
+        "import sys; from storage_engine.cli.main import run; run(['--help']); "
+        "print(*sys.modules, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(done.stdout.splitlines())
+    assert "storage_engine.cli.tree" in loaded
+    assert not loaded & {f"storage_engine.cli.{entry.module}" for entry in tree.ENTRIES.values()}
+    assert not loaded & {"pyarrow", "duckdb", "pydantic", "boto3", "storage_engine.config"}
 
 
 def test_the_global_options_and_variables_are_documented() -> None:

@@ -147,3 +147,23 @@ def test_a_storage_whose_head_is_malformed_can_be_erased(tmp_path: Path, content
     assert onto("info", *place, "--json").json["head_commit_id"] == 0
     assert not list((tmp_path / "store" / "commits").rglob("*.parquet"))
     assert commit(uri, Customer(id="b", name="B")) is not None
+
+
+def test_a_storage_that_is_there_may_stay(place: Place) -> None:
+    first = onto("init", "--storage-uri", place.uri, "--engine-version", place.engine, "--exist-ok")
+    assert (first.code, "Created" in first.out) == (0, True)
+    commit(place.uri, Customer(id="c1", name="Ann"))
+
+    again = onto("init", "--storage-uri", place.uri, "--exist-ok", "--json")
+    assert (again.code, again.json["applied"], again.json["engine_version"]) == (
+        0,
+        False,
+        place.engine,
+    )
+    assert onto("info", "--storage-uri", place.uri, "--json").json["head_commit_id"] == 1
+    refused = onto("init", "--storage-uri", place.uri)
+    assert refused.code == 4
+    assert f"Session('{place.uri}')" in refused.error()
+    assert "--exist-ok" in refused.error()
+    both = onto("init", "--storage-uri", place.uri, "--exist-ok", "--force")
+    assert both.code == 2

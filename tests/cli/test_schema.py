@@ -212,6 +212,29 @@ def test_one_version_is_shown_with_its_fields(uri: str) -> None:
     assert "did you mean 'Customer'" in failed.error()
 
 
+def test_a_class_tells_what_the_storage_does_not_know(uri: str) -> None:
+    migrated(uri)
+    shown = told(uri, "schema", "show", "Customer", "--models", "tests.cli.shop_2")
+    assert shown.code == 0, shown
+    assert "Who buys." in shown.out
+    assert "team:sales" in shown.out
+    assert "domain=crm" in shown.out
+    assert "sensitive; where bills go" in shown.out
+    document = asked(uri, "schema", "show", "Customer", "--models", "tests.cli.shop_2")
+    assert document["declared"] == {
+        "description": "Who buys.",
+        "owners": ["team:sales"],
+        "tags": {"domain": "crm"},
+        "sensitive": False,
+        "fields": {
+            "id": {"description": None, "sensitive": False},
+            "name": {"description": None, "sensitive": False},
+            "email": {"description": "where bills go", "sensitive": True},
+        },
+    }
+    assert "declared" not in asked(uri, "schema", "show", "Customer")
+
+
 def test_the_history_of_a_type(uri: str) -> None:
     migrated(uri)
     history = told(uri, "schema", "history", "Customer")

@@ -24,6 +24,10 @@ KEY = re.compile(rf"^/?(?:{'|'.join(FOLDERS)})/|/manifest\.json$|_projected\.jso
 OTHERS = {
     # What an alert is about, for Dagster's cursor: no object.
     ("ontologia_dagster/storage/alerts.py", "dead_letters/"),
+    # Addresses of web pages.
+    ("storage_engine/explore/links.py", "/commits/"),
+    ("storage_engine/explore/links.py", "/events/"),
+    ("ontologia_dagster/downstream/metadata.py", "/commits/"),
 }
 
 

@@ -499,7 +499,8 @@ def test_a_purged_type_has_no_rows_left(migrated: Repository, at_once: bool) -> 
     assert ask(migrated, history.versions[0].spec, schema_version=1)[0] == []
     assert migrated.list_commit_changes(1) == []
     assert verify_storage(migrated, deep=True).findings == []
-    migrate(migrated, V2)
+    anew = migrate(migrated, V2).commit_id
+    assert migrated.type_head(V2) == anew
     write(migrated, V2, row("n", name="New", age=1.0, tier="x"))
     write(migrated, V2, row("n", name="Newer", age=1.0, tier="x"))
     assert [r["name"] for r in latest(migrated, V2)] == ["Newer"]

@@ -7,9 +7,11 @@ from datetime import date
 from storage_engine import Entity, Event, Field, HandlerContext, Relation, on_event
 
 
-class Customer(Entity):
-    id: Field[str] = Field(primary_key=True)
-    name: Field[str]
+class Customer(Entity, owners=["team:sales"], tags={"domain": "crm"}):
+    """Who buys."""
+
+    id: Field[str] = Field(primary_key=True, description="number in the CRM")
+    name: Field[str] = Field(sensitive=True)
     visits: Field[int] = Field(default=0)
 
 

@@ -146,6 +146,9 @@ def test_checks_dead_letters_and_lag_are_told_once(
         "index_verify of customer failed",
         "tests.dagster.shop.bill gave up on OrderPlaced",
     ]
+    said = hook.told[-1]
+    assert "the printer is on fire (dead)" in said["text"]
+    assert "ontology_redrive/playground/setup?config=" in said["facts"]["redrive"]
     assert tick() == []
 
     # A check that is run again has not passed yet; letters that come later are told, in one alert.
@@ -169,7 +172,9 @@ def test_events_that_wait_and_indices_that_lag_are_told(tmp_path: Path, hook: Ho
     (Path(ontology.storage_uri) / "meta/indices/entities/Customer.json").unlink()
     place(ontology, "o1")
     lagging = dg.Definitions(
-        sensors=[conditions_sensor("ontology", handlers=[MODELS], oldest_event="0s", index_lag=0)]
+        sensors=[
+            conditions_sensor("ontology", handlers=[shop.bill], oldest_event="0s", index_lag=0)
+        ]
     )
     bound = resources(ontology, notifier=Notifier(webhook_url=hook.url))
     sensor = Conditions(lagging, bound, hook, "ontology")

@@ -14,9 +14,9 @@ import dagster as dg
 import pytest
 
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage import events
 from ontologia_dagster.storage import events as liveness
-from ontologia_dagster.storage.maintenance import prometheus
+from ontologia_dagster.storage.drain import drain_job_name
+from ontologia_dagster.storage.maintenance import look_at_all
 from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import ConfigurationError
 from tests.dagster import shop
@@ -49,14 +49,22 @@ def tick(ontology: OntologyResource, instance: dg.DagsterInstance) -> Any:
 def drain(
     ontology: OntologyResource, instance: dg.DagsterInstance, **config: Any
 ) -> dict[str, Any]:
-    job = events.drain_job("ontology", [MODELS])
-    result = job.execute_in_process(
-        resources={"ontology": ontology},
+    definitions = bound(ontology)
+    result = definitions.resolve_job_def("ontology_drain_events").execute_in_process(
         instance=instance,
         run_config={"ops": {"ontology_handle_events": {"config": config}}},
     )
-    [event] = [e for e in result.all_events if e.is_successful_output]
-    return facts(event.step_output_data.metadata)
+    [told] = [
+        event.asset_observation_data.asset_observation
+        for event in result.get_asset_observation_events()
+        if event.asset_key == dg.AssetKey(["ontology", "log"])
+    ]
+    return facts(told.metadata)
+
+
+def bound(ontology: OntologyResource, *modules: str) -> dg.Definitions:
+    platform = build_platform(handlers=list(modules) or [MODELS])
+    return dg.Definitions.merge(platform, dg.Definitions(resources=resources(ontology)))
 
 
 def invoices(ontology: OntologyResource) -> list[str]:
@@ -88,9 +96,8 @@ def test_the_sensor_looks_and_the_run_handles(ontology: OntologyResource) -> Non
 def test_one_run_at_a_time(ontology: OntologyResource) -> None:
     place(ontology, "o1")
     with dg.DagsterInstance.ephemeral() as instance:
-        run = instance.create_run_for_job(
-            events.drain_job("ontology", [MODELS]), status=dg.DagsterRunStatus.STARTED
-        )
+        job = bound(ontology).resolve_job_def("ontology_drain_events")
+        run = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
         assert f"run {run.run_id} is on it" in str(tick(ontology, instance).skip_message)
 
         instance.report_run_failed(run)  # it died before it claimed anything
@@ -99,7 +106,8 @@ def test_one_run_at_a_time(ontology: OntologyResource) -> None:
 
 def started(instance: dg.DagsterInstance, location: str = "shop") -> dg.DagsterRun:
     """A drain run whose process nobody hears of again."""
-    job = events.drain_job("ontology", [MODELS])
+    nowhere = OntologyResource(storage_uri="/nowhere")
+    job = bound(nowhere).resolve_job_def("ontology_drain_events")
     return instance.create_run_for_job(
         job,
         status=dg.DagsterRunStatus.STARTED,
@@ -147,7 +155,7 @@ def test_a_run_whose_process_is_gone_strands_nothing(
 def test_locations_do_not_wait_for_each_other(ontology: OntologyResource) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         run = started(instance, location="other")
-        name = events.drain_job_name("ontology")
+        name = drain_job_name("ontology")
 
         assert liveness.living_run(instance, name, location="shop") is None
         assert liveness.living_run(instance, name, location="other") == run.run_id
@@ -192,9 +200,13 @@ def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None
     assert "printer is on fire" in letter["error"]
 
     def redrive(**config: Any) -> dict[str, Any]:
-        result = events.redrive_job("ontology").execute_in_process(
-            resources={"ontology": ontology},
-            run_config={"ops": {"ontology_redrive_dead_letters": {"config": config}}},
+        result = (
+            bound(ontology)
+            .resolve_job_def("ontology_redrive")
+            .execute_in_process(
+                instance=instance,
+                run_config={"ops": {"ontology_redrive_dead_letters": {"config": config}}},
+            )
         )
         [event] = [e for e in result.all_events if e.is_successful_output]
         return facts(event.step_output_data.metadata)
@@ -234,7 +246,7 @@ def test_a_look_costs_the_same_however_much_is_pending(
     assert "400 events left to handle" in request.tags["ontologia/events"]
     assert sum(asked) <= 60
     asked.clear()
-    text = prometheus(ontology, [MODELS])
+    text, _, _ = look_at_all(ontology, [shop.bill])
     assert re.findall(r"^ontologia_events_(pending|due|more)\{.*\} (\d+)$", text, re.M) == [
         ("pending", "400"),
         ("more", "0"),

@@ -10,12 +10,40 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from ontologia_dagster.dagster_compat import without_check
+from ontologia_dagster.declaration import TypeAsset
 from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.resources.spark import SparkResource
 from ontologia_dagster.storage import checks, maintenance
+from ontologia_dagster.storage.checks import DEEP_VERIFY
+from ontologia_dagster.storage.deep_checks import Verdicts, deep_checks, deep_report, log_asset
+from ontologia_dagster.storage.finding_words import counted
 from ontologia_dagster.storage.storage_defs import build_platform
+from storage_engine import Entity, Field, Relation, initialize_storage
 from tests.dagster.shop import Customer, Order, Placed
 from tests.dagster.world import customers, facts, remote_job, rows, storage
+
+
+class Stop(Entity):
+    code: Field[str] = Field(primary_key=True)
+
+
+class Line(Entity):
+    name: Field[str] = Field(primary_key=True)
+
+
+class Passenger(Entity):
+    name: Field[str] = Field(primary_key=True, sensitive=True)
+
+
+class Trip(Relation[Stop, Stop]):
+    number: Field[str] = Field(instance_key=True)
+
+
+class Serves(Relation[Line, Stop]): ...
+
+
+class Rides(Relation[Passenger, Stop]): ...
 
 
 @pytest.fixture
@@ -30,7 +58,9 @@ def check(tmp_path: Path, ontology: OntologyResource) -> Any:
     declared = customers(tmp_path)
     definitions = dg.Definitions(
         assets=[dg.AssetSpec(declared.asset_key)],
-        asset_checks=[checks.index_check(declared, maintenance.repair_job_name("ontology"))],
+        asset_checks=[
+            checks.index_check(declared.type_asset, maintenance.repair_job_name("ontology"))
+        ],
         jobs=[dg.define_asset_job("check", selection=dg.AssetSelection.all_asset_checks())],
         resources={"ontology": ontology},
     )
@@ -64,8 +94,12 @@ def test_damage_is_found_named_and_repaired(tmp_path: Path, ontology: OntologyRe
     findings = rows(said["finding_list"])
     assert {finding["type"] for finding in findings} == {"Customer"}
     assert {finding["reason"] for finding in findings} == {"missing_latest_entry", "lag"}
-    assert "missing_latest_entry" in (broken.description or "")
-    assert "ontology_index_repair" in (broken.description or "")
+    assert broken.description == (
+        "The index of Customer is at commit 0, needs 1, and has no entry for the latest commit. "
+        "Readers stay right, but slower. Run the job ontology_index_repair"
+    )
+    assert "ontology_repair_indices" in said["repair_config"]
+    assert said["command"].startswith("onto index repair --apply --storage-uri")
     assert broken.metadata["repair_job"].job_name == "ontology_index_repair"
 
     preview = run(maintenance.repair_job("ontology"), ontology, dry_run=True)
@@ -87,35 +121,50 @@ def test_a_storage_that_cannot_be_read_is_a_failed_check(
     assert facts(seen.metadata)["error"] == "UninitializedStorageError"
 
 
-def deep(ontology: OntologyResource) -> dict[str, Any]:
-    definitions = build_platform(types=["Customer", "Placed"])
-    bound = dg.Definitions.merge(
-        definitions,
+def platform(ontology: OntologyResource, *declared: Any, **options: Any) -> dg.Definitions:
+    return dg.Definitions.merge(
+        build_platform(declared, **options),
         dg.Definitions(
             resources={"ontology": ontology, "spark": SparkResource(), "notifier": object()}
         ),
     )
-    result = bound.resolve_job_def("ontology_deep_verify").execute_in_process()
-    return {e.check_name: e for e in result.get_asset_check_evaluations()}
+
+
+def deep(
+    ontology: OntologyResource, instance: dg.DagsterInstance | None = None
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """By the check's key: Customer has an asset, the others are told of with the log."""
+    folder = Path(ontology.storage_uri).parent
+    definitions = platform(ontology, customers(folder), types=["Customer", "Placed"])
+    job = definitions.resolve_job_def("ontology_deep_verify")
+    result = job.execute_in_process(instance=instance)
+    return {e.asset_check_key.to_user_string(): e for e in result.get_asset_check_evaluations()}
+
+
+LOG, CUSTOMER, PLACED = (
+    "ontology/log:deep_verify_log",
+    "customer:deep_verify",
+    "ontology/log:deep_verify_placed",
+)
 
 
 def test_deep_verification_has_a_result_for_each_type(ontology: OntologyResource) -> None:
     assert {name: e.passed for name, e in deep(ontology).items()} == {
-        "deep_verify_log": True,
-        "deep_verify_customer": True,
-        "deep_verify_placed": True,
+        LOG: True,
+        CUSTOMER: True,
+        PLACED: True,
     }
     with ontology.session() as session:
         session.ensure(Placed(left_key="c1", right_key="o1"))
 
     found = deep(ontology)
-    took = facts(found["deep_verify_log"].metadata)
+    took = facts(found[LOG].metadata)
     assert took["requests"] > 0
     assert took["store_bytes_read"] > 0
     assert took["price_estimate_usd"] > 0
-    assert found["deep_verify_customer"].passed
-    assert not found["deep_verify_placed"].passed
-    [finding] = rows(facts(found["deep_verify_placed"].metadata)["finding_list"])
+    assert found[CUSTOMER].passed
+    assert not found[PLACED].passed
+    [finding] = rows(facts(found[PLACED].metadata)["finding_list"])
     assert (finding["type"], finding["reason"]) == ("Placed", "missing_endpoint")
 
     with ontology.session() as session:
@@ -124,7 +173,10 @@ def test_deep_verification_has_a_result_for_each_type(ontology: OntologyResource
 
     part = next(Path(ontology.storage_uri).glob("commits/1-*/**/*.parquet"))
     part.write_bytes(part.read_bytes()[:-1] + b"!")
-    assert not deep(ontology)["deep_verify_customer"].passed
+    damaged = deep(ontology)[CUSTOMER]
+    assert not damaged.passed
+    assert "has other content than was published" in (damaged.description or "")
+    assert "Put the files back from a backup" in (damaged.description or "")
 
 
 def test_findings_beyond_those_kept_fail_their_types_too(
@@ -136,12 +188,108 @@ def test_findings_beyond_those_kept_fail_their_types_too(
 
     found = deep(ontology)
 
-    assert {name: one.passed for name, one in found.items()} == {
-        "deep_verify_log": True,
-        "deep_verify_customer": True,
-        "deep_verify_placed": False,
+    assert {name: e.passed for name, e in found.items()} == {
+        LOG: True,
+        CUSTOMER: True,
+        PLACED: False,
     }
-    assert found["deep_verify_placed"].description == "1 more that are counted only"
+    assert (found[PLACED].description or "").startswith("1 further finding.")
+
+
+@pytest.mark.parametrize("backend", ["directory", "sqlite"])
+def test_a_failed_check_says_what_is_wrong_in_the_words_of_the_data(
+    tmp_path: Path, backend: str
+) -> None:
+    uri = str(tmp_path / "flights") if backend == "directory" else f"sqlite:///{tmp_path}/f.db"
+    initialize_storage(uri)
+    ontology = OntologyResource(storage_uri=uri)
+    with ontology.session() as session:
+        session.ensure(Stop(code="JFK"))
+        session.ensure(Line(name="Blue"))
+        for number in range(5):
+            session.ensure(Trip(left_key="JFK", right_key="BQN", number=f"b{number}"))
+        session.ensure(Trip(left_key="JFK", right_key="SJU", number="s1"))
+        session.ensure(Serves(left_key="Blue", right_key="XXX"))
+        session.ensure(Rides(left_key="ann", right_key="JFK"))
+    report, _ = deep_report(ontology)
+    types = {
+        name: TypeAsset(dg.AssetKey(name.lower()), name, models=__name__, ingest_job=job)
+        for name, job in {"Stop": "ontology_ingest_stop", "Trip": None, "Rides": None}.items()
+    }
+    verdicts = Verdicts(ontology, "ontology", {**types, "Serves": None}, report)
+
+    def told(name: str) -> dg.AssetCheckResult:
+        return verdicts.of_type(dg.AssetCheckKey(dg.AssetKey(name), "deep_verify"), name)
+
+    trip = told("Trip")
+    assert trip.description == (
+        "6 trips go to 2 stops that are not there: BQN, SJU. Bring in what is missing (job "
+        "ontology_ingest_stop) or correct Trip, then run ontology_deep_verify again"
+    )
+    shown = facts(trip.metadata or {})
+    assert (shown["missing_right_end_count"], shown["rows_without_right_end"]) == (2, 6)
+    assert rows(shown["missing_right_ends"]) == [
+        {"missing stop": "BQN", "Trip": 5},
+        {"missing stop": "SJU", "Trip": 1},
+    ]
+    assert (told("Serves").description or "").startswith(
+        "1 Serves relation goes to 1 stop that is not there: XXX. "
+    )
+    rides = told("Rides")
+    assert (rides.description or "").startswith(
+        "1 Rides relation comes from 1 passenger that is not there. Bring in what is missing "
+        "(write passengers)"
+    )
+    assert "ann" not in str(rides)
+    assert told("Stop").passed
+
+
+@pytest.mark.parametrize("noun", ["flight:flights", "city:cities", "bus:buses", "day:days"])
+def test_nouns_have_plurals(noun: str) -> None:
+    one, many = noun.split(":")
+    assert counted(1, one) == f"1 {one}"
+    assert counted(7602, one) == f"7,602 {many}"
+
+
+def test_a_run_that_materialises_repeats_what_was_found(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster adds all checks of an asset to its runs: a storage is not read back for that."""
+
+    @dg.asset(key="customer")
+    def made() -> None: ...
+
+    asset = TypeAsset(dg.AssetKey("customer"), "Customer")
+    definitions = dg.Definitions(
+        assets=[made, log_asset("ontology")],
+        asset_checks=[deep_checks("ontology", {"Customer": asset})],
+        jobs=[
+            dg.define_asset_job("verify", selection=dg.AssetSelection.all_asset_checks()),
+            dg.define_asset_job(
+                "ours", selection=without_check(dg.AssetSelection.assets("customer"), DEEP_VERIFY)
+            ),
+        ],
+        resources={"ontology": ontology},
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def run(name: str) -> list[dg.AssetCheckEvaluation]:
+            job = definitions.resolve_job_def(name)
+            return list(job.execute_in_process(instance=instance).get_asset_check_evaluations())
+
+        job = definitions.resolve_implicit_global_asset_job_def()
+        only: dict[str, Any] = {"asset_selection": [dg.AssetKey("customer")], "instance": instance}
+        assert job.execute_in_process(**only).get_asset_check_evaluations() == []
+        part = next(Path(ontology.storage_uri).glob("commits/1-*/**/*.parquet"))
+        part.write_bytes(part.read_bytes()[:-1] + b"!")
+        assert [e.passed for e in run("verify") if e.check_name == DEEP_VERIFY] == [False]
+        assert run("ours") == []
+        monkeypatch.setattr("ontologia_dagster.storage.deep_checks.deep_report", None)
+        for _ in range(2):
+            [repeated] = job.execute_in_process(**only).get_asset_check_evaluations()
+            assert not repeated.passed
+            assert (repeated.description or "").count("As of commit 1: ") == 1
+            assert "ontology_deep_verify" in facts(repeated.metadata)["repeated"]
 
 
 def test_the_link_to_the_repair_job_names_the_location_of_the_run(

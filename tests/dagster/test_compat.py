@@ -223,3 +223,59 @@ def test_sparks_resource_starts_by_its_public_property(monkeypatch: pytest.Monke
     assert started == [
         ("ontologia", {"master": "local[1]", "config": {"spark.ui.enabled": "false"}})
     ]
+
+
+def test_a_fixed_resource_offers_no_config_and_is_what_the_location_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """References to variables are read when a run needs them, as with any resource of Dagster's."""
+    monkeypatch.setenv("SHOP_SECRET", "hidden")
+    seen: list[Any] = []
+
+    class Nested(dg.ConfigurableResource[Any]):
+        secret: str
+
+    class Fixed(dagster_compat.FixedResource, dg.ConfigurableResource[Any]):
+        uri: str
+        nested: Nested
+        more: dict[str, Any]
+
+    @dg.op(required_resource_keys={"fixed"})
+    def look(context: dg.OpExecutionContext) -> None:
+        fixed: Fixed = context.resources.fixed
+        seen.append((type(fixed), fixed.uri, fixed.nested.secret, fixed.more))
+
+    @dg.job
+    def looking() -> None:
+        look()
+
+    resource = Fixed(uri="a", nested=Nested(secret=dg.EnvVar("SHOP_SECRET")), more={"b": 1})
+    job = dg.Definitions(jobs=[looking], resources={"fixed": resource}).resolve_job_def("looking")
+    assert job.execute_in_process().success
+    # Whatever is said there nevertheless.
+    other = {"resources": {"fixed": {"config": {"uri": "b"}}}}
+    assert job.execute_in_process(run_config=other).success
+    assert seen == [(Fixed, "a", "hidden", {"b": 1})] * 2
+
+
+def test_runs_that_a_process_executes_itself_can_belong_to_a_location() -> None:
+    @dg.op
+    def nothing() -> None: ...
+
+    @dg.job
+    def idle() -> None:
+        nothing()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        with dagster_compat.runs_of_location(instance, "shop.definitions", "shop", idle):
+            inside = idle.execute_in_process(instance=instance).run_id
+        outside = idle.execute_in_process(instance=instance).run_id
+        run, other = instance.get_run_by_id(inside), instance.get_run_by_id(outside)
+
+    assert run is not None
+    assert other is not None
+    assert other.remote_job_origin is None
+    assert run.remote_job_origin is not None
+    assert run.remote_job_origin.location_name == "shop"
+    # As those that are launched from the location have it: pages of jobs look for this tag.
+    assert run.tags_for_storage()[".dagster/repository"] == "__repository__@shop"

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,18 @@ from dagster_dg_cli.cli import cli
 
 from ontologia_dagster import definitions
 from ontologia_dagster.definitions import defs
-from ontologia_dagster.resources.environments import Environments
+from ontologia_dagster.defs.shop.assets import find_large_orders
+from ontologia_dagster.defs.shop.models import Voucher
+from ontologia_dagster.demo import program
+from ontologia_dagster.demo.definitions import LOCATION
+from ontologia_dagster.resources.environments import Environment, Environments
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage.storage_defs import build_platform, head_asset
+from ontologia_dagster.storage.storage_defs import (
+    build_platform,
+    handler_modules,
+    head_asset,
+    location_resources,
+)
 from storage_engine import (
     ConfigurationError,
     Entity,
@@ -32,6 +43,7 @@ from storage_engine import (
     Session,
     initialize_storage,
 )
+from storage_engine.errors import UninitializedStorageError
 from tests.dagster import shop
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +149,7 @@ ORDERS = """
 type: ontologia_dagster.components.OntologyTypeComponent
 attributes:
   type: Order
-  models: no.such.models
+  models: shop.models
   source: {format: csv, paths: ["orders/{partition_key}.csv"]}
   partitions: {kind: monthly, field: day, start: "2013-01-01", end: "2013-04-01"}
   backfill: single_run
@@ -151,10 +163,23 @@ CUSTOMERS = """
 type: ontologia_dagster.components.OntologyTypeComponent
 attributes:
   type: Customer
-  models: no.such.models
+  models: shop.models
   source: {format: csv, paths: [customers.csv]}
   storage: ontology_acme
   key_prefix: [acme]
+"""
+MODELS = """
+from datetime import date
+from storage_engine import Entity, Field
+
+
+class Order(Entity):
+    id: Field[str] = Field(primary_key=True)
+    day: Field[date]
+
+
+class Customer(Entity):
+    id: Field[str] = Field(primary_key=True)
 """
 LOADING = """
 import json, socket, sys, time, traceback, warnings
@@ -182,6 +207,7 @@ seconds = time.process_time() - began
 print(json.dumps({
     "seconds": seconds,
     "heard": heard,
+    "heavy": sorted({"duckdb"} & sys.modules.keys()),
     "sensors": sorted(one.name for one in repository.sensor_defs),
     "checks": sorted(key.to_user_string() for key in repository.asset_graph.asset_check_keys),
 }))
@@ -196,6 +222,7 @@ def project(tmp_path: Path) -> Iterator[Path]:
         (package / "defs" / name).mkdir(parents=True)
         (package / "defs" / name / "defs.yaml").write_text(text)
     (package / "__init__.py").touch()
+    (package / "models.py").write_text(MODELS)
     (package / "defs" / "__init__.py").touch()
     # The location that is shipped is what a project of one's own starts from.
     shipped = Path(definitions.__file__).read_text()
@@ -241,13 +268,18 @@ def test_a_location_with_types_loads_fast_without_a_connection_or_a_warning(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["heard"] == []
+    assert found["heavy"] == []
     assert found["checks"] == [
+        "acme/customer:deep_verify",
+        "acme/customer:expect_rows_fit",
         "acme/customer:index_verify",
         "acme/customer:schema_matches",
+        "acme/events/order_placed:no_dead_letters",
+        "events/order_placed:no_dead_letters",
         "ontology/log:deep_verify_log",
-        "ontology/log:deep_verify_order",
-        "ontology_acme/log:deep_verify_customer",
         "ontology_acme/log:deep_verify_log",
+        "order:deep_verify",
+        "order:expect_rows_fit",
         "order:index_verify",
         "order:schema_matches",
     ]
@@ -260,7 +292,7 @@ def test_a_location_with_types_loads_fast_without_a_connection_or_a_warning(
         "ontology_conditions",
         "ontology_events",
         "ontology_log_tail",
-        "order_source",
+        "ontology_order_source",
     ]
     assert found["seconds"] < 2  # of the processor, which others share with this test
     assert sorted(project.rglob("*.yaml")) == before
@@ -287,13 +319,14 @@ def test_what_runs_on_a_tenant_stays_there(tmp_path: Path, monkeypatch: pytest.M
     for folder, expected in ((main, 0), (acme, 1)):
         with Session(folder) as session:
             assert len(session.list_commits()) == expected
-    assert [(one.asset_key.to_user_string(), one.passed) for one in checks] == [
-        ("ontology_acme/log", True)
+    assert sorted((one.asset_key.to_user_string(), one.passed) for one in checks) == [
+        ("acme/voucher", True),
+        ("ontology_acme/log", True),
     ]
 
 
 def test_running_turns_everything_on_and_one_platform_has_what_a_location_needs_once() -> None:
-    off, on = build_platform(), build_platform(running=True, handlers=["shop.handlers"])
+    off, on = build_platform(), build_platform(running=True, handlers=[shop.__name__])
     other = build_platform(storage="ontology_acme", running=True, first=False)
 
     def states(found: dg.Definitions) -> dict[str, bool]:
@@ -363,10 +396,13 @@ def test_a_wrong_uri_is_a_failure_too() -> None:
 def test_every_file_names_the_same_location() -> None:
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = whole["tool"]["dg"]["project"]
-    [workspace] = yaml.safe_load((ROOT / "workspace.yaml").read_text())["load_from"]
+    workspace, demo = yaml.safe_load((ROOT / "workspace.yaml").read_text())["load_from"]
     [cloud] = yaml.safe_load((ROOT / "dagster_cloud.yaml").read_text())["locations"]
 
     assert workspace["python_module"]["location_name"] == project["code_location_name"]
+    assert demo["python_module"]["location_name"] == LOCATION
+    alone = yaml.safe_load(Path(program.__file__).with_name("workspace.yaml").read_text())
+    assert alone["load_from"][0]["python_module"].items() <= demo["python_module"].items()
     assert cloud["location_name"] == project["code_location_name"]
     assert cloud["code_source"]["module_name"] == workspace["python_module"]["module_name"]
     extras = whole["project"]["optional-dependencies"]
@@ -374,14 +410,15 @@ def test_every_file_names_the_same_location() -> None:
 
 
 def test_the_workspace_and_a_location_with_types_validate(project: Path) -> None:
-    program = Path(sys.executable).parent / "dagster"
+    dagster = Path(sys.executable).parent / "dagster"
     workspaces = ["-w", str(ROOT / "workspace.yaml"), "-w", "workspace.yaml"]
-    done = run_in(project, program, "definitions", "validate", *workspaces)
+    done = run_in(project, dagster, "definitions", "validate", *workspaces)
 
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert [line for line in said.splitlines() if "Warning" in line and "ontologia" in line] == []
     assert "code location ontologia" in said
+    assert "code location flights" in said
     assert "code location shop" in said
 
 
@@ -421,6 +458,7 @@ def test_the_docs_python_example_is_a_location(
     text = (ROOT / "docs" / "dagster.md").read_text()
     [example] = [one for one in re.findall(r"```python\n(.*?)```", text, re.S) if "defs =" in one]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "shop.handlers", shop)  # which a reader has
     made: dict[str, Any] = {}
 
     exec(compile(example, "docs/dagster.md", "exec"), made)
@@ -429,3 +467,102 @@ def test_the_docs_python_example_is_a_location(
     graph = made["defs"].resolve_asset_graph()
     assert graph.get(dg.AssetKey("order")).partitions_def is not None
     assert list(tmp_path.iterdir()) == []
+
+
+# -- the example ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkout's location, with a storage that is not there yet."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", str(tmp_path / "store"))
+    monkeypatch.delenv("ONTOLOGIA_ENV", raising=False)
+    return tmp_path / "store"
+
+
+@pytest.mark.spark
+def test_the_example_works_from_the_first_click(own_storage: Path, spark: Any) -> None:
+    """All assets at once, on a storage that nobody has made; then its events; then nothing new."""
+    loaded = defs()
+    everything = loaded.resolve_implicit_global_asset_job_def()
+    assert everything.execute_in_process().success
+    with Session(own_storage) as session:
+        counts = {
+            name: session.sql(f"select count(*) as n from {name}").collect()[0]["n"]
+            for name in ("Customer", "Product", "OrderLine", "Recommended")
+        }
+        large = {order.order for order in find_large_orders(session)}
+        head = session.snapshot
+    data = ROOT / "ontologia_dagster" / "defs" / "shop" / "data"
+    lines = {path.name: len(path.read_text().splitlines()) - 1 for path in data.rglob("*.csv")}
+    assert counts["Customer"] == lines["customers.csv"]
+    assert counts["Product"] == lines["products.csv"]
+    assert counts["OrderLine"] == sum(n for name, n in lines.items() if name.startswith("2026-"))
+    assert counts["Recommended"] > 5
+    assert large
+
+    assert loaded.resolve_job_def("ontology_drain_events").execute_in_process().success
+    with Session(own_storage) as session:
+        vouchers = session.query().entities(Voucher).collect()
+        assert {voucher.order for voucher in vouchers} == large
+        handled = session.snapshot
+    assert handled > head
+
+    assert everything.execute_in_process().success
+    assert loaded.resolve_job_def("ontology_drain_events").execute_in_process().success
+    with Session(own_storage) as session:
+        assert session.snapshot == handled
+
+
+def test_a_location_without_the_example_loads(project: Path) -> None:
+    """Everything but the shop; then without types at all."""
+    assert handler_modules(ROOT / "ontologia_dagster" / "defs") == [
+        "ontologia_dagster.defs.shop.handlers"
+    ]
+    shutil.rmtree(project / "shop" / "defs" / "orders")
+    shutil.rmtree(project / "shop" / "defs" / "customers")
+    assert handler_modules(project / "shop" / "defs") == []
+    (project / "environments.toml").unlink()
+    done = run_in(project, sys.executable, "-c", LOADING)
+
+    assert done.returncode == 0, done.stderr
+    assert "ontology_events" not in json.loads(done.stdout)["sensors"]
+    assert json.loads(done.stdout)["checks"] == ["ontology/log:deep_verify_log"]
+
+
+@pytest.mark.parametrize(
+    ("table", "uri", "made"),
+    [
+        ({}, "store", True),
+        ({}, "s3://bucket/x", False),  # a wrong name would make an empty one
+        ({"name": "staging"}, "store", False),
+        ({"name": "production", "production": True}, "store", False),
+        ({"name": "staging", "create_storage": True}, "s3://bucket/x", True),
+        ({"create_storage": False}, "store", False),
+    ],
+)
+def test_which_storages_are_made_when_they_are_first_used(
+    table: dict[str, Any], uri: str, made: bool, tmp_path: Path
+) -> None:
+    environment = Environment(storage_uri=uri if "://" in uri else str(tmp_path / uri), **table)
+    assert environment.creates(environment.uri) is made
+    environments = Environments(known={environment.name: environment}, current=environment)
+    ontology = location_resources(environments)["ontology"]
+    assert ontology.creates_storage is made
+    if "://" not in uri:
+        expected: Any = nullcontext() if made else pytest.raises(UninitializedStorageError)
+        with expected, ontology.repository() as repository:
+            assert repository.head_commit_id() == 0
+
+
+def test_two_that_make_a_storage_at_once_both_have_it(tmp_path: Path) -> None:
+    uri = str(tmp_path / "store")
+    ontology = OntologyResource(storage_uri=uri, creates_storage=True)
+
+    def head(_: int) -> int:
+        with ontology.repository() as repository:
+            return repository.head_commit_id()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(head, range(16))) == [0] * 16

@@ -7,6 +7,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from datetime import date
+from fnmatch import fnmatch
 from pathlib import Path
 
 import dagster as dg
@@ -22,6 +23,7 @@ from ontologia_dagster.demo.instance import (
     UI,
     choose_home,
     dagster_home,
+    demo_storage_uri,
     end_dead_runs,
     hold,
     landing_folder,
@@ -29,8 +31,9 @@ from ontologia_dagster.demo.instance import (
     prepare_instance,
 )
 from ontologia_dagster.demo.ontology import Airport, Disruption, Flight, Incident, Plane
-from ontologia_dagster.demo.run import MeteredOntology, corrections, ensure_storage, requests
+from ontologia_dagster.demo.run import MeteredOntology, corrections, requests
 from ontologia_dagster.demo.source import deliver
+from ontologia_dagster.resources.environments import Environments
 from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import OntologiaConfig, Session, initialize_storage
 from storage_engine.errors import ConfigurationError
@@ -140,7 +143,7 @@ def test_a_notice_about_nobody_dies_until_the_airport_is_there(session: Session)
 def test_the_location_loads_without_a_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", "s3://no-such-bucket/nowhere")
+    monkeypatch.setenv("ONTOLOGIA_DEMO_STORAGE_URI", "s3://no-such-bucket/nowhere")
     monkeypatch.setenv("ONTOLOGIA_HOME", str(tmp_path / "nowhere"))
 
     definitions = demo_definitions()
@@ -181,16 +184,24 @@ def test_each_storage_has_a_home_of_its_own(
     homes = {}
     for name, uri, local in (
         ("run", None, False),
-        ("run, said", str(tmp_path / "store"), False),
+        ("run, said", str(tmp_path / "flights"), False),
         ("run-s3", None, True),
         ("bucket", "s3://mine/flights", False),
         ("another", "s3://mine-flights/", False),
     ):
         monkeypatch.setenv("ONTOLOGIA_HOME", str(tmp_path))
         monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", uri or "")
+        monkeypatch.setenv("ONTOLOGIA_DEMO_STORAGE_URI", "")
         choose_home(local_s3=local)
         homes[name] = (dagster_home(), landing_folder())
-        assert os.environ["ONTOLOGIA_STORAGE_URI"] == uri or uri is None
+        assert demo_storage_uri() == uri or uri is None
+        # The location that `make ui` opens beside it is somewhere else.
+        other = Environments.load().current.uri
+        assert other == str(dagster_home().parent / "store")
+        if not local:  # what a child process, or a second call, makes of it
+            choose_home()
+            assert homes[name] == (dagster_home(), landing_folder())
+            assert demo_storage_uri() == uri or uri is None
 
     assert homes["run"] == homes["run, said"] == (tmp_path / "dagster", tmp_path / "landing")
     assert homes["run-s3"][0] == tmp_path / "s3" / "dagster"
@@ -202,7 +213,7 @@ def test_runs_of_killed_processes_are_ended_and_their_places_freed(
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))  # set back at the end
     place = prepare_instance(tmp_path)
-    job = demo_definitions().resolve_job_def("ontology_compact")
+    job = demo_definitions().resolve_job_def("flights_compact")
     with open_instance(place) as instance:
         storage = instance.event_log_storage
 
@@ -241,13 +252,16 @@ def test_runs_of_killed_processes_are_ended_and_their_places_freed(
 def test_a_storage_is_made_where_there_is_none_and_all_requests_to_it_are_counted(
     tmp_path: Path,
 ) -> None:
-    ontology = MeteredOntology.of(OntologyResource(storage_uri=str(tmp_path / "store")))
-    assert ensure_storage(ontology) == 0
+    uri = str(tmp_path / "store")
+    ontology = MeteredOntology.of(OntologyResource(storage_uri=uri, creates_storage=True))
+    with ontology.repository() as repository:
+        assert repository.head_commit_id() == 0
     before = requests()
 
     with ontology.session(entity_types=[Airport]) as session:
         session.ensure(Airport(faa="JFK"))
-    assert ensure_storage(ontology) == 1
+    with ontology.repository() as repository:
+        assert repository.head_commit_id() == 1
 
     made = requests() - before
     assert made["GET"] > 0
@@ -262,6 +276,12 @@ def test_the_wheel_has_every_file_that_packages_need() -> None:
         for file in (root / package).rglob("*"):
             if file.is_dir() or file.suffix in {".py", ".pyc"}:
                 continue
-            inside = ".".join(file.relative_to(root).parts[:-1])
-            wanted = [*patterns["*"], *patterns.get(inside, [])]
-            assert any(file.match(pattern) for pattern in wanted), f"{file} is not packed"
+            if file.is_relative_to(root / "ontologia_dagster" / "defs"):
+                continue  # the example, which is the checkout's
+            parts = file.relative_to(root).parts
+            packed = any(
+                fnmatch("/".join(parts[depth:]), pattern)
+                for depth in range(1, len(parts))
+                for pattern in (*patterns["*"], *patterns.get(".".join(parts[:depth]), ()))
+            )
+            assert packed, f"{file} is not packed"

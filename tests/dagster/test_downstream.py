@@ -15,9 +15,10 @@ import pytest
 from ontologia_dagster.downstream.io_manager import OntologyIOManager
 from ontologia_dagster.downstream.queries import query_asset
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage.maintenance import metrics_job, prometheus
+from ontologia_dagster.storage.lineage import EventLineage
+from ontologia_dagster.storage.maintenance import look_at_all, metrics_job
 from storage_engine import View
-from tests.dagster.shop import Customer
+from tests.dagster.shop import Customer, bill
 from tests.dagster.world import MODELS, facts, materialisations, storage, version
 
 
@@ -79,7 +80,7 @@ def test_frames_become_rows_and_come_back(ontology: OntologyResource) -> None:
     made = {m.asset_key.path[-1]: m for m in materialisations(result)}
     found = {name: facts(m.metadata) for name, m in made.items()}
     assert version(made["customers"]) == "3"
-    assert found["customers"] | {"commit": 3, "rows_inserted": 1} == found["customers"]
+    assert found["customers"] | {"commit": "3", "rows_inserted": 1} == found["customers"]
     assert found["by_pandas"]["names"] == ["A|da", "Bo"]
     assert found["by_polars"]["rows"] == 2
 
@@ -114,7 +115,7 @@ def test_a_frame_is_kept_once_for_each_run(ontology: OntologyResource) -> None:
 
     retried = run("a", Dies(ontology=ontology))
     assert len(made) == 2
-    assert (version(retried), facts(retried.metadata)["commit"]) == ("3", 3)
+    assert (version(retried), facts(retried.metadata)["commit"]) == ("3", "3")
     again = run("a", OntologyIOManager(ontology=ontology))
     assert (version(again), facts(again.metadata)["rows_changed"]) == ("4", 1)
     made.pop()
@@ -123,7 +124,7 @@ def test_a_frame_is_kept_once_for_each_run(ontology: OntologyResource) -> None:
 
 
 def test_metrics_as_prometheus_text(tmp_path: Path, ontology: OntologyResource) -> None:
-    text = prometheus(ontology, [MODELS])
+    text, _, _ = look_at_all(ontology, [bill])
     sample = re.compile(r'ontologia_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? -?\d+(\.\d+)?(e-?\d+)?')
     wrong = [
         one for one in text.splitlines() if not one.startswith("# ") and not sample.fullmatch(one)
@@ -133,7 +134,7 @@ def test_metrics_as_prometheus_text(tmp_path: Path, ontology: OntologyResource) 
     assert "ontologia_events_due" in text
     assert "ontologia_dead_letters" in text
 
-    metrics_job("ontology").execute_in_process(
+    metrics_job(EventLineage.of("ontology", [bill])).execute_in_process(
         resources={"ontology": ontology},
         run_config={
             "ops": {"ontology_collect_metrics": {"config": {"directory": str(tmp_path / "prom")}}}

@@ -31,6 +31,7 @@ from tests.dagster.world import (
     materialisations,
     orders,
     resources,
+    rows,
     storage,
     version,
 )
@@ -73,7 +74,7 @@ def test_a_run_its_retry_and_a_run_after_a_correction(tmp_path: Path) -> None:
             "dagster/row_count": 2,
             "dagster/table_name": "Customer",
             "dagster/uri": ontology.storage_uri,
-            "commit": 1,
+            "commit": "1",
             "rows_inserted": 2,
             "rows_changed": 0,
             "files": 1,
@@ -84,7 +85,8 @@ def test_a_run_its_retry_and_a_run_after_a_correction(tmp_path: Path) -> None:
     assert said["requests"] > 0
     assert said["price_estimate_usd"] > 0
     assert [c.name for c in said["dagster/column_schema"].columns] == ["id", "name", "visits"]
-    assert facts(retried.metadata)["already_applied"] is True
+    done_before = {"what": "unit of work was done before", "value": "yes"}
+    assert done_before in rows(facts(retried.metadata)["details"])
     assert facts(two.metadata) | {"rows_inserted": 1, "rows_changed": 1} == facts(two.metadata)
     assert facts(unchanged.metadata)["commit"] is None
     assert facts(unchanged.metadata)["rows_unchanged"] == 3
@@ -129,15 +131,59 @@ def test_partitions_in_one_run_and_in_many(tmp_path: Path) -> None:
     counts = {k: facts(m.metadata)["dagster/partition_row_count"] for k, m in found.items()}
     assert counts == {"2013-01-01": 2, "2013-02-01": 1}
     assert {version(m) for m in found.values()} == {"1"}
+    assert written_by_partition(ranged) == {"2013-01-01": (2, 0, 0), "2013-02-01": (1, 0, 0)}
     [observed] = preview.get_asset_observation_events()
     counted = facts(observed.asset_observation_data.asset_observation.metadata)
     assert counted["preview_rows_inserted"] == 1
     assert materialisations(preview) == []
+    assert [e.passed for e in preview.get_asset_check_evaluations()] == [True]
     assert {version(march), version(april)} == {"2", "3"}
     with ontology.repository() as repository:
         said = [commit.metadata["dagster/partitions"] for commit in repository.list_commits()]
     assert {*said[:2]} == {'["2013-03-01"]', '["2013-04-01"]'}
     assert said[2] == '[["2013-01-01", "2013-02-01"]]'
+
+
+def written_by_partition(result: Any) -> dict[str | None, tuple[int, int, int]]:
+    names = ("rows_inserted", "rows_changed", "rows_unchanged")
+    shown = {m.partition: facts(m.metadata) for m in materialisations(result)}
+    return {key: tuple(of_key[name] for name in names) for key, of_key in shown.items()}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("in_driver", [True, False])
+def test_each_partition_of_a_range_has_its_own_figures(
+    tmp_path: Path, in_driver: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was inserted, changed and left as it was, on both ways to compare."""
+    if not in_driver:
+        monkeypatch.setattr("storage_engine.spark.writer.fits", lambda *_, **__: False)
+    ontology = storage(tmp_path)
+    asset = ingestion_asset(orders(tmp_path, backfill="single_run"))
+    tags = {
+        "dagster/asset_partition_range_start": "2013-01-01",
+        "dagster/asset_partition_range_end": "2013-04-01",
+    }
+
+    def run() -> Any:
+        return dg.materialize([asset], resources=resources(ontology), tags=tags)
+
+    run()
+    lines = ORDERS.replace("2,2013-01-30,20", "2,2013-01-30,21") + "6,2013-02-03,1\n"
+    orders(tmp_path, lines.replace("5,2013-04-01,50\n", ""))
+    second = run()
+    assert written_by_partition(second) == {
+        "2013-01-01": (0, 1, 1),
+        "2013-02-01": (1, 0, 1),
+        "2013-03-01": (0, 0, 1),
+        "2013-04-01": (0, 0, 0),
+    }
+    [table] = {str(facts(m.metadata)["run"]) for m in materialisations(second)}
+    totals = {
+        row["figure"]: row["of all 4 partitions"]
+        for row in rows(facts(materialisations(second)[0].metadata)["run"])
+    }
+    assert (totals["rows_read"], totals["rows_inserted"], totals["rows_changed"]) == (5, 1, 1)
+    assert "bytes" in table
 
 
 # Texts, with the partitions that they belong to in UTC, and in New York by months.
@@ -277,7 +323,7 @@ def test_each_partition_has_the_version_of_its_own_last_change(tmp_path: Path) -
     bound = resources(ontology)
     definitions = dg.Definitions(
         assets=[asset, report, dg.AssetSpec("landing")],
-        asset_checks=[index_check(orders(tmp_path), "repair")],
+        asset_checks=[index_check(orders(tmp_path).type_asset, "repair")],
         resources=bound,
     )
     instance = dg.DagsterInstance.ephemeral()
@@ -292,7 +338,8 @@ def test_each_partition_has_the_version_of_its_own_last_change(tmp_path: Path) -
         result = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
             instance=instance, tags=tags, asset_selection=[asset.key]
         )
-        assert [e.passed for e in result.get_asset_check_evaluations()] == [True]
+        checked = {e.check_name: e.passed for e in result.get_asset_check_evaluations()}
+        assert checked == {"index_verify": True, "expect_rows_fit": True}
         made = materialisations(result)
         assert len(made) == len({m.partition for m in made})
         for one in made:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from ontologia_dagster.resources.ontology import OntologyResource
 from ontologia_dagster.storage import log_tail
 from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import initialize_storage
+from storage_engine.repository.object.engine import ObjectRepository
 from tests.dagster.shop import Customer, Order
 from tests.dagster.world import customers, evaluated, orders, resources, storage
 
@@ -130,6 +132,49 @@ def test_the_commit_of_a_going_run_is_left_to_it_and_that_of_a_killed_one_is_not
     assert tail.tick() == [("order", "2013-02-01", "1"), ("order", "2013-03-01", "0")]
     assert tail.tick() == []
     assert again.tick() == []
+
+
+def test_a_run_with_many_commits_is_held_as_one_and_told_in_parts_when_it_dies(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a drain makes them. One that is seen on the bus is waited for however long it takes."""
+    monkeypatch.setattr(log_tail, "_PER_TICK", 3)
+    tail = Tail(tmp_path, ontology)
+    job = dg.JobDefinition(graph_def=dg.GraphDefinition("drain"))
+    run = tail.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    ensure(ontology, Customer(id="c0", name="Ada"))
+    for number in range(1, 8):
+        ensure(ontology, Customer(id="c1", name=str(number)), dagster__run_id=run.run_id)
+    ensure(ontology, order(1, "2013-01-05"))
+    assert tail.told() == [("order", "2013-01-01", "9")]  # c0 is behind the type's last change
+    assert tail.cursor is not None
+    [[first, last, _]] = json.loads(tail.cursor)["held"].values()
+    assert (first, last) == (8, 8)  # of which there is one at first
+    for number in range(8, 15):
+        ensure(ontology, Customer(id="c1", name=str(number)), dagster__run_id=run.run_id)
+    assert tail.told() == []
+    assert len(tail.cursor) < 400
+
+    monkeypatch.setattr(log_tail, "_LEFT_TO_RUN", timedelta(0))
+    with ontology.bus() as bus:
+        bus.register_session("default", "worker", {"run_id": run.run_id})
+        read: list[Any] = []
+        with monkeypatch.context() as patch:
+            between = ObjectRepository.commits_between
+
+            def counted(self: Any, since: int, upto: int) -> Any:
+                read.append((since, upto))
+                return between(self, since, upto)
+
+            patch.setattr(ObjectRepository, "commits_between", counted)
+            assert tail.told() == []
+        assert len(read) <= 1  # whether the cursor is of this history, and none of the run's
+        tail.instance.report_run_failed(run)
+        bus.end_session("default", "worker")
+    assert tail.tick() == [("customer", None, str(n)) for n in (8, 10, 11)]
+    assert tail.tick() == [("customer", None, str(n)) for n in (12, 13, 14)]
+    assert tail.tick() == [("customer", None, str(n)) for n in (15, 16)]
+    assert tail.tick() == []
 
 
 def test_what_a_run_left_as_it_was_is_told_at_the_version_that_it_has(
@@ -245,6 +290,29 @@ def test_a_tick_that_has_no_time_left_keeps_what_it_did(
         for number in range(2, 14)
         for name, part in (("customer", None), ("order", "2013-02-01"))
     ]
+
+
+def test_a_page_of_small_commits_that_took_too_long_is_read_again(
+    tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though each type has one commit in it: a smaller page can be read, so none is given up."""
+    tail = Tail(tmp_path, ontology)
+    ensure(ontology, Customer(id="c1", name="Ada"))
+    assert len(tail.told()) == 1
+    ensure(ontology, order(1, "2013-01-05"), order(2, "2013-02-05"))
+    ensure(ontology, Customer(id="c2", name="Bo"))
+    clock, delays = [0.0], [log_tail._LOOK_S + 1]
+    keep = log_tail._Tail._keep
+
+    def late(self: Any, records: Any) -> None:
+        clock[0] += delays.pop() if delays else 0.0
+        keep(self, records)
+
+    monkeypatch.setattr(log_tail._Tail, "_keep", late)
+    monkeypatch.setattr("ontologia_dagster.storage.log_tail.time.monotonic", lambda: clock[0])
+    assert tail.tick() == []
+    orders = [("order", "2013-01-01", "2"), ("order", "2013-02-01", "2")]
+    assert tail.told() == [*orders, ("customer", None, "3")]
 
 
 UNREADABLE = [
@@ -390,6 +458,7 @@ def test_what_a_tick_asks_of_the_store(
     for number in range(2, 42):
         ensure(ontology, order(number, "2013-02-05"), Customer(id=str(number), name="Ada"))
     monkeypatch.setattr(OntologyResource, "repository", counting)
+    monkeypatch.setattr(log_tail, "_PER_TICK", 100)
     assert len(tail.told()) == 80
     assert tail.tick() == []
     busy, idle = (sum(n for kind, n in of.items() if kind in ("GET", "LIST")) for of in asked)

@@ -117,7 +117,7 @@ class World:
             ),
         )
         defined = definitions.resolve_job_def(job)
-        op = "customer" if job == "ingest_customer" else "ontology_migrate_types"
+        op = "customer" if job == "ontology_ingest_customer" else "ontology_migrate_types"
         return defined.execute_in_process(
             instance=self.instance,
             raise_on_error=False,
@@ -125,7 +125,7 @@ class World:
         )
 
     def ingest(self, **declaration: Any) -> dict[str, Any]:
-        result = self.run("ingest_customer", **declaration)
+        result = self.run("ontology_ingest_customer", **declaration)
         [made] = materialisations(result)
         assert all(e.passed for e in result.get_asset_check_evaluations())
         return facts(made.metadata)
@@ -168,7 +168,7 @@ def test_a_class_that_changes_from_its_first_run_to_an_upgrader(
 
     # Strict: additive or not, the run stops before it reads its source.
     declare(WITH_TIER)
-    stopped = world.run("ingest_customer")
+    stopped = world.run("ontology_ingest_customer")
     told, shown = failure_of(stopped)
     assert "Customer (stored version 1): field 'tier' added" in told
     assert "ontology_migration" in told
@@ -213,7 +213,7 @@ def test_a_class_that_changes_from_its_first_run_to_an_upgrader(
 
     # By itself where the declaration says so; a preview of the run says that it would.
     declare(WIDENED)
-    dry = world.run("ingest_customer", {"dry_run": True}, schema="additive")
+    dry = world.run("ontology_ingest_customer", {"dry_run": True}, schema="additive")
     [event] = dry.get_asset_observation_events()
     pending = facts(event.asset_observation_data.asset_observation.metadata)
     assert "was int, is float" in pending["preview_problem"]
@@ -228,7 +228,7 @@ def test_a_class_that_changes_from_its_first_run_to_an_upgrader(
 
     # But not what needs an upgrader.
     declare(WITHOUT_NAME)
-    told, shown = failure_of(world.run("ingest_customer", schema="additive"))
+    told, shown = failure_of(world.run("ontology_ingest_customer", schema="additive"))
     assert "@upgrader('Customer', from_version=3)" in told
     assert "--upgraders MODULE" in shown["command"]
     assert [line["type"] for line in rows(shown["missing_upgraders"])] == ["Customer"]

@@ -149,7 +149,7 @@ class Watched:
     def materialised(self, partition: str | None, fingerprint: str | None) -> None:
         self.instance.report_runless_asset_event(
             dg.AssetMaterialization(
-                self.sensor.name.removesuffix("_source"),
+                self.sensor.name.removeprefix("ontology_").removesuffix("_source"),
                 partition=partition,
                 metadata={"ontologia/source_fingerprint": fingerprint},
             )
@@ -268,7 +268,7 @@ def silent_server() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("sensor", ["customer_source", "log_tail", "events", "conditions"])
+@pytest.mark.parametrize("sensor", ["ontology_customer_source", "log_tail", "events", "conditions"])
 def test_a_server_that_does_not_answer_fails_the_tick_with_what_to_do(
     sensor: str, silent_server: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

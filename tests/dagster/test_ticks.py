@@ -129,7 +129,8 @@ def test_every_sensor_answers(whole: dg.Definitions, instance: dg.DagsterInstanc
         answered = data.skip_message, data.run_requests, data.asset_events
         assert any(answered) or isinstance(sensor, dg.RunStatusSensorDefinition), sensor.name
         evaluated.add(sensor.name)
-    assert {"ontology_log_tail", "ontology_conditions", "ontology_events"} <= evaluated
+    named = {name.partition("_")[2] for name in evaluated}  # behind the storage's name
+    assert {"log_tail", "conditions", "events"} <= named
     result = dg.evaluate_automation_conditions(
         [
             asset
@@ -229,25 +230,28 @@ def test_the_daemon_evaluates_schedules_and_sensors(
     (tmp_path / "location.py").write_text(LOCATION.format(folder=str(tmp_path), cron=cron))
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    names = [f"ingest_{kind}_orders_schedule" for kind in CUTS] + ["ingest_customer_schedule"]
+    names = [f"ontology_ingest_{kind}_orders_schedule" for kind in CUTS] + [
+        "ontology_ingest_customer_schedule"
+    ]
     with dg.DagsterInstance.get() as instance:
         for name in names:
             instance.add_instigator_state(running(name, cron))
-        instance.add_instigator_state(running("customer_source", cron))
+        instance.add_instigator_state(running("ontology_customer_source", cron))
         sensors = ["log_tail", "conditions", "events"]
-        names += [f"ontology_{name}" for name in sensors] + ["customer_source"]
+        names += [f"ontology_{name}" for name in sensors] + ["ontology_customer_source"]
         with daemon(tmp_path):
             ticks = until(lambda: last_ticks(instance, names), "all have ticked", tmp_path)
         runs = Counter(run.job_name for run in instance.get_runs())
+        runs.pop("ontology_metrics", None)  # every five minutes: maybe just now
         told = instance.get_latest_materialization_event(dg.AssetKey("customer"))
 
     failed = {name: tick.error for name, tick in ticks.items() if tick.status.value == "FAILURE"}
     assert not failed
     assert told is not None
     assert runs == {
-        **{f"ingest_{kind}_orders": 1 for kind in CUTS},
-        "ingest_static_orders": 3,
-        "ingest_customer": 2,  # by its schedule and by its sensor
+        **{f"ontology_ingest_{kind}_orders": 1 for kind in CUTS},
+        "ontology_ingest_static_orders": 3,
+        "ontology_ingest_customer": 2,  # by its schedule and by its sensor
         "ontology_drain_events": 1,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-UPDATE = os.environ.get("UPDATE_SCREENSHOTS") == "1"
+# 1: with the whole source of the demo; part: with that of the test, which is quicker.
+UPDATE = os.environ.get("UPDATE_SCREENSHOTS", "")
+WHOLE = UPDATE == "1"
 WIDTH = 1600
+GRAPH_WIDTH, GRAPH_HEIGHT = 3000, 2300
 _PATIENCE_MS = 90_000
 
 
@@ -47,9 +51,11 @@ def browser() -> Iterator[Page | None]:
         started.close()
 
 
-def sees(page: Page, *texts: str) -> None:
-    for text in texts:
-        page.get_by_text(text, exact=False).first.wait_for(state="visible")
+def sees(page: Page, *texts: str, any_of: bool = False) -> None:
+    """All of them, or one of them."""
+    for wanted in ["|".join(re.escape(text) for text in texts)] if any_of else texts:
+        named = re.compile(wanted) if any_of else wanted
+        page.get_by_text(named, exact=False).first.wait_for(state="visible")
 
 
 def sees_all(page: Page, text: str, count: int) -> None:
@@ -65,6 +71,14 @@ def sees_no(page: Page, *texts: str) -> None:
         page.get_by_text(text, exact=False).first.wait_for(state="hidden")
 
 
+@contextmanager
+def wide(page: Page) -> Iterator[None]:
+    """For a graph: nodes that do not fit show their names alone."""
+    page.set_viewport_size({"width": GRAPH_WIDTH, "height": GRAPH_HEIGHT})
+    yield
+    page.set_viewport_size({"width": WIDTH, "height": 1900})
+
+
 def keep(page: Page, name: str, *, height: int = 1300) -> None:
     """Where asked (UPDATE_SCREENSHOTS=1), a picture for the docs."""
     from playwright.sync_api import FloatRect
@@ -72,5 +86,6 @@ def keep(page: Page, name: str, *, height: int = 1300) -> None:
     if UPDATE:
         IMAGES.mkdir(parents=True, exist_ok=True)
         page.wait_for_timeout(2_000)  # until nothing moves any more
-        shown = FloatRect(x=0, y=0, width=WIDTH, height=height)
+        width = (page.viewport_size or {"width": WIDTH})["width"]
+        shown = FloatRect(x=0, y=0, width=width, height=height)
         page.screenshot(path=IMAGES / f"{name}.png", clip=shown)

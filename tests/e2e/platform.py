@@ -1,4 +1,4 @@
-"""The demo's location as people run it: webserver, daemon and code server, on loopback."""
+"""Both locations as people run them: webserver, daemon and code servers, on loopback."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.servers import free_ports
 
 T = TypeVar("T")
 
+LOCATIONS = 2  # of the workspace
 _PATIENCE_S = 150.0  # a loaded machine is slow; on a quiet one it takes seconds
 
 
@@ -64,7 +65,8 @@ def _answers(address: str, process: subprocess.Popen[bytes], log: Path) -> bool:
     )
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
-            return bool(json.load(answer)["data"]["repositoriesOrError"].get("nodes"))
+            answered = json.load(answer)["data"]["repositoriesOrError"]
+            return len(answered.get("nodes", ())) == LOCATIONS
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False
 

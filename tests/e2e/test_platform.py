@@ -1,18 +1,21 @@
 """The demo in this process, stopped twice on its way, run to its end and once more; then the real
-daemon and webserver over what it left, and a browser that looks at them.
+daemon and webserver over what it left and over the location beside it, and a browser that looks at
+every page that people use.
 
 One test, so that all of it is started once. With UPDATE_SCREENSHOTS=1 it takes the whole source,
-and writes pictures for the docs.
+and writes pictures for the docs; with UPDATE_SCREENSHOTS=part it does so with its own source.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pytest
 
 from ontologia_dagster.demo.definitions import demo_definitions
@@ -34,22 +37,25 @@ from ontologia_dagster.demo.program import STOPPED, main
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, deliver
 from ontologia_dagster.resources.ontology import OntologyResource
 from storage_engine import Session
-from tests.e2e.browser import UPDATE, browser, keep, sees, sees_all, sees_no
+from tests.dagster.test_alerts import Hook
+from tests.e2e import pages
+from tests.e2e.browser import UPDATE, WHOLE, browser
 from tests.e2e.part_of_source import write_part
 from tests.e2e.platform import dagster_knows_all_of_it, dagster_ui, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
     from pyspark.sql import SparkSession
 
-INGESTED = 7
+
+NOWHERE = "notice/of-an-airport-that-is-not-there"
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    if not UPDATE:
+    if not WHOLE:
         monkeypatch.setenv("ONTOLOGIA_DEMO_SOURCE", str(write_part(tmp_path / "source")))
     monkeypatch.setenv("ONTOLOGIA_HOME", str(tmp_path))
+    monkeypatch.setenv("ONTOLOGIA_DEMO_STORAGE_URI", str(tmp_path / "flights"))
     monkeypatch.setenv("ONTOLOGIA_STORAGE_URI", str(tmp_path / "store"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
     monkeypatch.setenv("COLUMNS", "150")
@@ -57,10 +63,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+    """Whoever is told of trouble."""
+    made = Hook()
+    monkeypatch.setenv("ONTOLOGIA_WEBHOOK_URL", made.url)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(3000 if UPDATE else 900)
 def test_the_demo_stopped_run_repeated_and_looked_at(
-    home: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    home: Path, spark: SparkSession, hook: Hook, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = expected()
     stopped_before_the_corrections()
@@ -79,17 +95,28 @@ def test_the_demo_stopped_run_repeated_and_looked_at(
     assert the_storage_is_right(home, source) == head
 
     with dagster_ui(home / "ui.log") as address, browser() as page:
+        if page is not None:  # which takes its time, while the rest is looked at
+            pages.people_materialise_the_example(page, address)
         event = AirportNotice(faa="JFK", remark="fog")
-        with Session(home / "store") as session:
+        with Session(home / "flights") as session:
             session.emit(event)
         if page is not None:  # while the sensor has yet to look
-            people_see_a_healthy_demo(page, address)
+            pages.people_see_a_healthy_demo(page, address)
+            pages.people_see_what_ran(page, address)
+            pages.people_find_launchpads_to_choose_in(page, address)
         an_event_is_handled(home, event)
         with ThreadPoolExecutor(1) as apart:  # the browser's event loop has this thread
             apart.submit(flights_to_nowhere, home).result()
         if page is None:
             pytest.skip("there is no Chromium: what a browser shows was not looked at")
-        people_see_trouble(page, address)
+        pages.people_see_trouble(page, address)
+        pages.people_see_the_example(page, address)
+        run_id = a_handler_gives_up(home, hook)
+        pages.people_see_a_dead_letter(page, address, run_id)
+        the_cause_is_mended(home)
+        pages.people_send_it_again(page, address)
+        until(lambda: is_acked(home, NOWHERE), "what was sent again is acked")
+        pages.people_see_that_all_is_well(page, address)
 
 
 # -- the demo -------------------------------------------------------------------------------------
@@ -112,13 +139,13 @@ def stopped_amid_the_corrections() -> None:
     """The corrected files are there, and one type of seven has them."""
     deliver(landing_folder(), corrected=True)
     with open_instance() as instance:
-        job = demo_definitions().resolve_job_def("ingest_plane")
+        job = demo_definitions().resolve_job_def("flights_ingest_plane")
         assert job.execute_in_process(instance=instance).success
 
 
 def the_storage_is_right(home: Path, source: Expected) -> int:
     """By questions of the test's own; the head commit."""
-    with Session(home / "store") as session:
+    with Session(home / "flights") as session:
         query = session.query()
         assert query.entities(Airport).count() == source.airports_then
         assert query.entities(Plane).count() == source.planes_then
@@ -148,34 +175,59 @@ def an_event_is_handled(home: Path, event: AirportNotice) -> None:
     """Seen by the sensor, handled by a run that the daemon started, with a commit and an ack."""
 
     def handled() -> Incident | None:
-        with Session(home / "store") as session:
+        with Session(home / "flights") as session:
             notice = Incident.id == f"notice/{event.faa}"
             return session.query().entities(Incident).where(notice).first()
-
-    def acked() -> bool:
-        with OntologyResource(storage_uri=str(home / "store")).bus() as bus:
-            [info] = bus.inspect_event(event.id)
-        return info.status == "acked"
 
     incident = until(handled, "the handler has committed")
     assert incident is not None
     assert incident.remark == event.remark
-    with Session(home / "store") as session:
+    with Session(home / "flights") as session:
         commit = session.get_commit(incident.meta().commit_id)
     assert commit is not None
     assert commit["metadata"]["handler"] == file_notice.id
-    until(acked, "the event is acked")
+    until(lambda: is_acked(home, event.id), "the event is acked")
+
+
+def is_acked(home: Path, event_id: str) -> bool:
+    """By its handler, whether at once or sent again."""
+    with OntologyResource(storage_uri=str(home / "flights")).bus() as bus:
+        return any(info.status == "acked" for info in bus.inspect_event(event_id))
+
+
+def a_handler_gives_up(home: Path, hook: Hook) -> str:
+    """The run that left a dead letter, once people were told of that."""
+    with Session(home / "flights") as session:
+        session.emit(AirportNotice(id=NOWHERE, faa="XXX", remark="closed"))
+
+    def told() -> bool:
+        return any("airport XXX is not in the ontology" in str(alert) for alert in hook.told)
+
+    def dead() -> bool:
+        with OntologyResource(storage_uri=str(home / "flights")).bus() as bus:
+            return any(letter.event_id == NOWHERE for letter in bus.list_dead_letters("default", 9))
+
+    until(dead, "the handler has given up")
+    until(told, "people are told")
+    with open_instance() as instance:
+        failed = instance.get_runs(dg.RunsFilter(job_name="flights_drain_events"), limit=1)
+    return failed[0].run_id
+
+
+def the_cause_is_mended(home: Path) -> None:
+    with Session(home / "flights") as session:
+        session.ensure(Airport(faa="XXX", stub=True))
 
 
 def flights_to_nowhere(home: Path) -> None:
     """Two of them, so that deep verification finds something."""
-    with Session(home / "store") as session:
+    with Session(home / "flights") as session:
         session.ensure([a_flight(number, "XXX") for number in (1, 2)])
     with open_instance() as instance:
-        job = demo_definitions().resolve_job_def("ontology_deep_verify")
+        job = demo_definitions().resolve_job_def("flights_deep_verify")
         result = job.execute_in_process(instance=instance)
-    failed = [one.check_name for one in result.get_asset_check_evaluations() if not one.passed]
-    assert failed == ["deep_verify_flight"]
+    failed = [each for each in result.get_asset_check_evaluations() if not each.passed]
+    assert [each.asset_check_key.to_user_string() for each in failed] == ["flight:deep_verify"]
 
 
 def a_flight(number: int, destination: str) -> Flight:
@@ -191,37 +243,3 @@ def a_flight(number: int, destination: str) -> Flight:
         scheduled_arrival=1200,
         distance_mi=100,
     )
-
-
-def people_see_a_healthy_demo(page: Page, address: str) -> None:
-    page.goto(f"{address}/locations/flights/asset-groups/flights/lineage")
-    sees(page, "flight_data", "weather_observation", "observed_at", "airline_punctuality")
-    sees_all(page, "2 / 2 Passed", INGESTED)
-    sees(page, "100% filled")
-    sees_no(page, "Loading", "Never materialized", "Unsynced")
-    keep(page, "asset-graph", height=1900)
-
-    page.goto(f"{address}/assets/plane")
-    sees(page, "rows_inserted", "rows_changed", "type_commit", "price_estimate_usd")
-    page.get_by_text("Plots", exact=True).first.click()
-    page.locator("canvas").first.wait_for(state="visible")
-    sees(page, "rows_inserted")
-    keep(page, "ingestion", height=1900)
-
-    page.goto(f"{address}/assets/airline_punctuality")
-    sees(page, "worst_average_delay", "as_of_commit", "How late each airline's flights left")
-    page.get_by_text("Plots", exact=True).first.click()
-    page.locator("canvas").first.wait_for(state="visible")
-    sees(page, "worst_average_delay")
-    keep(page, "materialisation")
-
-
-def people_see_trouble(page: Page, address: str) -> None:
-    page.goto(f"{address}/assets/ontology/log?view=checks&checkDetail=deep_verify_flight")
-    sees(page, "Failed", "missing_endpoint", "1 right keys have no Airport: XXX (2 relations)")
-    assert page.locator("button", has_text="Execute").first.is_enabled()
-    keep(page, "failed-check")
-
-    page.goto(f"{address}/locations/flights/sensors/ontology_events")
-    sees(page, "ontology_drain_events", "View logs", "1 run requested")
-    keep(page, "sensor", height=860)

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from storage_engine.events.protocol import Peek, Subscription, open_event_store
+from storage_engine.events.protocol import Peek, Subscription, TypePeek, open_event_store
 from storage_engine.events.records import Failure
 from storage_engine.repository.protocol import CommitRequest
 from tests.commitlog.support import new_world
@@ -76,6 +76,7 @@ def test_a_peek_tells_what_is_due_waits_and_is_done(bus: Bus) -> None:
     seen = store.peek(NAMESPACE, [BILL, SHIP])
     assert (seen.pending, seen.due, seen.waiting, seen.is_exact) == (2, 2, 0, True)
     assert seen.oldest == before
+    assert seen.by_type == {"OrderPlaced": TypePeek(2, before)}
     worker = bus.worker(BILL, store=store)
     claims = take_all(worker)
     assert ids(claims) == ["order-1", "order-2"]  # a peek claims none

@@ -30,6 +30,7 @@ from storage_engine import (
 from storage_engine.events.dispatcher import Totals
 from storage_engine.repository.object import outbox
 from storage_engine.runtime.core import internals
+from storage_engine.runtime.worker import HandlerRun
 from tests.events.support import Bus, made_bus
 
 
@@ -506,3 +507,78 @@ def test_notes_are_kept_once_and_not_without_end() -> None:
         totals.note([f"note {n}", "note 0"])
     assert totals.notes == [f"note {n}" for n in range(20)]
     assert totals.more_notes == 10
+
+
+# -- what a handler says of itself ----------------------------------------------------------------
+
+
+def test_what_handlers_do_beyond_their_declaration_is_done_and_noted(
+    open_session: Callable[..., Session],
+) -> None:
+    @on_event(Ordered, writes=[Invoice], emits=[Billed])
+    def faithful(ctx: HandlerContext[Ordered]) -> None:
+        ctx.ensure(Invoice(id=f"a{ctx.event.n}", n=ctx.event.n))
+        ctx.emit(Billed(n=1))
+
+    @on_event(Ordered, writes=[], emits=(), id="silent")
+    def silent(ctx: HandlerContext[Ordered]) -> None:
+        if ctx.event.n == 2:
+            raise ValueError("no paper")
+        ctx.ensure(Invoice(id=f"b{ctx.event.n}", n=ctx.event.n))
+        ctx.emit(Billed(n=2))
+
+    @on_event(Ordered)  # it says nothing
+    def free(ctx: HandlerContext[Ordered]) -> None:
+        ctx.ensure(Invoice(id="c", n=0))
+
+    assert (faithful.writes, faithful.emits) == ((Invoice,), (Billed,))
+    assert (silent.writes, silent.emits, free.writes, free.emits) == ((), (), None, None)
+    session = open_session(event_backoff_base_ms=60_000)
+    session.emit([Ordered(n=1, id="o1"), Ordered(n=2, id="o2")])
+    runs: list[HandlerRun] = []
+    totals = session.drain([faithful, silent, free], observe=runs.append, meta={"run": "r1"})
+
+    assert totals.notes == [
+        "silent: it wrote Invoice, which @on_event(..., writes=[...]) does not name",
+        "silent: it sent Billed, which @on_event(..., emits=[...]) does not name",
+    ]
+    assert session.query().entities(Invoice).count() == 4
+    by_run = {(run.handler_id.rpartition(".")[2], run.event_id): run for run in runs}
+    assert len(by_run) == len(runs) == 6
+    failed = by_run["silent", "o2"]
+    assert (failed.commit, failed.emitted, failed.error) == (None, (), "ValueError: no paper")
+    done = by_run["silent", "o1"]
+    assert (done.event_type, done.emitted, done.error) == ("Ordered", ("Billed",), None)
+    assert done.commit is not None
+    assert [(c.type_name, c.inserted) for c in done.commit.changes] == [("Invoice", 1)]
+    # The second to write c wrote nothing new: it was handled without a commit.
+    assert sorted(by_run["free", n].commit is None for n in ("o1", "o2")) == [False, True]
+    commits = session.list_commits()
+    assert {run.commit.commit_id for run in runs if run.commit} == {c["id"] for c in commits}
+    assert [commit["metadata"] for commit in commits] == [{"run": "r1"}] * 4
+    session.ensure(Invoice(id="d", n=9))
+    session.commit()
+    assert session.list_commits(limit=1)[0]["metadata"] == {}  # of the session's own commits none
+
+
+class Base(Entity, abstract=True):
+    id: Field[str] = Field(primary_key=True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"writes": Invoice}, r"writes takes a list: writes=\[Invoice\]"),
+        ({"writes": "Invoice"}, "writes takes a list"),
+        ({"writes": [Billed]}, "writes takes Entity and Relation classes, not .*Billed"),
+        ({"writes": ["Invoice"]}, "writes takes Entity and Relation classes, not 'Invoice'"),
+        ({"writes": [Entity]}, "writes takes Entity and Relation classes"),
+        ({"writes": [Base]}, "writes names Base, which is not stored"),
+        ({"emits": [Invoice]}, "emits takes Event classes, not .*Invoice"),
+        ({"emits": [Event]}, "emits takes Event classes"),
+        ({"emits": 7}, r"emits takes a list: emits=\[7\]"),
+    ],
+)
+def test_a_wrong_declaration_of_a_handler_is_refused(stated: dict[str, Any], said: str) -> None:
+    with pytest.raises(HandlerError, match=said):
+        on_event(Ordered, **stated)

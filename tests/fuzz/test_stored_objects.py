@@ -65,7 +65,9 @@ SEALED = (
 )
 V2_ONLY = {"layouts"}
 # Which make another valid object, of which another answer is right.
-PLAUSIBLE = {("head", "log_id: text")}  # tags of the log before do not count
+PLAUSIBLE = {  # tags of another log do not count
+    (kind, f"log_id: {other}") for kind in ("head", "tag") for other in ("text", "path out")
+}
 
 Operation = Callable[[World], Any]
 

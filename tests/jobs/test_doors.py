@@ -52,6 +52,7 @@ SAMPLES: dict[str, tuple[Any, list[str]]] = {
     "columns": ({"id": "a = b", "n": "1"}, ["--column=id=a = b", "--column", "n=1"]),
     "where": ("n > 1", ["--where=n > 1"]),
     "outside": ("n > 9", ["--outside=n > 9"]),
+    "count_by": ("name", ["--count-by=name"]),
     "transform": ("shop:tidy", ["--transform=shop:tidy"]),
     "distinct": (True, ["--distinct"]),
     "drift": ({"added": "ignore"}, ["--drift=added=ignore"]),
@@ -59,6 +60,10 @@ SAMPLES: dict[str, tuple[Any, list[str]]] = {
     "on_bad_rows": ("fail", ["--on-bad-rows=fail"]),
     "quarantine": ("/aside", ["--quarantine=/aside"]),
     "expectations": ([{"not_null": "id"}], ['--expect={"not_null": "id"}']),
+    "missing": (
+        {"action": "mark", "set": {"active": False, "ended_at": "now"}, "limit": "5%"},
+        ["--missing={set: {active: false, ended_at: now}, limit: 5 %}"],
+    ),
     "meta": ({"run": "7"}, ["--meta=run=7"]),
     "target_part_bytes": (1 << 20, ["--target-part-bytes=1MiB"]),
     "idempotency.app_id": ("crm", ["--app-id=crm"]),
@@ -66,7 +71,7 @@ SAMPLES: dict[str, tuple[Any, list[str]]] = {
 }
 # The resource says where the storage is, and the run which unit of work it is and on which
 # partitions.
-NOT_DECLARED_IN_DAGSTER = {"storage_uri", "idempotency", "outside"}
+NOT_DECLARED_IN_DAGSTER = {"storage_uri", "idempotency", "outside", "count_by"}
 UNIT = {"app_id": "app", "version": 1}
 
 
@@ -175,6 +180,7 @@ expectations:
   - not_null: id
   - nul: id
 distinct: often
+missing: {set: {active: false}, limit: few}
 """
 
 
@@ -192,6 +198,7 @@ def test_all_that_is_wrong_is_told_with_file_and_line(tmp_path: Path) -> None:
         (12, "columns.name is a text, not ['b']"),
         (15, "expectation {'nul': 'id'}: 'nul' is not known"),
         (16, "distinct is true or false, not 'often'"),
+        (17, "missing.limit is a share such as 10%, or a number, not 'few'"),
     ):
         assert f"{path}:{line}: {text}" in told
     assert f"{path}: the order does not say type" in told

@@ -17,6 +17,7 @@ from storage_engine.spark.ingest_spec import OnBadRows, guess_format, parse_spec
 from storage_engine.spark.jobs import compact, ingest, migrate, stream
 from storage_engine.spark.jobs.arguments import parse_ingest
 from storage_engine.spark.jobs.ingest import DriftPolicy, IngestSpec, Source, parse
+from storage_engine.spark.missing_policy import MissingPolicy
 from storage_engine.spark.spec_members import InvalidSpec, read_yaml
 
 MINIMAL = IngestSpec(
@@ -40,6 +41,15 @@ expectations = st.one_of(
 )
 
 
+missing_policies = st.just(MissingPolicy()) | st.builds(
+    MissingPolicy,
+    action=st.just("mark"),
+    set=st.dictionaries(texts, st.none() | st.booleans() | st.integers() | texts, min_size=1),
+    limit=st.integers(0, 100).map(lambda n: f"{n}%") | st.integers(0, 10**9).map(str),
+    scope=texts,
+)
+
+
 @st.composite
 def orders(draw: st.DrawFn) -> IngestSpec:
     schema = draw(st.none() | texts)
@@ -58,6 +68,7 @@ def orders(draw: st.DrawFn) -> IngestSpec:
         ),
         columns=draw(mappings),
         where=draw(st.none() | texts),
+        missing=draw(missing_policies),
         transform=draw(st.none() | st.just("module:function")),
         distinct=draw(st.booleans()),
         order_by=draw(st.none() | names),

@@ -877,20 +877,32 @@ def test_files_of_a_purged_type_go_and_those_of_old_versions_stay(either_world: 
     write(repository, thing, row("t", n=1))
     write(repository, thing, row("t", n=2))
     migrate(repository, V2)
+    changed = entity("Thing", n=Field[float])
+    migrate(repository, changed)
     drop(repository, "Thing", purge=True)
+    migrate(repository, thing)
+    write(repository, thing, row("t", n=3))  # of the same name, and not of the same type
     repository.flush()
     days(world, 6)
-    assert collect(world, purge_compacted=True)[0].doomed == ()
+    assert collect(world)[0].doomed == ()
     days(world, 2)
     kept = [k for k in world.stored_keys() if "Customer" in k]
-    doomed = [k for k in world.stored_keys("commits/") if "Thing" in k]
-    _, report = collect(world, purge_compacted=True)
-    assert report.objects == len(doomed) == 2
+    doomed = [
+        k
+        for k in world.stored_keys()
+        if "/Thing" in k
+        and k.startswith(("commits/", "staged/"))
+        and not k.startswith("commits/8-")
+    ]
+    plan, report = collect(world)
+    assert report.objects == len(doomed) == 3
+    assert report.reasons == {plan_module.PURGED: 3}
+    assert sum(plan.kept.values()) == 0
     assert [k for k in world.stored_keys() if "Customer" in k] == kept
     fresh = world.open("fresh").repo
     assert [r["id"] for r in ask(fresh, V1, schema_version=1)[0]] == ["a"]
     assert [r["id"] for r in latest(fresh, V2)] == ["a"]
     assert verify_storage(fresh, deep=True).findings == []
-    migrate(fresh, thing)
+    assert [r["n"] for r in ask(fresh, thing, history=True)[0]] == [3]
     write(fresh, thing, row("t", n=1))
     assert verify_storage(fresh, deep=True).findings == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from enum import Enum
 from typing import Generic, NotRequired, TypedDict, TypeVar
 
 import pytest
@@ -158,3 +159,23 @@ def test_two_typed_dicts_of_one_name_inside_each_other():
         class T(Entity):
             id: Field[str] = Field(primary_key=True)
             x: Field[outer]  # type: ignore[valid-type]
+
+
+def test_names_of_the_function_around_are_known():
+    class Colour(Enum):
+        RED = "red"
+
+    class Meta(type(Entity)):
+        def __new__(cls, *given, **options):
+            return super().__new__(cls, *given, **options)
+
+    class Local(Entity):
+        id: Field[str] = Field(primary_key=True)
+        colour: Field[Colour]
+
+    class Made(Entity, metaclass=Meta):
+        id: Field[str] = Field(primary_key=True)
+        colour: Field[Colour]
+
+    for declared in (Local, Made):
+        assert declared(id="a", colour="red").colour is Colour.RED

@@ -3,6 +3,7 @@
 import copy
 import enum
 import pickle
+from abc import ABC, abstractmethod
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any, NotRequired, TypedDict
 
@@ -285,3 +286,23 @@ def test_factories_are_called_per_object_and_checked():
 def test_field_ref():
     assert (Customer.tier.name, Customer.tier.owner) == ("tier", spec_of(Customer))
     assert repr(Employment.role) == "Employment.role"
+
+
+def test_a_class_suggests_the_nearest_field() -> None:
+    with pytest.raises(AttributeError, match=r"unknown field 'nmae', did you mean 'name'\?"):
+        _ = Customer.nmae  # type: ignore[attr-defined]
+    assert not hasattr(Customer, "__nothing__")
+
+
+def test_a_type_may_have_an_abstract_base() -> None:
+    class Labelled(ABC):
+        @abstractmethod
+        def label(self) -> str: ...
+
+    class LabelledThing(Entity, Labelled):
+        id: Field[str] = Field(primary_key=True)
+
+        def label(self) -> str:
+            return self.id
+
+    assert LabelledThing(id="x").label() == "x"

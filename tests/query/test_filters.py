@@ -103,8 +103,12 @@ WRONG_TYPES = [
     (lambda: ANY.text == None, "use Thing.text.is_null() or .is_not_null()"),  # noqa: E711
     (lambda: ANY.text != None, "use Thing.text.is_null() or .is_not_null()"),  # noqa: E711
     (lambda: ANY.flag == True, "use Thing.flag.is_true() or .is_false()"),  # noqa: E712
-    (lambda: ANY.whole != False, "use Thing.whole.is_true() or .is_false()"),  # noqa: E712
-    (lambda: ANY.whole.in_([1, True]), "use Thing.whole.is_true() or .is_false()"),
+    (lambda: ANY.whole != False, "Thing.whole is int | None; it cannot be compared with False"),  # noqa: E712
+    (lambda: ANY.money == True, "it cannot be compared with True (bool)"),  # noqa: E712
+    (
+        lambda: ANY.whole.in_([1, True]),
+        "Thing.whole is int | None; it cannot be compared with True",
+    ),
     (lambda: ANY.whole.in_([None]), "use Thing.whole.is_null()"),
     (lambda: ANY.text.in_("abc"), "Thing.text.in_() takes a list of values, not 'abc'"),
     (lambda: ANY.text.in_(5), "Thing.text.in_() takes a list of values, not 5"),

@@ -59,6 +59,10 @@ class Client(Entity, renamed_from="Customer"):
     tags: Field[list[str]] = Field(default_factory=list)
 
 
+class ClientBought(Relation[Client, Product1], name="Bought"):
+    count: Field[int] = Field(default=1)
+
+
 def one_name(row: dict[str, Any]) -> dict[str, Any]:
     """From version 2 to 3."""
     row["name"] = f"{row.pop('first')} {row.pop('last')}"

@@ -198,6 +198,11 @@ def test_mistakes_are_told_at_the_line_that_has_them(
 
 
 def test_sql_arrow_and_changes_show_columns(shop: Session) -> None:
+    asked = 'SELECT id FROM "Order" WHERE status = ? AND level = ? AND ref = ? AND "at" = ?'
+    last = time(23, 59, 59, 999999)
+    assert shop.sql(asked, [Status.PAID, Level.LOW, LAST, last]).collect() == [{"id": "b"}]
+    named = shop.sql('SELECT id FROM "Order" WHERE level = $level', {"level": Level.LOW})
+    assert named.collect() == [{"id": "b"}]
     rows = shop.sql('SELECT sum(total) AS t, max("at") AS "at" FROM "Order"').to_arrow()
     assert rows.to_pylist() == [{"t": Decimal("20.00"), "at": time(23, 59, 59, 999999)}]
     table = shop.query().entities(Order).to_arrow()

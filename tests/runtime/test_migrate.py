@@ -11,6 +11,7 @@ import pytest
 
 from storage_engine import (
     ConfigurationError,
+    DropDependencyError,
     Entity,
     Field,
     MigrationError,
@@ -28,6 +29,7 @@ from tests.runtime.evolving import (
     Bought1,
     Bought3,
     Client,
+    ClientBought,
     Customer1,
     Customer2,
     Customer3,
@@ -319,11 +321,6 @@ def test_an_upgrader_may_not_use_the_session_that_migrates(shop: str) -> None:
 
 
 def test_a_type_and_its_relations_are_renamed_in_one_commit(shop: str) -> None:
-    from storage_engine import Relation
-
-    class ClientBought(Relation[Client, Product1], name="Bought"):
-        count: Field[int] = Field(default=1)
-
     forced(shop, Customer2)
     forced(shop, Customer3, upgraders=UPGRADERS)
     with opened(shop, Client, Product1, ClientBought) as session:
@@ -343,6 +340,32 @@ def test_a_type_and_its_relations_are_renamed_in_one_commit(shop: str) -> None:
         with pytest.raises(TypeDroppedError, match="renamed to Client"):
             old.commit()
         old.discard()
+    with opened(shop) as session, pytest.raises(DropDependencyError, match="Bought"):
+        preview_drop(session.repository, "Client")
+
+
+def test_a_new_name_is_not_used_before_the_migration(shop: str) -> None:
+    """As a type of its own it would begin without the rows, and never get them."""
+    forced(shop, Customer2)
+    forced(shop, Customer3, upgraders=UPGRADERS)
+    with opened(shop, Client) as early:
+        with pytest.raises(SchemaOutdatedError, match=r"new name of Customer.*version 3.*Migrate"):
+            early.query().entities(Client).collect()
+        early.ensure(Client(id="x", full_name="X"))
+        with pytest.raises(SchemaOutdatedError, match="new name of Customer"):
+            early.commit()
+        early.discard()
+    forced(shop, Client, ClientBought)
+    with opened(shop, Client) as session:
+        session.ensure(Client(id="x", full_name="X"))
+        session.commit()
+        assert session.query().entities(Client).count() == 3
+    with opened(shop, Client, Customer3) as session:  # a new one of the old name
+        session.migrate(dry_run=False, force=True)
+        session.ensure(Client(id="y", full_name="Y"))
+        session.ensure(Customer3(id="y", name="Y"))
+        session.commit()
+        session.validate()
 
 
 def test_a_dropped_type_is_refused_read_as_empty_and_created_anew(shop: str) -> None:

@@ -51,6 +51,7 @@ SESSION = {
     "commits": {"commit", "last_commit", "snapshot"},
     "reads": {"query", "sql", "at"},
     "history": {"diff", "changes", "list_commits", "get_commit", "list_commit_changes"},
+    "files": {"export", "import_files"},
     "schema": {"validate", "migrate"},
     "events": {"emit", "run", "drain", "stop", "namespace"},
     "storage": {"repository", "storage_info", "compact", "metrics"},

@@ -423,7 +423,9 @@ def test_commits_are_listed_newest_first(session: Session) -> None:
         "kind",
         "metadata",
         "types",
+        "rows",
     }
+    assert session.list_commits()[0]["rows"] == {"Customer": 1}
     assert session.get_commit(5) is None
     assert session.list_commit_changes(5) == []
     assert session.storage_info()["head_commit_id"] == 4

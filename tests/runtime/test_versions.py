@@ -27,6 +27,7 @@ from tests.runtime.evolving import (
     Bought1,
     Bought3,
     Client,
+    ClientBought,
     Customer1,
     Customer2,
     Customer3,
@@ -241,7 +242,7 @@ def test_a_class_that_is_not_current_is_refused(stored: str) -> None:
 
 
 def test_renames_are_followed(past: str) -> None:
-    forced(past, Client)
+    forced(past, Client, ClientBought)
     with Session(past) as session:
         clients = session.query().entities(Client).upgraded(UPGRADERS)
         assert [(c.full_name, c.age) for c in clients.as_of(2).collect()] == [
@@ -283,6 +284,23 @@ def test_the_feed_upgrades_and_a_migration_is_no_change(session: Session, limit:
     ]
     assert len(told) == 7
     assert not any("not_upgraded" in change for change in told)
+
+
+def test_a_feed_does_not_look_before_the_first_commit_of_a_type(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = session.repository
+    read = repository.read
+    windows: list[Any] = []
+
+    def counted(spec: Any, window: Any, **options: Any) -> Any:
+        windows.append(window)
+        return read(spec, window, **options)
+
+    monkeypatch.setattr(repository, "read", counted)
+    told = [c for c in session.changes(0, upgraders=UPGRADERS) if c["type_name"] == "Product"]
+    assert [c["operation"] for c in told] == ["insert"]
+    assert windows == []
 
 
 def test_what_a_migration_did_change_is_told(session: Session) -> None:
@@ -335,7 +353,7 @@ def test_a_cursor_holds_across_a_rename(past: str) -> None:
     with Session(past) as session:
         page = session.changes(0, 2, upgraders=UPGRADERS)
         first = [(c["commit_id"], c["type_name"]) for c in page]
-    forced(past, Client)
+    forced(past, Client, ClientBought)
     with Session(past) as session:
         told = fed(session, 2, upgraders=UPGRADERS)
         rest: list[Any] = []
@@ -379,6 +397,8 @@ def test_diff_says_what_it_cannot_compare(session: Session) -> None:
     (told,) = [d for d in session.diff(2, 6, upgraders={}) if d["type_name"] == "Customer"]
     assert (told["operation"], told["schema_version"]) == ("migrate", 1)
     assert "no upgrader for Customer from version 2" in told["not_upgraded"]
+    assert "raw('Customer', schema_version=2)" in told["not_upgraded"]
+    assert "onto migrate" not in told["not_upgraded"]
 
 
 def test_diff_tells_of_a_drop(past: str) -> None:
@@ -448,6 +468,59 @@ def test_what_was_purged_is_not_there_for_anyone(past: str) -> None:
         found = session.query().relations(Bought3).upgraded().as_of(2).collect()
         assert found == []
         assert found.diagnostics == ({"reason": "type_purged", "dropped_commit_id": 7},)
+
+
+def test_a_type_that_was_purged_and_created_anew_has_the_rows_of_the_new_one(past: str) -> None:
+    class Tool(Entity, name="Product"):
+        sku: Field[str] = Field(primary_key=True)
+        weight: Field[float]
+
+    purge(past, "Product", cascade=True)
+    assert forced(past, Tool).commit_id == 8
+    with Session(past) as session:
+        session.ensure(Tool(sku="p", weight=1.5))
+        session.commit()
+        tools = session.query().entities(Tool).upgraded()
+        gone = ({"reason": "type_purged", "dropped_commit_id": 7},)
+        assert (tools.as_of(2).collect(), tools.as_of(2).collect().diagnostics) == ([], gone)
+        history = tools.with_history().collect()
+        assert [t.weight for t in history] == [1.5]
+        assert history.diagnostics == gone
+        assert tools.as_of(9).collect().diagnostics == ()
+        told = [c for c in fed(session) if c["type_name"] == "Product"]
+        assert [(c["commit_id"], c["operation"]) for c in told] == [(7, "drop"), (9, "insert")]
+        assert session.repository.type_histories()["entity", "Product"].purged is False
+
+
+def test_what_is_purged_of_an_old_name_is_missed_aloud(past: str) -> None:
+    forced(past, Client, ClientBought)
+    with Session(past) as session:
+        preview = preview_drop(session.repository, "Customer", purge=True)
+        assert preview.as_dict()["past_of"] == "Client"
+    purge(past, "Customer")
+    with Session(past) as session:
+        clients = session.query().entities(Client).upgraded(UPGRADERS)
+        gone = ({"reason": "type_purged", "dropped_commit_id": 7},)
+        assert (clients.as_of(6).collect(), clients.as_of(6).collect().diagnostics) == ([], gone)
+        history = clients.with_history().collect()
+        assert [c.full_name for c in history] == ["Ann Lee", "Bob Ray", "Cy Coe"]
+        assert history.diagnostics == gone
+        # A feed that begins before it has every row all the same.
+        told = [c for c in fed(session, 2) if c["type_name"] in ("Customer", "Client")]
+        assert [(c["commit_id"], c["type_name"], c["operation"], c.get("key")) for c in told] == [
+            (7, "Client", "insert", "a"),
+            (7, "Client", "insert", "b"),
+            (7, "Client", "insert", "c"),
+            (7, "Customer", "drop", None),
+        ]
+        assert [d["key"] for d in session.diff(6, 7) if d["type_name"] == "Client"] == list("abc")
+
+
+def purge(uri: str, name: str, *, cascade: bool = False) -> None:
+    with Session(uri) as session:
+        options: Any = {"cascade": cascade, "purge": True}
+        preview = preview_drop(session.repository, name, **options)
+        apply_drop(session.repository, name, token=preview.token, **options)
 
 
 class Letter(Entity):

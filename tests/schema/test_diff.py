@@ -9,7 +9,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 import pytest
 
 from storage_engine.model import Entity, Field, Relation, TypeSpec, spec_of
-from storage_engine.schema.diff import diff_types, evolved
+from storage_engine.model.spec import build_type_spec
+from storage_engine.schema.diff import diff_types, evolved, widens
 
 
 class A1(TypedDict):
@@ -26,6 +27,24 @@ class A3(TypedDict):
 
 
 A2.__name__ = A3.__name__ = "A1"  # the same TypedDict, edited
+
+
+class Tree(TypedDict):
+    size: int
+    twigs: NotRequired[list[Tree]]
+
+
+class Plant(TypedDict):
+    """Another name, and a key that may be missing."""
+
+    size: float
+    twigs: NotRequired[list[Plant]]
+    colour: NotRequired[str]
+
+
+class Bush(TypedDict):
+    size: int
+    twigs: NotRequired[list[Tree]]
 
 
 def variant(name: str = "T", /, **fields: Any) -> TypeSpec:
@@ -161,11 +180,17 @@ DIFFERENCES = [
         ["field 'x' removed", "field 'y' added (int)"],
         False,
     ),
-    # The old name is still declared: the marker means nothing.
+    # The old name is still declared, which a plan refuses.
     (
         variant(x=Field[int]),
         variant(x=Field[int], y=(Field[int | None], Field(renamed_from="x"))),
         ["field 'y' added (int | None)"],
+        True,
+    ),
+    (
+        variant(x=Field[Tree]),
+        variant(x=Field[Plant | None]),
+        ["field 'x' was Tree, is Plant | None"],
         True,
     ),
     (variant("T"), variant("U"), ["name was T, is U"], True),
@@ -270,3 +295,12 @@ def test_a_diff_as_data() -> None:
     assert diff.as_dict()["changes"] == [
         {"path": "x", "change": "retyped", "before": "int", "after": "float", "additive": True}
     ]
+
+
+def test_a_type_that_contains_itself_is_widened() -> None:
+    tree, plant = (build_type_spec(each) for each in (Tree, Plant))
+    assert widens(tree, plant)
+    assert not widens(plant, tree)
+    assert widens(tree, {"kind": "list", "item": plant}) is False
+    assert widens({"kind": "list", "item": tree}, {"kind": "list", "item": plant})
+    assert not widens(build_type_spec(Bush), tree)  # a tree inside is not known to be a bush

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def history(
     name: str, spans: Sequence[tuple[int, int | None]], specs: Sequence[TypeSpec], **more: Any
 ) -> TypeHistory:
     """`renamed_from` is of the last version, or `taken` says it of each."""
-    taken = more.pop("taken", [None] * (len(specs) - 1) + [more.get("renamed_from")])
+    taken = more.pop("taken", [None] * (len(specs) - 1) + [more.pop("renamed_from", None)])
     versions = [
         SchemaVersion(number, spec, spec.schema_sha256, since, until, renamed_from=before)
         for number, (spec, (since, until), before) in enumerate(
@@ -108,6 +109,8 @@ def test_a_rename_is_found_from_either_side() -> None:
     new = history("New", [(4, 6), (7, None)], [two, three], first=2, taken=["Old", None])
     expected = [("Old", 1, False), ("New", 2, True), ("New", 3, False)]
     assert told(lineage(("entity", "New"), named(old, new))) == expected
+    assert (new.renamed_from, old.renamed_from) == (None, None)
+    assert replace(new, versions=new.versions[:1]).renamed_from == "Old"
 
 
 def test_a_type_that_took_a_name_which_another_one_had_before() -> None:

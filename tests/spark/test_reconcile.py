@@ -11,8 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from storage_engine import Session, ValidationError, initialize_storage
+from storage_engine.spark import hash_tables as in_driver
 from storage_engine.spark import reconcile, write_entities, writer
-from storage_engine.spark import reconcile as in_driver
 from tests.engines import Customer
 
 if TYPE_CHECKING:
@@ -131,6 +131,6 @@ def test_more_than_expected_is_compared_by_spark(
         assert in_driver.brought(source) is None
         with pytest.raises(PySparkException, match="no executors"):
             in_driver.brought(source)
-    monkeypatch.setattr(in_driver, "brought", lambda _: None)
+    monkeypatch.setattr(reconcile, "brought", lambda _: None)
     result = write_entities(source, Customer, session)
     assert (result.inserted, result.unchanged) == (1, 8)

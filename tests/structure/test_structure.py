@@ -156,6 +156,7 @@ def test_no_file_is_too_short_to_be_a_room() -> None:
     for file in product():
         lines = len((ROOT / file).read_text().splitlines())
         thin = Path(file).stem in {"__init__", "__main__"} or file.startswith("jobs/")
+        thin |= file.startswith("ontologia_dagster/defs/")  # an example that people replace
         if lines < SHORTEST and not thin and file not in SHORT:
             problems.append(f"{file}: {lines} lines")
     none_of(problems, f"a file under {SHORTEST} lines belongs into the room of its noun")

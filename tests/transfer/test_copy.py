@@ -230,8 +230,9 @@ def test_bad_ends(source: Storage, target: Storage, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="in memory"):
         copy_storage(source.uri, ":memory:")
     for missing in (tmp_path / "nothing", tmp_path / "nothing.db"):
-        with pytest.raises(UninitializedStorageError):
+        with pytest.raises(UninitializedStorageError, match="nothing to copy") as absent:
             copy_storage(missing, target.uri)
+        assert "init" not in str(absent.value)
     assert not (tmp_path / "nothing.db").exists()
     copied(source, target)
     other = "v1" if target.engine_version == "v2" else "v2"

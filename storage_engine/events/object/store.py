@@ -104,24 +104,26 @@ class ObjectEventStore:
         claims = ObjectClaims(self._store, namespace, self._policy)
         whole = pending.glance()
         left = self._look_at(claims, pending.read_some(_PEEKED[0]))
-        if not any(event.due for event in left):
+        if not any(event.due for _, event in left):
             pending.glance_at_log()
             for count in _PEEKED[1:]:
                 left += self._look_at(claims, pending.read_some(count))
-                if any(event.due for event in left):
+                if any(event.due for _, event in left):
                     break
         return Peek.of(
             left, unread=pending.unread, oldest_unread=pending.oldest_unread, more=not whole
         )
 
-    def _look_at(self, claims: ObjectClaims, events: Sequence[PendingEvent]) -> list[Backlog]:
-        """What is left to do of each event, where something is."""
+    def _look_at(
+        self, claims: ObjectClaims, events: Sequence[PendingEvent]
+    ) -> list[tuple[str, Backlog]]:
+        """What is left to do of each event, where something is, with its type."""
         by_event: dict[str, list[OpenEvent]] = {}
         for event, opened in self._opened(claims, events):
             by_event.setdefault(event.event_id, []).append(opened)
         now = self._store.now()
-        left = [Backlog.count(opened, now) for opened in by_event.values()]
-        return [event for event in left if event.due or event.waiting]
+        left = [(opened[0][0]["type"], Backlog.count(opened, now)) for opened in by_event.values()]
+        return [(name, event) for name, event in left if event.due or event.waiting]
 
     def _opened(
         self, claims: ObjectClaims, events: Sequence[PendingEvent]
@@ -203,7 +205,14 @@ class ObjectEventStore:
     # -- looking ------------------------------------------------------------------------------
 
     def list_namespaces(self, session_ttl_ms: int) -> list[NamespaceInfo]:
-        events = _count(self._store.list(layout.EVENTS), layout.is_event)
+        listed = list(self._store.list(layout.EVENTS))
+        events = _count(listed, layout.is_event)
+        oldest: dict[str | None, datetime] = {}
+        for info in listed:
+            sent = layout.event_moment(info.key) if layout.is_event(info.key) else None
+            if sent is not None:
+                namespace_key = layout.namespace_of(info.key)
+                oldest[namespace_key] = min(oldest.get(namespace_key, sent), sent)
         sessions = _count(self._store.list(layout.SESSIONS))
         letters = _count(self._store.list(layout.DEAD_LETTERS))
         namespaces = []
@@ -219,6 +228,7 @@ class ObjectEventStore:
                     sessions=len(workers) - dead,
                     dead_sessions=dead,
                     dead_letters=letters.get(namespace, 0),
+                    oldest=oldest.get(namespace),
                 )
             )
         return namespaces

@@ -109,7 +109,7 @@ class SqliteConsumer:
         for envelope, record, _ in due[:_PEEKED]:
             by_event.setdefault(envelope["id"], []).append((envelope, record))
         now = self._store.now()
-        left = [Backlog.count(opened, now) for opened in by_event.values()]
+        left = [(opened[0][0]["type"], Backlog.count(opened, now)) for opened in by_event.values()]
         return Peek.of(left, more=len(due) > _PEEKED)
 
     def _due(

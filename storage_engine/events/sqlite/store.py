@@ -198,6 +198,11 @@ class SqliteEventStore:
                 for table in ("events", "event_dead_letters")
             )
             named = connection.execute("SELECT DISTINCT namespace FROM event_sessions").fetchall()
+            oldest = dict(
+                connection.execute(
+                    "SELECT namespace, MIN(created_at) FROM events GROUP BY namespace"
+                ).fetchall()
+            )
         namespaces = []
         names = {*events, *(name for (name,) in named)}
         for namespace in sorted(name for name in names if isinstance(name, str)):
@@ -210,6 +215,7 @@ class SqliteEventStore:
                     len(sessions) - dead,
                     dead,
                     letters.get(namespace, 0),
+                    _sent(oldest.get(namespace)),
                 )
             )
         return namespaces
@@ -445,6 +451,14 @@ def _text(data: bytes) -> str | bytes:
         return data.decode()
     except UnicodeDecodeError:
         return data
+
+
+def _sent(text: Any) -> datetime | None:
+    """When the event with this time was sent; None where another program wrote what is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (TypeError, ValueError):
+        return None
 
 
 def _leave_out(error: IntegrityError) -> None:

@@ -316,6 +316,16 @@ def plan_compaction(
     return CompactionPlan(opened.uri, head.commit_id, head.log_id, tuple(plans))
 
 
+def types_worth_compacting(
+    repository: ObjectRepository, policy: CompactionPolicy | None = None
+) -> list[str]:
+    """Names of the types that a plan would have work for, by the log alone: no index is read."""
+    head = repository.chain.read_head().head
+    truth = state.current_checkpoint(repository.chain, head).entries
+    chosen = policy or CompactionPolicy()
+    return sorted(name for (_, name), entries in truth.items() if _verdict(entries, chosen).worth)
+
+
 def plan_type(
     repository: ObjectRepository,
     head: Head,

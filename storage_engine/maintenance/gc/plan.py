@@ -40,6 +40,7 @@ OLD_CHECKPOINT = "checkpoint that nothing needs"
 SILENT_ATTEMPT = "heartbeat of a silent writer"
 EXPIRED_LEASE = "lease of a compaction that has ended"
 COMPACTED = "replaced by a snapshot"
+PURGED = "of a type that was purged"
 
 Progress = Callable[[int], None]  # objects looked at
 
@@ -257,7 +258,7 @@ class _Planner:
                 continue
             commit_id = attempt.commit_id
             if attempt.prefix in now.attempts:
-                yield from self._replaced(info, commit_id, floor)
+                yield from self._replaced(info, commit_id, now, floor)
             elif commit_id > now.head.commit_id + 1:
                 self._kept["of a commit beyond head"] += 1
             elif not self._young(info):
@@ -265,18 +266,21 @@ class _Planner:
                 yield GarbageObject(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
 
     def _replaced(
-        self, info: ObjectInfo, commit_id: int, floor: RetainedCheckpoint | None
+        self, info: ObjectInfo, commit_id: int, now: Reach, floor: RetainedCheckpoint | None
     ) -> Iterator[GarbageObject]:
-        """A file of the chain that the state as of head does not have: compaction replaced it."""
+        """A file of the chain that the state as of head does not have: compaction replaced it, or
+        its type was purged, and whoever did that has said already that the rows shall go."""
         if layout.is_history(info.key):
             return  # it stays
-        if not self._purge:
-            self._kept["replaced by a snapshot (--purge-compacted)"] += 1
+        ref = layout.data_file_type(info.key)
+        purged = ref is not None and commit_id <= now.purged.get(ref, 0)
+        reason = PURGED if purged else COMPACTED
+        if not purged and not self._purge:
+            self._kept[f"{COMPACTED} (--purge-compacted)"] += 1
         elif floor is None or commit_id > floor.commit_id or info.key in floor.files:
-            self._kept["replaced by a snapshot within the grace"] += 1
+            self._kept[f"{reason}, within the grace"] += 1
         else:
-            ref = layout.data_file_type(info.key)
-            yield GarbageObject(info.key, info.size, info.modified, COMPACTED, Fence.INDEX, ref=ref)
+            yield GarbageObject(info.key, info.size, info.modified, reason, Fence.INDEX, ref=ref)
 
     def _staged(
         self,
@@ -296,7 +300,7 @@ class _Planner:
             named = [info for info in infos if info.key in published]
             unnamed = [info for info in infos if info.key not in published]
             for info in named:
-                yield from self._replaced(info, published[info.key], floor)
+                yield from self._replaced(info, published[info.key], now, floor)
             if attempt in heartbeats and heartbeats[attempt] is None:
                 self._kept["of a writer that lives"] += len(unnamed)
             elif sum(self._young(info) for info in unnamed) == 0:  # a sum: each one is counted

@@ -25,6 +25,7 @@ from storage_engine.commitlog.records import (
     parse_timestamp,
     sha256,
 )
+from storage_engine.commitlog.schema_log import purged_upto
 from storage_engine.commitlog.tags import Tag, list_tags
 from storage_engine.errors import IntegrityError
 from storage_engine.index.record import IndexObjects
@@ -53,6 +54,7 @@ class Reach:
     files: frozenset[str]  # data files of the state as of head
     indexed: dict[str, TypeRef]  # data files that an index names
     pinned: dict[str, str]  # data files and checkpoints -> the tag that keeps them
+    purged: Mapping[TypeRef, int]  # types whose rows up to a commit were given up
     _staged: dict[str, int] | None = field(default=None, repr=False)
 
     def needs(self, key: str) -> bool:
@@ -83,6 +85,7 @@ def reach(chain: Chain, indices: IndexObjects, head: Head) -> Reach:
         files=frozenset(files),
         indexed=_indexed(chain, indices, head),
         pinned=_pinned(chain, head),
+        purged=purged_upto(now.schemas),
     )
 
 

@@ -21,7 +21,7 @@ from storage_engine.commitlog.records import CommitFile, Entry, TypeRef
 from storage_engine.config import MIB
 from storage_engine.errors import IntegrityError
 from storage_engine.maintenance.integrity.log import Log
-from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.maintenance.integrity.report import IntegrityReport, MissingEnds, Progress
 from storage_engine.maintenance.rows import versions_of
 from storage_engine.model.columns import EngineVersion, parquet_schema
 from storage_engine.model.spec import TypeSpec
@@ -153,7 +153,8 @@ def _note(report: IntegrityReport, file: CommitFile, reason: str, message: str) 
 
 
 _KEYS_AT_ONCE = 2_000_000
-_EXAMPLES = 3
+EXAMPLES = 20  # of missing keys that are kept
+_TOLD = 3
 
 
 class RowCheck:
@@ -300,7 +301,7 @@ class RowCheck:
         parts = max(1, rows // _KEYS_AT_ONCE)
         identity = ", ".join(quoted(name) for name in relation.identity)
         missing = concerned = 0
-        examples: list[str] = []
+        examples: list[tuple[str, int]] = []
         for part in range(parts):
             keys = self._keys(spec, part, parts)
             with versions_of(
@@ -314,10 +315,11 @@ class RowCheck:
                 while rows_found := answer.fetchmany(10_000):
                     missing += len(rows_found)
                     concerned += sum(row[1] for row in rows_found)
-                    examples += [row[0] for row in rows_found[: _EXAMPLES - len(examples)]]
+                    examples += rows_found[: EXAMPLES - len(examples)]
         if missing:
-            message = missing_ends(side, str(name), missing, concerned, examples)
-            self._report.note("endpoints", "missing_endpoint", message, type_name=relation.name)
+            keyed = relation.instance_key is not None
+            ends = MissingEnds(side, str(name), missing, concerned, tuple(examples), keyed)
+            note_missing_ends(self._report, relation.name, ends)
 
     def _keys(self, spec: TypeSpec | None, part: int, parts: int) -> pa.Table:
         """The identities of one part of the entities: bounded, however many there are."""
@@ -336,13 +338,15 @@ def _keys_of(spec: TypeSpec) -> TypeSpec:
     return TypeSpec(spec.kind, spec.name, ())
 
 
-def missing_ends(
-    side: str, name: str, missing: int, concerned: int, examples: Sequence[str]
-) -> str:
+def note_missing_ends(report: IntegrityReport, relation: str, ends: MissingEnds) -> None:
     """What is said of relations that name entities which are not there."""
-    more = " ..." if missing > len(examples) else ""
-    shown = f"{', '.join(examples)}{more}"
-    return f"{missing} {side} keys have no {name}: {shown} ({concerned} relations)"
+    more = " ..." if ends.missing > _TOLD else ""
+    shown = f"{', '.join(key for key, _ in ends.examples[:_TOLD])}{more}"
+    message = (
+        f"{ends.missing} {ends.side} keys have no {ends.type_name}: {shown} "
+        f"({ends.concerned} relations)"
+    )
+    report.note("endpoints", "missing_endpoint", message, type_name=relation, ends=ends)
 
 
 def _conditions(spec: TypeSpec) -> list[tuple[str, str, str]]:

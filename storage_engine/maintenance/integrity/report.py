@@ -13,8 +13,20 @@ _KEPT = 1000  # findings; beyond, they are counted only
 
 
 @dataclass(frozen=True, slots=True)
+class MissingEnds:
+    """Relations that name entities which are not there."""
+
+    side: str  # left or right
+    type_name: str  # of the entities
+    missing: int  # of them
+    concerned: int  # relations that name one
+    examples: tuple[tuple[str, int], ...] = ()  # keys, and the relations that name each
+    keyed: bool = False  # the relations have a key beside their ends
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One contradiction."""
+    """One contradiction. `ends` says of `missing_endpoint` what the message does, as data."""
 
     area: str  # chain, checkpoint, tag, index, file, rows, endpoints, database, models
     reason: str
@@ -22,9 +34,11 @@ class Finding:
     key: str | None = None
     commit_id: int | None = None
     type_name: str | None = None
+    ends: MissingEnds | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        names = (name for name in self.__dataclass_fields__ if name != "ends")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(slots=True)
@@ -53,11 +67,12 @@ class IntegrityReport:
         key: str | None = None,
         commit_id: int | None = None,
         type_name: str | None = None,
+        ends: MissingEnds | None = None,
     ) -> None:
         self.total += 1
         self.by_type[type_name] += 1
         if len(self.findings) < _KEPT:
-            self.findings.append(Finding(area, reason, message, key, commit_id, type_name))
+            self.findings.append(Finding(area, reason, message, key, commit_id, type_name, ends))
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
@@ -10,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.errors import IntegrityError, OntologiaError
-from storage_engine.maintenance.integrity.data import missing_ends
-from storage_engine.maintenance.integrity.report import IntegrityReport, Progress
+from storage_engine.maintenance.integrity.data import EXAMPLES, note_missing_ends
+from storage_engine.maintenance.integrity.report import IntegrityReport, MissingEnds, Progress
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.sqlite import tags as sqlite_tags
 from storage_engine.repository.sqlite.data_table import quoted
@@ -21,7 +22,6 @@ from storage_engine.repository.sqlite.type_histories import endings
 from storage_engine.schema.history import SchemaVersion, TypeHistory, TypeRef
 
 _COMMITS_AT_ONCE = 64
-_EXAMPLES = 3
 
 
 def check_sqlite(repository: SqliteRepository, report: IntegrityReport, progress: Progress) -> None:
@@ -169,8 +169,10 @@ def _check_rows(
             missing = sorted(named - keys.get(name, set()))
             if missing and ("entity", name) not in purges:
                 concerned = _concerned(repository, history, f"{side}_key", missing, report)
-                message = missing_ends(side, name, len(missing), concerned, missing[:_EXAMPLES])
-                report.note("endpoints", "missing_endpoint", message, type_name=history.name)
+                shown = tuple((key, concerned[key]) for key in missing[:EXAMPLES])
+                keyed = history.last.spec.instance_key is not None
+                absent = MissingEnds(side, name, len(missing), concerned.total(), shown, keyed)
+                note_missing_ends(report, history.name, absent)
 
 
 def _rows_of(
@@ -196,8 +198,8 @@ def _concerned(
     column: str,
     keys: list[str],
     report: IntegrityReport,
-) -> int:
-    """How many relations have one of these keys; read again, as only few storages have any."""
+) -> Counter[str]:
+    """How many relations have each of these keys; read again, as only few storages have any."""
     relations: set[tuple[str, ...]] = set()
     wanted = pa.array(keys, pa.string())
     for version in history.versions:
@@ -205,4 +207,5 @@ def _concerned(
             chosen = rows.filter(pc.is_in(rows.column(column), value_set=wanted))
             identities = (chosen.column(c).to_pylist() for c in version.spec.identity)
             relations.update(zip(*identities, strict=True))
-    return len(relations)
+    place = history.last.spec.identity.index(column)
+    return Counter(relation[place] for relation in relations)

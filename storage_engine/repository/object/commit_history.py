@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.records import Head, Manifest, TypeRef, parse_timestamp
+from storage_engine.commitlog.records import Entry, Head, Manifest, TypeRef, parse_timestamp
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.read.latest import Versions
-from storage_engine.repository.protocol import AppliedUnit, CommitRecord, Idempotency
+from storage_engine.repository.protocol import (
+    AppliedUnit,
+    CommitRecord,
+    Idempotency,
+    WrittenRows,
+)
+from storage_engine.schema.history import TypeHistory
 
 
 def list_commits(chain: Chain, limit: int, since: int) -> list[CommitRecord]:
@@ -29,6 +36,39 @@ def commits_between(chain: Chain, since: int, upto: int) -> list[CommitRecord]:
 def get_commit(chain: Chain, commit_id: int) -> CommitRecord | None:
     manifest = _find(chain, commit_id)
     return _record(manifest) if manifest is not None else None
+
+
+def sent_events(chain: Chain, commit_id: int) -> Sequence[Mapping[str, Any]]:
+    manifest = _find(chain, commit_id)
+    return manifest.events if manifest is not None else ()
+
+
+def identity_counts(
+    chain: Chain, head: Head, histories: Mapping[TypeRef, TypeHistory]
+) -> dict[TypeRef, int | None]:
+    """Of the types that are there, how many identities their commits inserted."""
+    entries = state.current_checkpoint(chain, head).entries if head.commit_id else {}
+    return {
+        ref: identities(entries.get(ref, ())) if history.unbroken else None
+        for ref, history in histories.items()
+        if history.current is not None
+    }
+
+
+def identities(entries: Sequence[Entry]) -> int | None:
+    """A commit says how many it inserted; the oldest snapshot has each of its own once in its
+    current rows. A later snapshot does not tell new from known."""
+    total = 0
+    for position, entry in enumerate(entries):
+        inserted = [file.inserted for file in entry.files]
+        counts = [count for count in inserted if count is not None]
+        if len(counts) == len(inserted):
+            total += sum(counts)
+        elif position == 0 and any(file.role == "current" for file in entry.files):
+            total += sum(file.row_count for file in entry.files if file.role == "current")
+        else:
+            return None
+    return total
 
 
 def applied(chain: Chain, head: Head, unit: Idempotency) -> AppliedUnit | None:
@@ -101,4 +141,13 @@ def _record(manifest: Manifest) -> CommitRecord:
         kind=manifest.kind,
         metadata=manifest.metadata,
         types=sorted({name for _, name in manifest.touched()}),
+        written=[_written(manifest, ref) for ref in sorted(manifest.touched())],
+        handled=[{k: v for k, v in ack.items() if k != "token"} for ack in manifest.acks],
     )
+
+
+def _written(manifest: Manifest, ref: TypeRef) -> WrittenRows:
+    files = manifest.files_of(ref)
+    inserted = [file.inserted for file in files if file.inserted is not None]
+    rows = sum(max(0, file.row_count) for file in files)
+    return WrittenRows(*ref, rows, sum(inserted) if len(inserted) == len(files) else None)

@@ -40,6 +40,7 @@ from storage_engine.objectstore.cache import cache_for
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
+from storage_engine.query.spec import When
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.history import ObjectHistory
@@ -202,7 +203,7 @@ class ObjectRepository(ABC):
 
     def type_head(self, spec: TypeSpec) -> int:
         top = self._versions.type_head(spec, self.chain.read_head().head)
-        return top.commit_id if top is not None else 0
+        return top.changed_by if top is not None else 0
 
     def read(
         self, spec: TypeSpec, window: ReadWindow = LATEST, *, keys: pa.Table | None = None
@@ -214,6 +215,9 @@ class ObjectRepository(ABC):
         self, pinned: int | None = None, *, on_head: Callable[[int], None] | None = None
     ) -> ObjectExecutor:
         return ObjectExecutor(self._query_engine, pinned, on_head)
+
+    def key_splits(self, spec: TypeSpec, when: When) -> Sequence[str]:
+        return ObjectExecutor(self._query_engine).key_splits(spec, when)
 
     def commit_at(self, reference: Reference) -> int:
         return self._commit_at(self.chain.read_head().head, reference)
@@ -279,6 +283,14 @@ class ObjectRepository(ABC):
 
     def get_commit(self, commit_id: int) -> CommitRecord | None:
         return commit_history.get_commit(self.chain, commit_id)
+
+    def sent_events(self, commit_id: int) -> Sequence[Mapping[str, Any]]:
+        return commit_history.sent_events(self.chain, commit_id)
+
+    def identity_counts(self) -> dict[TypeRef, int | None]:
+        head = self.chain.read_head().head
+        histories = stored_schema.type_histories(self.chain, self._documents, head, None)
+        return commit_history.identity_counts(self.chain, head, histories)
 
     def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
         return commit_history.commits_between(self.chain, since, upto)
@@ -502,7 +514,7 @@ class ObjectRepository(ABC):
                 label: {
                     "type_kind": ref[0],
                     "schema_version_id": top.schema_version_id,
-                    "last_commit_id": top.commit_id,
+                    "last_commit_id": top.changed_by,
                 }
                 for label, (ref, top) in named.items()
             },

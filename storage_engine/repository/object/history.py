@@ -20,7 +20,7 @@ from storage_engine.commitlog.records import (
     sha256,
 )
 from storage_engine.commitlog.replay import Replay
-from storage_engine.commitlog.schema_log import SchemaRecords
+from storage_engine.commitlog.schema_log import purged_upto
 from storage_engine.commitlog.tags import Tag
 from storage_engine.errors import SchemaMetadataError
 from storage_engine.model.spec import TypeSpec
@@ -58,7 +58,7 @@ class ObjectHistory:
         head = self._chain.read_head().head
         top = self._chain.locate(head, min(upto, head.commit_id))
         stretch = self._chain.stretch(top, above=max(since, 0))
-        purged = _purged(state.schema_records(self._chain, head))
+        purged = purged_upto(state.schema_records(self._chain, head))
         return [_recorded(manifest, purged) for _, manifest in reversed(stretch)]
 
     def schema(self, ref: TypeRef, schema_version_id: int) -> TypeSpec:
@@ -81,7 +81,7 @@ class ObjectHistory:
     ) -> Iterator[pa.RecordBatch]:
         """Files of purged types may be gone, or will be."""
         head = self._chain.read_head().head
-        purged = _purged(state.schema_records(self._chain, head, [spec.ref]))
+        purged = purged_upto(state.schema_records(self._chain, head, [spec.ref]))
         floor = max(since, purged.get(spec.ref, 0))
         if floor >= upto:
             return iter(())
@@ -157,16 +157,6 @@ def _change(manifest: Manifest, ref: TypeRef, purged_upto: int) -> RecordedChang
         bytes=sum(file.bytes for file in files),
         purged=manifest.commit_id <= purged_upto,
     )
-
-
-def _purged(schemas: SchemaRecords) -> dict[TypeRef, int]:
-    """Types whose rows up to a commit were purged."""
-    return {
-        ref: record["dropped_commit_id"]
-        for ref, versions in schemas.items()
-        for record in versions.values()
-        if record.get("purged")
-    }
 
 
 def _rows(

@@ -24,6 +24,7 @@ from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
+from storage_engine.commitlog.schema_log import purged_upto
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.errors import (
     IntegrityError,
@@ -44,7 +45,7 @@ from storage_engine.model.spec import (
 )
 from storage_engine.objectstore.protocol import ObjectNotFound
 from storage_engine.repository.object.read.files import same_values
-from storage_engine.schema.diff import outdated
+from storage_engine.schema.diff import not_renamed_yet, outdated
 from storage_engine.schema.history import SchemaVersion, TypeHistory
 from storage_engine.schema.migration import StoredState
 
@@ -135,7 +136,7 @@ def recorded_histories(
 
 def _history(ref: TypeRef, top: TypeHead, versions: Mapping[int, Mapping[str, Any]]) -> TypeHistory:
     kind, name = ref
-    last = versions[max(versions)]
+    purged = purged_upto({ref: versions}).get(ref, 0)
     made = []
     for number in sorted(versions):
         record = versions[number]
@@ -149,6 +150,7 @@ def _history(ref: TypeRef, top: TypeHead, versions: Mapping[int, Mapping[str, An
                 record.get("superseded_at_commit_id"),
                 record.get("created_at"),
                 record.get("renamed_from"),
+                purged if record["activation_commit_id"] <= purged else None,
             )
         )
     return TypeHistory(
@@ -156,9 +158,7 @@ def _history(ref: TypeRef, top: TypeHead, versions: Mapping[int, Mapping[str, An
         name,
         tuple(made),
         dropped_commit_id=top.dropped_commit_id,
-        purged=top.is_dropped and bool(last.get("purged")),
         renamed_to=top.renamed_to,
-        renamed_from=versions.get(top.first_version_id, {}).get("renamed_from"),
     )
 
 
@@ -273,12 +273,16 @@ def aligned(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> T
 
 
 def check_schema(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> bool:
-    """Refuse a class that differs from what is stored, and one of a type that was dropped; True
-    when nothing is stored of it yet."""
+    """Refuse a class that differs from what is stored, one of a type that was dropped, and a new
+    name for a type that still has the old one; True when nothing is stored of it yet."""
     if top is not None and top.dropped_commit_id is not None:
         raise TypeDroppedError(
             type=spec.name, dropped_commit_id=top.dropped_commit_id, renamed_to=top.renamed_to
         )
+    if top is None and spec.renamed_from is not None:
+        old = chain.type_heads_at(head).get((spec.kind, spec.renamed_from))
+        if old is not None and not old.is_dropped:
+            raise not_renamed_yet(spec, old.schema_version_id)
     if top is None or not top.schema_sha256:
         return True
     if top.schema_sha256 == spec.schema_sha256:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,10 +28,11 @@ from storage_engine.repository.protocol import (
     CommitRecord,
     Idempotency,
     TypeChange,
+    WrittenRows,
 )
 from storage_engine.repository.sqlite.stored import StoredRow
 from storage_engine.repository.sqlite.type_histories import DROPPED_TYPES, ended
-from storage_engine.schema.diff import outdated
+from storage_engine.schema.diff import not_renamed_yet, outdated
 
 LOCK_NAME = "ontology_write"
 
@@ -214,6 +216,7 @@ _COLUMNS = "id, parent_id, created_at, runtime_id, kind, metadata, types"
 
 def _record(row: Sequence[Any]) -> CommitRecord:
     place = StoredRow("commits", row[0])
+    changes = place.changes("types", row[6])
     return CommitRecord(
         id=row[0],
         parent_id=row[1] if row[1] is None else place.integer("parent_id", row[1]),
@@ -221,8 +224,29 @@ def _record(row: Sequence[Any]) -> CommitRecord:
         runtime_id=place.text("runtime_id", row[3]),
         kind=place.text("kind", row[4]),
         metadata=place.texts("metadata", row[5]),
-        types=sorted({change.type_name for change in place.changes("types", row[6])}),
+        types=sorted({change.type_name for change in changes}),
+        written=[
+            WrittenRows(c.kind, c.type_name, c.inserted + c.updated, c.inserted)
+            for c in sorted(changes, key=lambda change: (change.kind, change.type_name))
+        ],
     )
+
+
+def sent_events(connection: sqlite3.Connection, commit_id: int) -> list[dict[str, Any]]:
+    """The envelopes that a commit sent."""
+    row = connection.execute("SELECT events FROM commits WHERE id = ?", (commit_id,)).fetchone()
+    return StoredRow("commits", commit_id).json_list("events", row[0]) if row else []
+
+
+def inserted_rows(connection: sqlite3.Connection, since: int) -> Counter[tuple[str, str]]:
+    """By type, how many identities the commits after `since` inserted."""
+    totals: Counter[tuple[str, str]] = Counter()
+    for commit_id, text in connection.execute(
+        "SELECT id, types FROM commits WHERE id > ?", (since,)
+    ):
+        for change in StoredRow("commits", commit_id).changes("types", text):
+            totals[change.kind, change.type_name] += change.inserted
+    return totals
 
 
 def registered(connection: sqlite3.Connection, kind: str, name: str) -> Registered | None:
@@ -246,8 +270,14 @@ def _registered(kind: str, name: str, version: Any, sha256: Any, text: Any) -> R
 
 
 def check_schema(connection: sqlite3.Connection, spec: TypeSpec) -> Registered | None:
-    """The type's stored schema, None before its first commit; refuses a class that differs."""
+    """The type's stored schema, None before its first commit; refuses a class that differs, and a
+    new name for a type that still has the old one."""
     stored = registered(connection, spec.kind, spec.name)
+    if stored is None and spec.renamed_from is not None:
+        old = spec.kind, spec.renamed_from
+        current = registered(connection, *old) if old not in ended(connection, old) else None
+        if current is not None:
+            raise not_renamed_yet(spec, current.version)
     if stored is None or stored.sha256 == spec.schema_sha256:
         return stored
     schema = stored.spec(*spec.ref)

@@ -384,6 +384,15 @@ def head_of(table: DataTable) -> str:
     )
 
 
+def count_rows(table: DataTable) -> str:
+    """Identities, and all their versions."""
+    return (
+        f"SELECT COUNT(*), COALESCE(SUM(versions), 0) FROM (SELECT COUNT(*) AS versions "
+        f"FROM main.{quoted(table.name)} AS h WHERE {table.of_type('h')} "
+        f"GROUP BY {table.ids('h')})"
+    )
+
+
 def changes(tables: Sequence[DataTable]) -> str:
     """Identities that commit :commit_id wrote in any of a type's tables, and whether an earlier
     version, after commit :after, exists in any of them."""

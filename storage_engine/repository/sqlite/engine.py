@@ -12,6 +12,7 @@ import os
 import socket
 import sqlite3
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog.records import timestamp
+from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
@@ -110,6 +111,7 @@ class SqliteRepository(ABC):
         self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
         self.history = SqliteHistory(self)
+        self._tally: tuple[str, int, Counter[tuple[str, str]]] = ("", 0, Counter())
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
 
@@ -472,6 +474,10 @@ class SqliteRepository(ABC):
             raise ValueError(f"commit {pinned} cannot be pinned: the storage is at commit {head}")
         return SqliteExecutor(self, pinned, on_head)
 
+    def key_splits(self, spec: TypeSpec, when: When) -> Sequence[str]:
+        """None: rows lie in the order of keys."""
+        return ()
+
     def commit_at(self, reference: Reference) -> int:
         with self.reading("resolve a reference") as connection:
             return self.commit_on(connection, reference)
@@ -520,6 +526,19 @@ class SqliteRepository(ABC):
             head = max(head, connection.execute(sql, table.parameters).fetchone()[0])
         return head
 
+    def row_counts(self) -> dict[TypeRef, tuple[int, int]]:
+        """Of each type its identities, and all their versions, in the current schema version."""
+        counts: dict[TypeRef, tuple[int, int]] = {}
+        with self.reading("count rows") as connection:
+            if connection is None:
+                return counts
+            for _, spec in control_tables.known_types(connection):
+                for table in self.all_tables(connection, *spec.ref)[-1:]:
+                    counts[spec.ref] = connection.execute(
+                        data_table.count_rows(table), table.parameters
+                    ).fetchone()
+        return counts
+
     def list_commits(
         self, limit: int = 10, since_commit_id: int | None = None
     ) -> list[CommitRecord]:
@@ -536,6 +555,35 @@ class SqliteRepository(ABC):
             return None
         with self.reading("read commit") as connection:
             return control_tables.commit(connection, commit_id) if connection else None
+
+    def sent_events(self, commit_id: int) -> Sequence[Mapping[str, Any]]:
+        with self.reading("read commit") as connection:
+            if connection is None or commit_id > LAST_ID:
+                return []
+            return control_tables.sent_events(connection, commit_id)
+
+    def identity_counts(self) -> dict[tuple[str, str], int | None]:
+        with self.reading("count rows") as connection:
+            if connection is None:
+                return {}
+            inserted = self._inserted_rows(connection)
+            return {
+                ref: inserted[ref] if history.unbroken else None
+                for ref, history in type_histories.histories(connection).items()
+                if history.current is not None
+            }
+
+    def _inserted_rows(self, connection: sqlite3.Connection) -> Counter[tuple[str, str]]:
+        """What all commits inserted; only those since the last call are looked at."""
+        log_id = control_tables.meta(connection).get(control_tables.LOG_ID, "")
+        head = control_tables.head(connection)[0]
+        log_before, upto, totals = self._tally
+        if log_before != log_id or upto > head:  # another storage in its place
+            upto, totals = 0, Counter()
+        if upto < head:
+            totals = totals + control_tables.inserted_rows(connection, upto)
+            self._tally = (log_id, head, totals)
+        return totals
 
     def commits_between(self, since: int, upto: int) -> list[CommitRecord]:
         with self.reading("list commits") as connection:

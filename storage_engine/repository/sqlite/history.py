@@ -34,6 +34,7 @@ from storage_engine.repository.sqlite.connection import ask, batches
 from storage_engine.repository.sqlite.data_table import DataTable
 from storage_engine.repository.sqlite.stored import StoredRow
 from storage_engine.repository.sqlite.type_histories import Ending
+from storage_engine.schema.migration import drop_record
 
 if TYPE_CHECKING:
     from storage_engine.repository.sqlite.engine import SqliteRepository
@@ -287,7 +288,9 @@ class _RecordedBeside:
                     if ref in before:
                         record["renamed_from"] = before[ref]
                     registered.append(record)
-        dropped = [_drop_record(ending) for ending in ended]
+        dropped = [
+            drop_record((e.kind, e.name), renamed_to=e.renamed_to, purge=e.purged) for e in ended
+        ]
         named = {"registered": registered, "dropped": dropped}
         return {name: records for name, records in named.items() if records}
 
@@ -311,15 +314,6 @@ def _versions(connection: sqlite3.Connection) -> Versions:
     ):
         versions.setdefault((kind, name), []).append(tuple(rest))
     return versions
-
-
-def _drop_record(ending: Ending) -> dict[str, Any]:
-    record: dict[str, Any] = {"kind": ending.kind, "type_name": ending.name}
-    if ending.renamed_to is not None:
-        record["renamed_to"] = ending.renamed_to
-    if ending.purged:
-        record["purge"] = True
-    return record
 
 
 def _recorded(row: Sequence[Any], past: _RecordedBeside) -> RecordedCommit:

@@ -135,6 +135,7 @@ def _history(
     before = {
         e.commit_id: e.name for e in ends if (e.kind, e.renamed_to) == ref and e.name != ref[1]
     }
+    purged = max((e.commit_id for e in own if e.purged), default=0)
     bounded = tuple(
         SchemaVersion(
             version.version,
@@ -144,19 +145,17 @@ def _history(
             next((c for c in changes if c > version.activation_commit_id), None),
             version.created_at,
             before.get(version.activation_commit_id),
+            purged if version.activation_commit_id <= purged else None,
         )
         for version in versions
     )
     activations = {version.activation_commit_id for version in versions}
-    renamed = [version.renamed_from for version in bounded if version.renamed_from is not None]
     last = own[-1] if own and own[-1].commit_id >= max(activations) else None
     return TypeHistory(
         *ref,
         bounded,
         dropped_commit_id=last.commit_id if last else None,
-        purged=last.purged if last else False,
         renamed_to=last.renamed_to if last else None,
-        renamed_from=renamed[-1] if renamed else None,
     )
 
 

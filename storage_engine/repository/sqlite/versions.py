@@ -27,7 +27,7 @@ from storage_engine.repository.sqlite.data_table import (
 from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.forward import forward
 from storage_engine.repository.sqlite.stored import StoredRow
-from storage_engine.repository.sqlite.type_histories import endings, histories, last_ending
+from storage_engine.repository.sqlite.type_histories import histories, last_ending
 from storage_engine.schema.history import SchemaVersion
 
 _FIELDS_JSON = TableColumn("fields_json", "TEXT")
@@ -70,7 +70,7 @@ class SqliteRepositoryV1(SqliteRepository):
     ) -> DataTable | None:
         history = histories(connection, [(kind, name)]).get((kind, name))
         stored = history.version(version) if history is not None else None
-        if stored is None or stored.activation_commit_id <= _purged(connection, (kind, name)):
+        if stored is None or stored.purged_upto is not None:
             return None
         return replace(
             _history(kind, name),
@@ -115,11 +115,6 @@ def _history(
         after_commit_id=after,
         forward=forward(versions) if versions else None,
     )
-
-
-def _purged(connection: sqlite3.Connection, ref: tuple[str, str]) -> int:
-    """Up to which commit the rows of a type were taken away."""
-    return max((e.commit_id for e in endings(connection, ref) if e.purged), default=0)
 
 
 def _incarnation(
@@ -259,13 +254,12 @@ class SqliteRepositoryV2(SqliteRepository):
         problems = []
         for ref, history in histories(connection).items():
             now = history.current.version if history.current is not None else None
-            purged = _purged(connection, ref)
             for version in history.versions:
                 number = version.version
                 label = f"schema version {number} of the {history.kind} {history.name}"
                 table, is_current = layouts.pop((*ref, number), (None, None))
                 if table is None:
-                    if version.activation_commit_id > purged:
+                    if version.purged_upto is None:
                         problems.append(f"type_layout_catalog lacks {label}")
                 elif table not in tables:
                     problems.append(f"{label} has no table {table}")

@@ -116,7 +116,7 @@ def add_spec_options(parser: argparse.ArgumentParser) -> None:
                 add_to(each.option, action="append", metavar=each.flag.metavar, **shown)
             case "size":
                 add_to(each.option, type=size, metavar=each.flag.metavar, **shown)
-            case "text" | "version":
+            case "text" | "version" | "mapping":
                 add_to(each.option, metavar=each.flag.metavar, **shown)
 
 
@@ -190,6 +190,8 @@ def _given_members(
             return [(each.path, [_json(each.option, text) for text in value])]
         case "policies":
             return [(each.path, _drift(_get(raw, each.path), value))]
+        case "mapping":
+            return [(each.path, _mapping(each.option, value))]
         case "version":
             return [(each.path, _version(value))]
         case _:
@@ -218,6 +220,8 @@ def _stated(each: SpecOption, value: Any) -> list[str]:
             return [f"{each.option}={text}" for text in value]
         case "json":
             return [f"{each.option}={json.dumps(item)}" for item in value]
+        case "mapping":
+            return [f"{each.option}={json.dumps(value)}"]
         case "version":
             return [f"{each.option}={_version_text(value)}"]
         case _:
@@ -303,6 +307,22 @@ def _version_text(version: int | str) -> str:
 
 def _version_of(text: str) -> int | str | None:
     return None if text.startswith('"') else _version(text)
+
+
+def _mapping(option: str, text: str) -> Any:
+    """A word, or a mapping as JSON or as one writes it in a YAML file."""
+    import yaml
+
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        pass
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigurationError(
+            f"{option} takes a word, or a mapping such as '{{a: 1, b: text}}', not {text!r}"
+        ) from None
 
 
 def _json(option: str, text: str) -> Any:

@@ -31,6 +31,7 @@ from storage_engine.spark.jobs.program import (
     start_spark,
 )
 from storage_engine.spark.jobs.program import progress as shown
+from storage_engine.spark.missing_policy import MissingPolicy, field_marks
 from storage_engine.spark.results import WriteProgress, WriteResult
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def ingest(
             prepared = prepare(spark, spec, type_spec)
         else:
             prepared, options["idempotency"] = replayed(spark, spec, type_spec, replay)
+            options["missing"] = MissingPolicy()  # these rows are no full extract
         result = write_type(
             prepared.frame, type_spec, using, progress=progress, dry_run=dry_run, **options
         )
@@ -92,7 +94,8 @@ def drifted(result: WriteResult) -> list[str]:
 
 
 def type_of(spec: IngestSpec) -> TypeSpec:
-    """The declared type that an order is about."""
+    """The declared type that an order is about; ConfigurationError when there is none, or the
+    order names fields for it that it does not have."""
     declared = declared_types(spec.models, option="models")
     matches = [type_spec for (_, name), type_spec in declared.items() if name == spec.type]
     if not matches:
@@ -102,6 +105,7 @@ def type_of(spec: IngestSpec) -> TypeSpec:
         raise ConfigurationError(
             f"type {spec.type!r}: {spec.models} has an entity and a relation of that name"
         )
+    field_marks(spec.missing, matches[0])
     return matches[0]
 
 
@@ -154,6 +158,7 @@ def summary(result: WriteResult) -> str:
             ("inserted", result.inserted),
             ("updated", result.updated),
             ("unchanged", result.unchanged),
+            ("marked as missing", result.marked),
             ("quarantined", result.quarantined),
             ("duplicates", result.duplicates),
             ("older than stored", result.stale),

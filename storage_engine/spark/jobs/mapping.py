@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 )
 
 from storage_engine.errors import ConfigurationError, ValidationError
+from storage_engine.model.columns import columns_of
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec
 from storage_engine.spark.jobs.program import spark_said
@@ -366,18 +367,6 @@ def _check_case(source_names: set[str], unmapped: set[str]) -> None:
         raise ValidationError(
             f"columns: {differs}. Say which is meant: {name}={other} takes it, {name}=null does not"
         )
-
-
-def columns_of(type_spec: TypeSpec) -> list[str]:
-    """The columns by which rows of a type are written."""
-    keys: list[str] = []
-    if type_spec.kind == "relation":
-        keys = [
-            "left_key",
-            "right_key",
-            *([type_spec.instance_key] if type_spec.instance_key else []),
-        ]
-    return keys + [field.name for field in type_spec.fields]
 
 
 def _valid(frame: DataFrame, sql: str) -> Column:

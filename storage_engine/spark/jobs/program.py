@@ -97,7 +97,12 @@ def _given(variable: str, environ: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-_REFUSED = (errors.ValidationError, errors.SchemaOutdatedError, errors.TypeDeclarationError)
+_REFUSED = (
+    errors.ValidationError,
+    errors.MissingRowsError,
+    errors.SchemaOutdatedError,
+    errors.TypeDeclarationError,
+)
 __all__ = ["MISMATCH", "OK", "describe", "run", "spark_said"]
 
 _LONGEST = 1000

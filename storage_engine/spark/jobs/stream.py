@@ -159,6 +159,11 @@ class Batches:
 
 def _check(spec: IngestSpec) -> None:
     source = spec.source
+    if spec.missing.marks:
+        raise ConfigurationError(
+            "missing: a batch of a stream is no full extract, so nothing is missing from it; "
+            "leave it out, or ingest full extracts"
+        )
     if source.format == "jdbc":
         raise ConfigurationError("source.format: a database cannot be followed; ingest it instead")
     if source.row_schema is None:

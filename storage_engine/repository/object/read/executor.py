@@ -19,6 +19,7 @@ from storage_engine.commitlog.records import Head, TypeHead, TypeRef
 from storage_engine.index.resolve import Resolution
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import arrow_type
+from storage_engine.model.expressions import Operand
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
 from storage_engine.query.reference import Reference
@@ -30,7 +31,7 @@ from storage_engine.query.results import (
     Traversal,
     endpoint_spec,
 )
-from storage_engine.query.spec import QuerySpec, When, after_pin
+from storage_engine.query.spec import Order, QuerySpec, When, after_pin
 from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, path_rows, quoted
 from storage_engine.repository.object.read.files import (
     Brought,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     import duckdb
 
 _FILES_SHOWN = 10
+_SPLIT_ROWS = 250_000  # between two splits, at least
 
 
 def explained(
@@ -170,8 +172,25 @@ class ObjectExecutor:
 
     def rows(self, spec: QuerySpec) -> Rows:
         schema = versioned_schema(spec.type)
+        spec = self._ordered(spec)
         prepared = self._prepare(spec, lambda c: c.select(spec, _ASKED, schema.names))
         return Rows(schema, self._stream(prepared, schema), _remarks(prepared.plans))
+
+    def _ordered(self, spec: QuerySpec) -> QuerySpec:
+        """What one commit wrote is in the order of identities alone: with the commit before them,
+        DuckDB would look at every row to find the first few."""
+        when = spec.when
+        of_one_commit = (
+            self._pinned is not None
+            and when.history
+            and when.as_of is None
+            and when.since == self._pinned - 1
+        )
+        if spec.order or spec.limit is None or not of_one_commit:
+            return spec
+        column = spec.type.identity[0]
+        place = Operand(spec.type.ref, column, frozenset({"str"}), identity=column, declared="str")
+        return replace(spec, order=(Order(place),))
 
     def aggregate(self, spec: QuerySpec) -> pa.Table:
         import duckdb
@@ -278,6 +297,20 @@ class ObjectExecutor:
         It is good for ever: commits and compactions that come later change nothing about it.
         """
         return self._planned(spec, when or When())[1]
+
+    def key_splits(self, spec: TypeSpec, when: When) -> list[str]:
+        """As `Repository.key_splits` promises them: where files end, some rows apart."""
+        head = self._engine.chain.read_head().head
+        (plan,) = self._plan(head, self._window(when, head), [spec], (), None)
+        ends = [(item.file.leading_keys.high, max(0, item.file.row_count)) for item in plan.rows]
+        splits: list[str] = []
+        rows = 0
+        for end, count in sorted((end, count) for end, count in ends if end is not None):
+            rows += count
+            if rows >= _SPLIT_ROWS and end not in splits[-1:]:
+                splits.append(end)
+                rows = 0
+        return splits
 
     def plan_changes(self, spec: TypeSpec, *, since: int, upto: int) -> list[ChangePlan]:
         """Shares of what the commits after `since` up to `upto` changed, with operations."""

@@ -42,6 +42,7 @@ from storage_engine.schema.migration import (
     MigrationRequest,
     TypeDrop,
     TypeMigration,
+    drop_record,
     metadata_of,
 )
 
@@ -275,7 +276,9 @@ class MigrationRun:
         if registered:
             changes["registered"] = registered
         if self._drops:
-            changes["dropped"] = [_drop_record(drop) for drop in self._drops]
+            changes["dropped"] = [
+                drop_record(d.ref, renamed_to=d.renamed_to, purge=d.purge) for d in self._drops
+            ]
         return changes
 
     # -- after the CAS ------------------------------------------------------------------------
@@ -355,13 +358,4 @@ def _record(migration: TypeMigration) -> dict[str, Any]:
     }
     if migration.rename is not None:
         record["renamed_from"] = migration.rename[1]
-    return record
-
-
-def _drop_record(drop: TypeDrop) -> dict[str, Any]:
-    record: dict[str, Any] = {"kind": drop.kind, "type_name": drop.type_name}
-    if drop.renamed_to is not None:
-        record["renamed_to"] = drop.renamed_to
-    if drop.purge:
-        record["purge"] = True
     return record

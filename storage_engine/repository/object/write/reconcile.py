@@ -159,7 +159,7 @@ class Evaluator:
     def _check_expected(self, heads: Mapping[TypeRef, TypeHead]) -> None:
         for (kind, name), expected in self._request.expect.items():
             top = heads.get((kind, name))
-            actual = top.commit_id if top is not None else 0
+            actual = top.changed_by if top is not None else 0
             if actual != expected:
                 raise ExpectedVersionMismatchError(type=name, expected=expected, actual=actual)
 

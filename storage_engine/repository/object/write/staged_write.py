@@ -16,6 +16,8 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +31,7 @@ from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, 
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     ConcurrentWriteError,
+    OvertakenExtractError,
     StorageBackendError,
 )
 from storage_engine.model.spec import TypeSpec
@@ -228,6 +231,8 @@ class StagedWrite:
         self._closed = False
         self._holder = dict(holder or {})
         self._on_lost = on_lost
+        self._unit = idempotency
+        self._last_version: tuple[int | str | None] | None = None
         self.kept = 0  # rows that another commit had changed: left as it made them
 
     # -- while others stage -------------------------------------------------------------------
@@ -240,6 +245,11 @@ class StagedWrite:
     def local(self) -> bool:
         """Whether the driver reads parts from its own disk."""
         return self._chain.store.local_path(layout.HEAD) is not None
+
+    @cached_property
+    def began_at(self) -> datetime:
+        """One moment for the whole write, by the store's clock."""
+        return self._chain.store.now().astimezone(UTC)
 
     def timestamp(self) -> str:
         """The store's clock, as records have it."""
@@ -277,6 +287,17 @@ class StagedWrite:
     def add_described(self, parts: Iterable[Mapping[str, Any]]) -> None:
         """`add`, by the descriptions that `PartFolder.stage` has returned elsewhere."""
         self.add(CommitFile.parse(dict(part)) for part in parts)
+
+    def require_no_other_unit(self) -> None:
+        """Publish only if no other unit of work of the same application was, since the base: what
+        this one lacks, another extract may have, though it has no row to tell of it."""
+        self._last_version = (self._version_at(self.base),)
+
+    def _version_at(self, head: Head) -> int | str | None:
+        if self._unit is None:
+            return None
+        mark = state.last_applied(self._chain, head, self._unit.app_id)
+        return mark.version if mark is not None else None
 
     def keep_differing(self, *, since: int, part_bytes: int) -> None:
         """For parts that hold rows as they came: put in their place what differs from the base.
@@ -338,6 +359,7 @@ class StagedWrite:
         Called without the lock first, so that under it only what came after is looked at.
         """
         self._check_same_schema(head, top)
+        self._check_same_unit(head)
         since = self._upto
         if snapshot is not None:
             since = min(since, snapshot.since(self.spec.ref))
@@ -356,6 +378,21 @@ class StagedWrite:
         now = top.schema_version_id if top is not None else FIRST_VERSION
         if head.log_id != self.base.log_id or now != self.schema_version_id:
             raise version_moved(self.spec, now, self.schema_version_id)
+
+    def _check_same_unit(self, head: Head) -> None:
+        if self._last_version is None or self._unit is None:
+            return
+        published = self._version_at(head)
+        if published is None or (published,) == self._last_version:
+            return
+        # Of numbers it is an older one: had it been newer, this one would count as applied.
+        if not (isinstance(published, int) and isinstance(self._unit.version, int)):
+            raise OvertakenExtractError(
+                type=self.spec.name,
+                app_id=self._unit.app_id,
+                version=self._unit.version,
+                published=published,
+            )
 
     def _give_way(self, head: Head, newer: Overtaken, since: int) -> None:
         if not newer:

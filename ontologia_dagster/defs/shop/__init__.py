@@ -1,0 +1,1 @@
+"""An example to replace: a small shop."""

@@ -1,0 +1,90 @@
+"""Lines to try, shown at the end of a command's help."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "init": (
+        "onto init --storage-uri s3://bucket/prefix",
+        "onto init --db shop.db --force --dry-run",
+    ),
+    "info": ("onto info --db shop.db", "onto info --storage-uri s3://bucket/prefix --json"),
+    "query": ("onto query entities Customer --limit 5", 'onto query sql "SELECT 42"'),
+    "query entities": (
+        "onto query entities Customer --filter $.tier eq '\"gold\"'",
+        "onto query entities Customer --as-of 42 --format csv",
+    ),
+    "query relations": ("onto query relations Bought --filter left.$.tier eq '\"gold\"'",),
+    "query traverse": ("onto query traverse Customer --via Bought",),
+    "query sql": (
+        'onto query sql "SELECT tier, count(*) AS customers FROM Customer GROUP BY tier"',
+    ),
+    "shell": (
+        "onto shell --models shop.models",
+        "onto shell -c \"print(session.sql('SELECT 42').collect())\"",
+    ),
+    "explore": (
+        "onto explore --storage-uri s3://bucket/prefix --open",
+        "onto explore --db shop.db --models shop.models --port 9000",
+    ),
+    "commits": ("onto commits --limit 50", "onto commits examine 42"),
+    "commits examine": ("onto commits examine 42 --limit 10",),
+    "log": ("onto log", "onto log --follow --json"),
+    "diff": ("onto diff 41 42", "onto diff before-import --type Customer"),
+    "du": ("onto du", "onto du --json"),
+    "export": (
+        "onto export --output backup",
+        "onto export --output - --type Customer --format csv",
+    ),
+    "import": (
+        "onto import --input backup",
+        "onto import --input backup --apply --on-conflict upsert",
+    ),
+    "schema": ("onto schema list", "onto schema diff --models shop.models"),
+    "schema list": ("onto schema list --json",),
+    "schema show": ("onto schema show Customer",),
+    "schema diff": ("onto schema diff --models shop.models",),
+    "schema export": ("onto schema export > schema.json",),
+    "schema history": ("onto schema history Customer",),
+    "schema drop": ("onto schema drop Customer --cascade",),
+    "schema repair": ("onto schema repair", "onto schema repair --apply"),
+    "migrate": (
+        "onto migrate --models shop.models",
+        "onto migrate --models shop.models --upgraders shop.upgraders --apply --token T",
+    ),
+    "migrate-engine": (
+        "onto migrate-engine --storage-uri s3://bucket/prefix --to s3://bucket/prefix-v2",
+    ),
+    "copy": (
+        "onto copy shop.db s3://bucket/prefix",
+        "onto copy shop.db s3://bucket/prefix --apply",
+    ),
+    "restore": ("onto restore 42", "onto restore before-import --apply"),
+    "tag": ("onto tag create before-import", "onto tag list"),
+    "tag list": ("onto tag list --json",),
+    "tag create": ("onto tag create before-import 42",),
+    "tag delete": ("onto tag delete before-import",),
+    "events": ("onto events peek --handlers shop.handlers", "onto events dead-letters"),
+    "events list-namespaces": ("onto events list-namespaces --json",),
+    "events sessions": ("onto events sessions",),
+    "events show": ("onto events show --limit 20",),
+    "events dead-letters": ("onto events dead-letters --namespace default",),
+    "events inspect": ("onto events inspect ID",),
+    "events replay": ("onto events replay ID --apply",),
+    "events redrive": ("onto events redrive", "onto events redrive --apply"),
+    "events cleanup": ("onto events cleanup", "onto events cleanup --apply"),
+    "events peek": ("onto events peek --handlers shop.handlers",),
+    "events run": (
+        "onto events run --handlers shop.handlers",
+        "onto events run --handlers shop.handlers --drain",
+    ),
+    "verify": ("onto verify", "onto verify --deep --json"),
+    "index": ("onto index verify", "onto index repair --apply"),
+    "index verify": ("onto index verify --json",),
+    "index repair": ("onto index repair", "onto index repair --apply"),
+    "compact": ("onto compact", "onto compact --type Customer --apply"),
+    "gc": ("onto gc", "onto gc --older-than 7d --apply"),
+    "doctor": ("onto doctor --storage-uri s3://bucket/prefix",),
+    "lock": ("onto lock show",),
+    "lock show": ("onto lock show --json",),
+    "lock break": ("onto lock break --token TOKEN",),
+}

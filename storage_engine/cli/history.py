@@ -1,0 +1,192 @@
+"""`onto log`, `onto diff` and `onto du`: commits as they land, what differs, what takes room."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.output import Output, counted, moment, size
+
+if TYPE_CHECKING:
+    from storage_engine.repository import CommitRecord, Repository
+
+LOG_LIMIT = 20
+_POLL_S = 1.0
+_PAGE = 1000
+_RUN = "dagster/run_id"  # in the metadata of commits that Dagster's runs make
+
+
+def log(
+    invocation: Invocation,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, help="How many to begin with.")
+    ] = LOG_LIMIT,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for later ones, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Show commits in the order in which they landed: who, which run, what and how many rows."""
+    with invocation.repository() as repository:
+        records = list(reversed(repository.list_commits(limit))) if limit else []
+        _show_log(invocation.output, records)
+        last = records[-1].id if records else repository.head_commit_id()
+        while follow:
+            for page in _later(repository, last):
+                _show_log(invocation.output, page)
+                last = page[-1].id
+            time.sleep(_POLL_S)
+
+
+def _later(repository: Repository, last: int) -> Iterator[Sequence[CommitRecord]]:
+    head = repository.head_commit_id()
+    for first in range(last, head, _PAGE):
+        yield repository.commits_between(first, min(first + _PAGE, head))
+
+
+def _show_log(output: Output, records: Sequence[CommitRecord]) -> None:
+    for record in records:
+        if output.json:
+            output.text(json.dumps(record.as_dict(), default=str) + "\n")
+        else:
+            output.line(_line(record))
+
+
+def _line(record: CommitRecord) -> str:
+    run = record.metadata.get(_RUN)
+    by = f"{record.runtime_id}, run {run[:8]}" if run else record.runtime_id
+    wrote = ", ".join(f"{name} {rows:,}" for name, rows in record.rows.items())
+    what = wrote or (", ".join(record.types) if record.types else "no rows")
+    kind = "" if record.kind == "data" else f"{record.kind}: "
+    return f"{record.id:>6}  {moment(record.created_at)}  {by}  {kind}{what}"
+
+
+DIFF_LIMIT = 50
+
+
+def diff(
+    invocation: Invocation,
+    before: Annotated[str, typer.Argument(metavar="A", help="Commit id, time or tag.")],
+    after: Annotated[
+        str, typer.Argument(metavar="B", help="A later one; the latest commit unless told.")
+    ] = "",
+    type_name: Annotated[
+        str | None, typer.Option("--type", metavar="NAME", help="Only this type.")
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", metavar="N", min=0, help="How many to show; all are counted."),
+    ] = DIFF_LIMIT,
+) -> None:
+    """Show what differs between two commits: new rows, and fields before and after."""
+    from storage_engine.runtime.history import differences
+
+    with invocation.repository() as repository:
+        older = _commit(repository, before, "A")
+        newer = _commit(repository, after, "B") if after else repository.head_commit_id()
+        if older > newer:
+            raise typer.BadParameter(f"the older commit comes first: onto diff {after} {before}")
+        if type_name is not None:
+            _check_type(repository, type_name)
+        changes = differences(repository, older, newer, invocation.models(), {}, type_name)
+        shown = list(itertools.islice(changes, limit))
+        counts: dict[tuple[str, str], int] = {}
+        for change in itertools.chain(shown, changes):
+            key = (change["type_name"], change["operation"])
+            counts[key] = counts.get(key, 0) + 1
+    document = {
+        "before": older,
+        "after": newer,
+        "changes": shown,
+        "counts": [
+            {"type_name": name, "operation": operation, "count": count}
+            for (name, operation), count in counts.items()
+        ],
+        "more": sum(counts.values()) - len(shown),
+    }
+    if invocation.output.json:
+        invocation.output.document(document)
+    else:
+        _show_diff(invocation.output, document)
+
+
+def _commit(repository: Repository, text: str, argument: str) -> int:
+    """Its id; 0 is before the first."""
+    from storage_engine.cli.commits import parse_commit
+
+    reference = parse_commit(text, argument)
+    return 0 if reference == 0 else repository.require_commit(reference)
+
+
+def _check_type(repository: Repository, name: str) -> None:
+    names = sorted({stored for _, stored in repository.type_histories()})
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names) or 'none yet'}"
+        raise typer.BadParameter(f"the storage has no type {name!r}: {hint}")
+
+
+def _show_diff(output: Output, document: dict[str, Any]) -> None:
+    from storage_engine.cli.commits import shown_identity
+
+    before, after = document["before"], document["after"]
+    if not document["counts"]:
+        output.line(f"Nothing differs between commits {before} and {after}.")
+        return
+    rows = []
+    for change in document["changes"]:
+        first = (change["operation"], change["type_name"], shown_identity(change))
+        if "not_upgraded" in change:
+            rows.append((*first, None, None, change["not_upgraded"]))
+            continue
+        fields: dict[str, Any] = change.get("after") or {}
+        old: dict[str, Any] = change.get("before") or {}
+        told: list[tuple[Any, Any, Any]]
+        told = [(name, old.get(name) if old else None, value) for name, value in fields.items()]
+        rows += [
+            (*(first if number == 0 else ("", "", "")), *each)
+            for number, each in enumerate(told or [(None, None, None)])
+        ]
+    if rows:
+        output.table(["operation", "type", "identity", "field", "before", "after"], rows)
+        output.line()
+    output.table(
+        ["type", "operation", "rows"],
+        [(each["type_name"], each["operation"], each["count"]) for each in document["counts"]],
+    )
+    if document["more"]:
+        output.line(f"{counted(document['more'], 'change')} not shown: raise --limit.")
+
+
+def du(
+    invocation: Invocation,
+) -> None:
+    """Show what takes how much room: objects and bytes, data files by type."""
+    from storage_engine.maintenance.usage import usage
+
+    with invocation.repository() as repository:
+        tallied = usage(repository)
+    total = {
+        "objects": sum(each.objects for each in tallied),
+        "bytes": sum(each.bytes for each in tallied),
+    }
+    if invocation.output.json:
+        document = {"usage": [each.as_dict() for each in tallied], "total": total}
+        invocation.output.document(document)
+        return
+    invocation.output.table(
+        ["what", "type", "objects", "size"],
+        [
+            *(
+                (each.what, each.type_name or "", each.objects, size(each.bytes))
+                for each in tallied
+            ),
+            ("total", "", total["objects"], size(total["bytes"])),
+        ],
+    )

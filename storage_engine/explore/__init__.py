@@ -1,0 +1,1 @@
+"""`onto explore`: a read-only web page of an ontology."""
