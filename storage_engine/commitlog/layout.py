@@ -22,12 +22,14 @@ LEASES = "meta/compaction/"
 INDICES = "meta/indices/"
 SCHEMA = "meta/schema/"
 TAGS = "meta/tags/"
+BRANCHES = "meta/branches/"
 QUARANTINE = "quarantine/"
 EVENTS = "events/"
 CLAIMS = "claims/"
 DEAD_LETTERS = "dead_letters/"
 SESSIONS = "sessions/"
 
+MAIN = "main"  # the branch that every storage has
 HEAD = "meta/head.json"
 LOCK = "meta/locks/ontology_write.json"
 ENGINE = "meta/engine.json"
@@ -61,6 +63,7 @@ PREFIXES = (
     Prefix(INDICES),
     Prefix(SCHEMA),
     Prefix(TAGS),
+    Prefix(BRANCHES),
     Prefix(QUARANTINE),
     Prefix(EVENTS),
     Prefix(CLAIMS),
@@ -71,28 +74,41 @@ DATA_PREFIXES = tuple(prefix.path for prefix in PREFIXES if prefix.rows)
 REACHED_PREFIXES = tuple(p.path for p in PREFIXES if p.collected == "reach")
 
 FOLDERS = {"entity": "entities", "relation": "relations"}
-INDEX_FOLDERS = tuple(f"{INDICES}{folder}/" for folder in FOLDERS.values())
 _KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 
 _MANIFEST = "/manifest.json"
-_COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
+_COMMIT = re.compile(rf"{COMMITS}(\d+)-([^/]+)")
 _BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
     # Attempts of earlier versions have eight characters.
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
 
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
+_BRANCH = re.compile(rf"{BRANCHES}([^/]+)/(?:([0-9a-f]{{32}})/.+|head\.json)")
+
 _EVENT = re.compile(rf"{EVENTS}[^/]+/\d{{4}}-\d\d-\d\dT[^_/]+_([^/]+)\.json")  # {time}_{id}.json
 
 
-def new_id() -> str:
-    """Of what is staged before there is a commit: it must be unique in the storage for ever."""
-    return secrets.token_hex(16)
+def new_id(incarnation: str = "") -> str:
+    """Of what is staged before there is a commit: it must be unique in the storage for ever. One
+    that is meant for a branch names its incarnation, so that it can be judged by that head."""
+    return _of_chain(secrets.token_hex(16), incarnation)
 
 
-def new_commit_attempt() -> str:
+def new_commit_attempt(incarnation: str = "") -> str:
     """Of an attempt at one commit, whose id is in the key as well."""
-    return secrets.token_hex(4)
+    return _of_chain(secrets.token_hex(4), incarnation)
+
+
+def attempt_incarnation(attempt: str) -> str:
+    """The branch that an attempt is meant for; empty: main, or one whose writer did not say."""
+    name, _, incarnation = attempt.partition(".")
+    return incarnation if name and _INCARNATION.fullmatch(incarnation) else ""
+
+
+def _of_chain(attempt: str, incarnation: str) -> str:
+    return f"{attempt}.{incarnation}" if incarnation else attempt
 
 
 def new_write_id() -> str:
@@ -108,6 +124,7 @@ class CommitAttempt(NamedTuple):
 
     commit_id: int
     prefix: str  # as `attempt_prefix` makes it
+    incarnation: str = ""  # of the branch that it was meant for; empty: main
 
 
 def attempt_prefix(commit_id: int, attempt: str) -> str:
@@ -117,7 +134,9 @@ def attempt_prefix(commit_id: int, attempt: str) -> str:
 def commit_attempt(key: str) -> CommitAttempt | None:
     """Of an object under `commits/`; None when it is not ours."""
     match = _COMMIT.match(key)
-    return CommitAttempt(int(match[1]), match[0]) if match is not None else None
+    if match is None:
+        return None
+    return CommitAttempt(int(match[1]), match[0], attempt_incarnation(match[2]))
 
 
 def manifest(commit_id: int, attempt: str) -> str:
@@ -197,6 +216,11 @@ def checkpoint_commit(key: str) -> int:
     return int(number) if number.isdecimal() else -1
 
 
+def checkpoint_incarnation(key: str) -> str:
+    """The branch whose writer made a checkpoint; empty: main."""
+    return attempt_incarnation(key.removesuffix(".json").partition("-")[2])
+
+
 def commit_page(sha256: str) -> str:
     """Points of a run of commits, named by its content."""
     return f"{PAGES}{sha256}.json"
@@ -266,14 +290,49 @@ def _parquet(stem: str, part: int | str | None) -> str:
 # -- what is kept beside the log ------------------------------------------------------------------
 
 
-def index(kind: str, name: str) -> str:
-    return f"{INDICES}{FOLDERS[kind]}/{name}.json"
+def index(kind: str, name: str, under: str = INDICES) -> str:
+    """`under`: the indices of main, or of a branch."""
+    return f"{under}{FOLDERS[kind]}/{name}.json"
 
 
 def index_type(key: str) -> tuple[str, str]:
     """The kind and the type name of an index by its key."""
-    folder, _, name = key.removeprefix(INDICES).partition("/")
+    folder, name = key.rsplit("/", 2)[1:]
     return _KINDS[folder], name.removesuffix(".json")
+
+
+def index_folders(under: str = INDICES) -> tuple[str, ...]:
+    return tuple(f"{under}{folder}/" for folder in FOLDERS.values())
+
+
+class BranchKey(NamedTuple):
+    """What the key of an object under `meta/branches/` tells; a head names no incarnation."""
+
+    name: str
+    incarnation: str
+
+
+def branch_head(name: str) -> str:
+    return f"{BRANCHES}{segment(name)}/head.json"
+
+
+def branch_folder(name: str, incarnation: str) -> str:
+    """What a branch has besides its head; one of the same name that is made later has another."""
+    return f"{BRANCHES}{segment(name)}/{incarnation}/"
+
+
+def branch_lock(name: str, incarnation: str) -> str:
+    return f"{branch_folder(name, incarnation)}lock.json"
+
+
+def branch_indices(name: str, incarnation: str) -> str:
+    return f"{branch_folder(name, incarnation)}indices/"
+
+
+def branch_of(key: str) -> BranchKey | None:
+    """None when the object is not ours."""
+    match = _BRANCH.fullmatch(key)
+    return BranchKey(unquote(match[1]), match[2] or "") if match is not None else None
 
 
 def schema_versions(kind: str, name: str) -> str:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
@@ -35,9 +35,11 @@ from storage_engine.commitlog.records import (
     Head,
     Manifest,
     ManifestLink,
+    MergePoint,
     TypeHead,
     TypeRef,
     UnitVersion,
+    UpdatePoint,
     parse_timestamp,
     sha256,
     timestamp,
@@ -56,7 +58,10 @@ from storage_engine.process import at_end_of_child
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 FORMAT = 3
+FORMAT_OF_BRANCHES = 4  # raised to by the first branch of a storage, or the first protection
 _FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
 _MARKS_IN_HEAD = 256
 
@@ -107,6 +112,10 @@ class Draft:
     events: Sequence[Mapping[str, Any]] = ()
     acks: Sequence[Mapping[str, Any]] = ()
     idempotency: Mapping[str, Any] | None = None
+    # Of a merge or an update, as `Manifest` has them; None: as the parent manifest has them.
+    merged: Mapping[str, MergePoint] | None = None
+    updated: UpdatePoint | None = None
+    merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +218,8 @@ class Publisher:
                     self._back_off(attempt)
                 lease, version, wait = self._begin(tenure)
                 waited_ms += wait
-                base = Base(version, None, layout.new_commit_attempt(), lease)
+                attempt_name = layout.new_commit_attempt(self._chain.incarnation)
+                base = Base(version, None, attempt_name, lease)
                 base = replace(base, manifest=self._chain.head_manifest(version.head))
                 draft = prepare(base)
                 published: PublishedCommit | None = None
@@ -302,15 +312,16 @@ class Publisher:
         if snapshot is not None and snapshot.refused:
             self._discard(uploads)  # the next attempt goes without it
             return None
-        head = Head(
+        head = replace(
+            base.head,
             commit_id=base.commit_id,
             manifest_path=path,
             updated_at=timestamp(self._store.now()),
             runtime_id=self._runtime_id,
-            log_id=base.head.log_id,
             write_id=manifest.write_id,
             commit_sha256=sha256(data),
             checkpoint=checkpoint_ref,
+            marks={},
         )
         won = self._swap_head(base, head)
         if won is None:
@@ -398,6 +409,9 @@ class Publisher:
             marks=dict(base.head.marks),
             events_before=_newest(parent, link, "events"),
             acks_before=_newest(parent, link, "acks"),
+            merged=_carried(draft.merged, parent.merged if parent is not None else {}),
+            updated=_carried(draft.updated, parent.updated if parent is not None else None),
+            merged_marks=dict(draft.merged_marks),
         )
         return manifest, heads.uploads
 
@@ -449,9 +463,21 @@ class Publisher:
         except StillUnknown as error:
             raise _unknown(head) from error
         try:
-            return Won("") if self._is_ancestor(outcome, head) else None
+            if self._is_ancestor(outcome, head):
+                return Won("")
         except OntologiaError as error:  # whether ours is below cannot be told
             raise _unknown(head) from error
+        if outcome.unanswered and not self._stands(outcome):
+            # A branch that ours may have been the last commit of: what it named may be part of
+            # the parent by now.
+            raise _unknown(head)
+        return None
+
+    def _stands(self, outcome: Lost) -> bool:
+        """Whether what was found in the place of our head is a later one of it."""
+        if outcome.current is None:
+            return False
+        return self._chain.is_ours(Head.parse(outcome.current.data, key=self._chain.head_key))
 
     def _write_head(self, base: Base, head: Head) -> Won | Lost:
         return write_conditionally(
@@ -467,6 +493,8 @@ class Publisher:
         if outcome.current is None:
             return False
         now = Head.parse(outcome.current.data, key=self._chain.head_key)
+        if not self._chain.is_ours(now):
+            return False
         self._chain.note_head(HeadVersion(now, outcome.current.etag))
         there = self._chain.locate(now, ours.commit_id)
         return there is not None and there.path == ours.manifest_path
@@ -520,6 +548,10 @@ def _finish_all() -> None:
     for background in _unfinished:
         if not background.elsewhere:
             background.settle()
+
+
+def _carried(given: T | None, inherited: T) -> T:
+    return inherited if given is None else given
 
 
 def _newest(

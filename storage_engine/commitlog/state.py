@@ -16,6 +16,7 @@ from storage_engine.commitlog import layout, schema_log
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Checkpoint,
+    CheckpointRef,
     CommitPoint,
     Entry,
     Head,
@@ -30,6 +31,7 @@ from storage_engine.commitlog.records import (
     timestamp,
     to_json,
 )
+from storage_engine.errors import ConfigurationError, IntegrityError
 
 PAGE_COMMITS = 1000
 _FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
@@ -274,6 +276,52 @@ def _extended(
         commits=tuple(points),
         pages=base.pages if base else (),
     )
+
+
+def checkpoint_at(chain: Chain, head: Head, link: ManifestLink) -> Checkpoint:
+    """The state as of an older commit, in the files that hold it now: those that held it then may
+    have been replaced, and collected. Of a file that reaches further, only the rows up to the
+    commit count. Refuses a commit whose rows were purged since."""
+    at = link.commit_id
+    then = replace(
+        head,
+        commit_id=at,
+        manifest_path=link.path,
+        commit_sha256=link.sha256 or None,
+        checkpoint=_if_there(chain, chain.manifest(link).checkpoint),
+        marks={},
+    )
+    state_then = current_checkpoint(chain, then)
+    now = current_checkpoint(chain, head)
+    for ref, upto in schema_log.purged_upto(now.schemas).items():
+        if upto > at and state_then.entries.get(ref):
+            raise ConfigurationError(
+                f"commit {at} is from before {ref[1]} was purged (commit {upto}): its rows are gone"
+            )
+    return replace(
+        state_then, entries={ref: _upto(now.entries[ref], at) for ref in state_then.entries}
+    )
+
+
+def _upto(entries: Sequence[Entry], at: int) -> tuple[Entry, ...]:
+    return tuple(
+        entry
+        if entry.max_commit_id <= at
+        else replace(entry, max_commit_id=at, files=tuple(f.clipped(at) for f in entry.files))
+        for entry in entries
+        if entry.min_commit_id <= at
+    )
+
+
+def _if_there(chain: Chain, ref: CheckpointRef | None) -> CheckpointRef | None:
+    """An older checkpoint, which may have been collected."""
+    if ref is None:
+        return None
+    try:
+        chain.checkpoint(ref)
+    except IntegrityError:
+        return None
+    return ref
 
 
 def without_rows(checkpoint: Checkpoint, refs: Sequence[TypeRef]) -> Checkpoint:

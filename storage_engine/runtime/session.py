@@ -7,17 +7,20 @@ the end of the `with` block), and everything stated until then is published toge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, overload
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ConfigurationError
 from storage_engine.model.declarations import Entity, Event, Relation
 from storage_engine.query.builder import Query
 from storage_engine.query.reference import Reference
 from storage_engine.query.results import Parameters
 from storage_engine.repository.open import open_repository
-from storage_engine.repository.protocol import CommitResult, Repository
+from storage_engine.repository.protocol import CommitRequest, CommitResult, Repository
 from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import BoundTypes, StoredClass
 from storage_engine.runtime.core import SessionCore, SessionSettings, Terms
@@ -27,6 +30,7 @@ from storage_engine.runtime.reads import Reads, SqlQuery, View
 from storage_engine.runtime.sources import open_source
 
 if TYPE_CHECKING:
+    from storage_engine.commitlog.branches import Branch
     from storage_engine.events.dispatcher import Totals
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import (
@@ -51,7 +55,8 @@ class Session:
     `uri_or_path` is a SQLite file (`onto.db` when left out), a directory or a storage URI. Given
     `entity_types` and `relation_types` are the only ones that the session takes; otherwise types
     are bound as they come. `namespace` is where events go. `instance_metadata` (text to text)
-    tells others who this is, for example while they wait for the write lock.
+    tells others who this is, for example while they wait for the write lock. `branch`: what to
+    work on instead of main.
 
     Leaving the `with` block commits what is pending and closes; an exception discards it. If a
     commit failed and the intents are still there, leaving tries it again under the terms that were
@@ -69,11 +74,12 @@ class Session:
         config: OntologiaConfig | None = None,
         namespace: str = "default",
         instance_metadata: Mapping[str, str] | None = None,
+        branch: str | None = None,
     ) -> None:
         types = BoundTypes(entity_types, relation_types)
         config = config or OntologiaConfig()
         settings = SessionSettings.of(config, types, namespace, instance_metadata)
-        repository = open_repository(uri_or_path, config)
+        repository = open_repository(uri_or_path, config, branch=branch)
         self._begin(SessionCore(repository, settings, owns_repository=True))
 
     def _begin(self, core: SessionCore) -> None:
@@ -409,9 +415,14 @@ class Session:
     # --- events ---------------------------------------------------------------------------------
 
     def emit(self, events: Event | Iterable[Event]) -> None:
-        """Put events on the bus, one or many, without a commit."""
+        """Put events on the bus, one or many, without a commit. On a branch they are a commit,
+        and go out with its merge."""
         with self._core.use("emit"):
-            self._core.worker.emit(events)
+            if self.branch != MAIN:
+                outbox = arguments.events(events, self.namespace, "emit")
+                self._core.commit_request(CommitRequest((), events=outbox))
+            else:
+                self._core.worker.emit(events)
 
     def run(
         self,
@@ -430,6 +441,7 @@ class Session:
         schedules = arguments.schedules(schedules)
         max_iterations = arguments.rounds(max_iterations)
         with self._core.use("run"):
+            self._refuse_on_branch("run")
             worker, checked = self._core.worker, checked_handlers(handlers)
         return worker.work(checked, schedules, max_iterations=max_iterations, progress=progress)
 
@@ -448,10 +460,18 @@ class Session:
         """
         texts = arguments.texts("meta", meta)
         with self._core.use("drain"):
+            self._refuse_on_branch("drain")
             worker, checked = self._core.worker, checked_handlers(handlers)
         return worker.work(
             checked, until_idle=True, progress=progress, observe=observe, metadata=texts
         )
+
+    def _refuse_on_branch(self, operation: str) -> None:
+        if self.branch != MAIN:
+            raise ConfigurationError(
+                f"{operation}(): events are handled on main; those of branch {self.branch!r} go "
+                "out when it is merged"
+            )
 
     def stop(self) -> None:
         """End `run()` or `drain()`, from a handler or another thread, after the handler that
@@ -462,6 +482,59 @@ class Session:
     def namespace(self) -> str:
         """Where this session's events go, and those come from that it handles."""
         return self._core.settings.namespace
+
+    # --- branches -------------------------------------------------------------------------------
+
+    @property
+    def branch(self) -> str:
+        """What this session works on."""
+        return self._core.repository.branch
+
+    def list_branches(self) -> list[Branch]:
+        """Main, and then the others by name."""
+        from storage_engine.runtime.branches import branches_of
+
+        with self._core.use("list_branches"):
+            return branches_of(self._core.repository).list()
+
+    def create_branch(
+        self,
+        name: str,
+        at: Reference | None = None,
+        *,
+        owner: str | None = None,
+        expires_in: timedelta | None = None,
+    ) -> Branch:
+        """Fork a branch from this session's; nothing is copied, whatever the size. The session
+        stays where it is: open the branch with `Session(..., branch=name)`.
+
+        at:          a commit id, an instant or a tag, instead of the latest commit
+        owner:       whose it is, for people; the runtime's id unless told
+        expires_in:  after which garbage collection deletes it, with what only it has
+
+        BranchExistsError if there is one of the name.
+        """
+        from storage_engine.runtime.branches import create_branch
+
+        with self._core.use("create_branch"):
+            return create_branch(
+                self._core.repository, name, at, owner=owner, expires_in=expires_in
+            )
+
+    def delete_branch(self, name: str) -> Branch:
+        """Delete a branch; one that was merged leaves what it brought. A branch with children, or
+        a protected one, is refused."""
+        from storage_engine.runtime.branches import branches_of
+
+        with self._core.use("delete_branch"):
+            return branches_of(self._core.repository).delete(name)
+
+    def protect_branch(self, name: str, protected: bool = True) -> Branch:
+        """Let a branch, or main, take merges only: commits raise ProtectedBranchError."""
+        from storage_engine.runtime.branches import branches_of
+
+        with self._core.use("protect_branch"):
+            return branches_of(self._core.repository).protect(name, protected)
 
     # --- the storage ----------------------------------------------------------------------------
 

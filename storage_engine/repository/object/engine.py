@@ -18,15 +18,17 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state, tags
+from storage_engine.commitlog.branches import Branch, chain_of
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
-from storage_engine.commitlog.publisher import PublishedCommit, Publisher
+from storage_engine.commitlog.publisher import FORMAT_OF_BRANCHES, PublishedCommit, Publisher
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
+    ProtectedBranchError,
     SchemaMetadataError,
     StorageBackendError,
     UnsupportedEngineError,
@@ -43,13 +45,25 @@ from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.spec import When
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
+from storage_engine.repository.object.branches import (
+    Branches,
+    lock_key,
+    own_commit,
+    type_indices,
+)
 from storage_engine.repository.object.history import ObjectHistory
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.read.plan import CommitWindow
-from storage_engine.repository.object.stamp import Stamp, bring_forward, read_stamp, stamp_for
+from storage_engine.repository.object.stamp import (
+    Stamp,
+    allow_branches,
+    bring_forward,
+    read_stamp,
+    stamp_for,
+)
 from storage_engine.repository.object.write.commit import CommitRun, Parts
 from storage_engine.repository.object.write.migrate import MigrationRun
 from storage_engine.repository.object.write.staged_write import StagedWrite
@@ -104,15 +118,20 @@ class ObjectRepository(ABC):
         config: OntologiaConfig,
         stamp: Stamp,
         log_id: str | None = None,
+        branch: Head | None = None,
+        beside: ObjectRepository | None = None,
     ) -> None:
-        """`log_id`: of the log that was there when the stamp was read."""
+        """`log_id`: of the log that was there when the stamp was read. `branch`: the head of the
+        branch to work on, instead of main. `beside`: whose store it is, which closes it."""
         self.uri = store.uri
         self.store = store
         self._config = config
         self._stamp = stamp
         self._owner = Owner(store.uri)
-        self.chain = Chain(store, store.parallel)
-        self._indices = IndexObjects(store, engine_version=self.engine_version)
+        self._beside = beside
+        self.fork = branch.fork if branch is not None else None
+        self.chain = chain_of(store, branch) if branch is not None else Chain(store, store.parallel)
+        self._indices = type_indices(store, self.engine_version, branch)
         self._documents = Documents(store)
         self._duck = Duck(
             uri=store.uri,
@@ -152,6 +171,7 @@ class ObjectRepository(ABC):
             owner_id=config.runtime_id,
             lease_ttl_ms=config.s3_lease_ttl_ms,
             timeout_ms=config.s3_lock_timeout_ms,
+            key=lock_key(self.fork),
             warn=self._warn,
         )
         self._holder = self.lock.holder
@@ -170,6 +190,35 @@ class ObjectRepository(ABC):
         self._commit_mutex = threading.Lock()
         self._log_id = log_id
         self.history = ObjectHistory(self)
+
+    # -- branches -----------------------------------------------------------------------------
+
+    @property
+    def branch(self) -> str:
+        """The branch that this works on."""
+        return self.chain.branch
+
+    @property
+    def branches(self) -> Branches:
+        return Branches(self)
+
+    def allow_branches(self, head: Head) -> None:
+        """See to it that programs which know of no branches refuse this storage."""
+        self._owner.check()
+        if self._stamp.format < FORMAT_OF_BRANCHES or head.log_id != self._log_id:
+            self._stamp = allow_branches(self.store, self._stamp)
+
+    def on_branch(self, head: Head) -> ObjectRepository:
+        """The same storage on another branch (main for a head without fork), opened beside this
+        one: whoever asks closes it, and closes it first."""
+        return type(self)(
+            self.store,
+            self._config,
+            self._stamp,
+            head.log_id,
+            head if head.fork is not None else None,
+            beside=self,
+        )
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -226,6 +275,9 @@ class ObjectRepository(ABC):
         if isinstance(reference, datetime):
             return state.commit_at(self.chain, head, reference)
         if isinstance(reference, str):
+            own = own_commit(self.chain, reference)
+            if own is not None:
+                return min(own, head.commit_id)
             return tags.resolve_tag(self.chain, reference, head).commit_id
         return min(max(reference, 0), head.commit_id)
 
@@ -395,6 +447,8 @@ class ObjectRepository(ABC):
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""
+        if head.protected:
+            raise ProtectedBranchError(self.branch)
         if self._log_id is not None and head.log_id != self._log_id:
             stamp = stamp_for(self.store, read_stamp(self.store), head)
             if stamp.engine_version != self.engine_version:
@@ -420,13 +474,17 @@ class ObjectRepository(ABC):
             self.upkeep.close()
         self._duck.close()
         self._sql_duck.close()
-        self.store.close()
+        if self._beside is None:
+            self.store.close()
 
     # -- after a commit -----------------------------------------------------------------------
 
     def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
-        outbox = projections(self.store.bulk, published.manifest)
-        catalogs = self._catalog_writes(published)
+        outbox: Sequence[Callable[[], object]] = ()
+        catalogs: Sequence[Callable[[], object]] = ()
+        if self.fork is None:  # of a branch, they are the merge's
+            outbox = projections(self.store.bulk, published.manifest)
+            catalogs = self._catalog_writes(published)
         if not published.base.lease.safe():
             self._warn(
                 f"lease ran out after commit {published.manifest.commit_id} was published; "
@@ -507,6 +565,7 @@ class ObjectRepository(ABC):
             "store": self.store.kind,
             "uri": self.uri,
             "format": self._stamp.format,
+            **self._branch_facts(head),
             "head_commit_id": head.commit_id,
             "head_updated_at": head.updated_at,
             "checkpoint_commit_id": head.checkpoint.commit_id if head.checkpoint else None,
@@ -525,6 +584,12 @@ class ObjectRepository(ABC):
         if self.engine_version == "v2":
             info["type_layouts"] = _type_layouts(all_heads)
         return info
+
+    def _branch_facts(self, head: Head) -> dict[str, Any]:
+        """What is to be said of a branch; nothing of an unprotected main."""
+        if head.fork is None and not head.protected:
+            return {}
+        return {"branch": Branch.of(head).as_dict()}
 
     def requests(self) -> dict[str, int]:
         return dict(self.store.meter.snapshot())
@@ -555,7 +620,7 @@ class ObjectRepository(ABC):
 
     def break_lock(self, token: str | None, *, apply: bool = True) -> dict[str, Any] | None:
         """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
-        state = break_lock(self.store, token, apply=apply).state
+        state = break_lock(self.store, token, key=self.lock.key, apply=apply).state
         if state is None:
             return None
         return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}
@@ -608,7 +673,7 @@ class S3RepositoryV2(ObjectRepository):
         Nothing here needs types.json, so only a session's first commit looks at it, and those
         after it until it is good.
         """
-        if not self._catalog_read and self._listed_types(published) is None:
+        if not (self._catalog_read or self.fork) and self._listed_types(published) is None:
             return []
         self._catalog_read = True
         manifest = published.manifest

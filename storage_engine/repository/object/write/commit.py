@@ -158,6 +158,7 @@ class CommitRun:
                 self._chain.store,
                 schema_versions=schema_versions,
                 beat_s=self._config.s3_lease_ttl_ms / 3000,
+                attempt=layout.new_id(self._chain.incarnation),
             )
             self._staging.begin(self._request.holder)
         for item in streams:
@@ -217,7 +218,8 @@ class CommitRun:
                 delta.rows,
                 engine_version=self._engine_version,
                 schema_version_id=version,
-                commit_id=base.commit_id,
+                # A merge adopts files of a branch that leave it to the manifest.
+                commit_id=None if self._chain.incarnation else base.commit_id,
             )
             encoded = encode_bytes(spec, table)
             file, upload = self._place(base, spec, version, encoded, None, delta.inserted)
@@ -281,7 +283,14 @@ class CommitRun:
             version,
             part,
         )
-        file = encoded.describe(spec, key, schema_version_id=version, part=part, inserted=inserted)
+        file = encoded.describe(
+            spec,
+            key,
+            schema_version_id=version,
+            part=part,
+            inserted=inserted,
+            commit_id_source="manifest" if self._chain.incarnation else "column",
+        )
         return file, Upload(key, encoded.content)
 
     def _rewritten(
