@@ -296,6 +296,26 @@ class ProtectedBranchError(OntologiaError):
         )
 
 
+class MergeConflictError(OntologiaError):
+    """Both sides changed the same, and nobody said what counts: nothing was merged."""
+
+    def __init__(
+        self, source: str, target: str, conflicts: Sequence[Mapping[str, Any]], *, shown: int = 3
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.conflicts = [dict(conflict) for conflict in conflicts]
+        first = "; ".join(str(conflict["message"]) for conflict in self.conflicts[:shown])
+        more = len(self.conflicts) - shown
+        rest = f"; and {more:,} more" if more > 0 else ""
+        count = f"{len(self.conflicts):,} conflict{'s' if len(self.conflicts) != 1 else ''}"
+        super().__init__(
+            f"{source!r} into {target!r}: {count}, nothing was done: {first}{rest}. Say what "
+            "counts with on_conflict ('ours', 'theirs', 'fields' or a function), or bring the "
+            "two together and merge again"
+        )
+
+
 class SchemaOutdatedError(OntologiaError):
     """The declared class differs from the schema version that the storage has."""
 

@@ -112,7 +112,7 @@ class Branch:
         }
 
 
-def check_name(name: str) -> str:
+def check_name(name: object) -> str:
     """Refuse names that a storage cannot keep, or that mean something else in a reference."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise ConfigurationError(
@@ -245,6 +245,7 @@ def create_branch(
         parent_incarnation=parent.incarnation,
         owner=owner or runtime_id,
         expires_at=timestamp(expires_at) if expires_at is not None else None,
+        marks=based_on.marks if link == based_on.link else {},
     )
     _check_parent(based_on, parent)
     prepare(based_on)
@@ -257,7 +258,7 @@ def create_branch(
         write_id=layout.new_write_id(),
         commit_sha256=link.sha256 or None if link is not None else None,
         checkpoint=_inherited(parent, based_on, fork),
-        marks=based_on.marks if link == based_on.link else {},
+        marks=fork.marks,
         fork=fork,
     )
     version = HeadVersion(head, _created(parent, head))
@@ -288,7 +289,9 @@ def _inherited(parent: Chain, head: Head, fork: Fork) -> CheckpointRef | None:
 def _write_checkpoint(parent: Chain, checkpoint: Checkpoint, fork: Fork) -> CheckpointRef:
     checkpoint, pages = state.with_pages(checkpoint)
     data = checkpoint.to_bytes()
-    key = layout.checkpoint(checkpoint.commit_id, layout.new_id(fork.incarnation))
+    key = layout.checkpoint(
+        checkpoint.commit_id, layout.on_chain(layout.new_id(), fork.incarnation)
+    )
     parent.parallel.map(lambda item: create(parent.store, *item), [*pages, (key, data)])
     ref = CheckpointRef(key, sha256(data), checkpoint.commit_id)
     parent.note_checkpoint(ref, checkpoint)

@@ -90,25 +90,25 @@ _BRANCH = re.compile(rf"{BRANCHES}([^/]+)/(?:([0-9a-f]{{32}})/.+|head\.json)")
 _EVENT = re.compile(rf"{EVENTS}[^/]+/\d{{4}}-\d\d-\d\dT[^_/]+_([^/]+)\.json")  # {time}_{id}.json
 
 
-def new_id(incarnation: str = "") -> str:
-    """Of what is staged before there is a commit: it must be unique in the storage for ever. One
-    that is meant for a branch names its incarnation, so that it can be judged by that head."""
-    return _of_chain(secrets.token_hex(16), incarnation)
+def new_id() -> str:
+    """Of what is staged before there is a commit: it must be unique in the storage for ever."""
+    return secrets.token_hex(16)
 
 
-def new_commit_attempt(incarnation: str = "") -> str:
+def new_commit_attempt() -> str:
     """Of an attempt at one commit, whose id is in the key as well."""
-    return _of_chain(secrets.token_hex(4), incarnation)
+    return secrets.token_hex(4)
+
+
+def on_chain(attempt: str, incarnation: str) -> str:
+    """An attempt that is meant for a branch names it, so that it is judged by that head."""
+    return f"{attempt}.{incarnation}" if incarnation else attempt
 
 
 def attempt_incarnation(attempt: str) -> str:
     """The branch that an attempt is meant for; empty: main, or one whose writer did not say."""
     name, _, incarnation = attempt.partition(".")
     return incarnation if name and _INCARNATION.fullmatch(incarnation) else ""
-
-
-def _of_chain(attempt: str, incarnation: str) -> str:
-    return f"{attempt}.{incarnation}" if incarnation else attempt
 
 
 def new_write_id() -> str:

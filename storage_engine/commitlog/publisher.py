@@ -62,6 +62,7 @@ T = TypeVar("T")
 
 FORMAT = 3
 FORMAT_OF_BRANCHES = 4  # raised to by the first branch of a storage, or the first protection
+MERGE, UPDATE = "merge", "update"  # kinds of commits that bring changes of another branch
 _FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
 _MARKS_IN_HEAD = 256
 
@@ -218,8 +219,8 @@ class Publisher:
                     self._back_off(attempt)
                 lease, version, wait = self._begin(tenure)
                 waited_ms += wait
-                attempt_name = layout.new_commit_attempt(self._chain.incarnation)
-                base = Base(version, None, attempt_name, lease)
+                name = layout.on_chain(layout.new_commit_attempt(), self._chain.incarnation)
+                base = Base(version, None, name, lease)
                 base = replace(base, manifest=self._chain.head_manifest(version.head))
                 draft = prepare(base)
                 published: PublishedCommit | None = None

@@ -130,6 +130,7 @@ class ManifestLink:
 class Fork:
     """What makes a head that of a branch. `base` is the parent's commit from which it goes on;
     None: there was none yet. `incarnation` is new each time that a branch of the name is made.
+    `marks` are those of the parent's head that it began with: a merge does not bring them back.
     `deleting`: its deletion has begun, so that nothing is forked from it any more."""
 
     branch: str
@@ -140,6 +141,7 @@ class Fork:
     parent_incarnation: str = ""  # empty: main
     owner: str = ""
     expires_at: str | None = None
+    marks: Mapping[str, UnitVersion] = field(default_factory=dict)
     deleting: bool = False
 
     @property
@@ -163,6 +165,7 @@ class Fork:
             "owner": self.owner,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            "inherited_marks": dict(self.marks),
             "deleting": self.deleting,
         }
 
@@ -187,6 +190,7 @@ class Fork:
             parent_incarnation=optional_text(raw, "parent_incarnation", ""),
             owner=optional_text(raw, "owner", ""),
             expires_at=optional_time(raw, "expires_at"),
+            marks=_marks(raw, "inherited_marks"),
             deleting=optional_bool(raw, "deleting", False),
         )
 
@@ -480,7 +484,7 @@ class CommitFile:
 class ClippedFile(CommitFile):
     """A file of which only the rows up to a commit count: see `CommitFile.clipped`."""
 
-    upto: int = 0  # type: ignore[assignment]
+    upto: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -804,8 +808,8 @@ def _link(raw: Mapping[str, Any], name: str) -> ManifestLink | None:
     return ManifestLink.parse(link) if link else None
 
 
-def _marks(raw: Mapping[str, Any]) -> dict[str, UnitVersion]:
-    marks = optional_object(raw, "marks") or {}
+def _marks(raw: Mapping[str, Any], name: str = "marks") -> dict[str, UnitVersion]:
+    marks = optional_object(raw, name) or {}
     return {app_id: _version(marks, app_id) for app_id in marks}
 
 
@@ -830,7 +834,15 @@ def _idempotency(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _applied(marks: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     mark = require_object(marks, app_id)
-    return {"version": _version(mark, "version"), "commit_id": optional_int(mark, "commit_id")}
+    applied = {"version": _version(mark, "version"), "commit_id": optional_int(mark, "commit_id")}
+    merged = optional_objects(mark, "merged")
+    if not merged:
+        return applied
+    brought = [
+        {"version": _version(each, "version"), "commit_id": optional_int(each, "commit_id")}
+        for each in merged
+    ]
+    return {**applied, "merged": brought}
 
 
 def _version(raw: Mapping[str, Any], name: str) -> UnitVersion:

@@ -7,7 +7,7 @@ catalog) is missing, behind or in doubt.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -91,19 +91,39 @@ def _start(chain: Chain, head: Head, top: TypeHead) -> ManifestLink:
 
 def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | None:
     """The newest unit of work that an application recorded."""
+    return next(_applied(chain, head, app_id), None)
+
+
+def applied(
+    chain: Chain, head: Head, app_id: str, version: UnitVersion
+) -> IdempotencyRecord | None:
+    """What recorded this unit of work: the application's newest one, or one that merges since have
+    brought beside it."""
+    records = _applied(chain, head, app_id)
+    return next((record for record in records if record.covers(version)), None)
+
+
+def _applied(chain: Chain, head: Head, app_id: str) -> Iterator[IdempotencyRecord]:
+    """Back to the application's own last one."""
     if app_id in head.marks:
-        return IdempotencyRecord(head.marks[app_id], None)
+        yield IdempotencyRecord(head.marks[app_id], None)
+        return
     floor = head.checkpoint.commit_id if head.checkpoint else 0
     for _, manifest in chain.stretch(head.link, above=floor):
         mark = manifest.idempotency
         if mark is not None and mark["app_id"] == app_id:
-            return IdempotencyRecord(mark["version"], manifest.commit_id)
+            yield IdempotencyRecord(mark["version"], manifest.commit_id)
+            return
+        for version in manifest.merged_marks.get(app_id, ()):
+            yield IdempotencyRecord(version, manifest.commit_id)
         if app_id in manifest.marks:
-            return IdempotencyRecord(manifest.marks[app_id], None)
+            yield IdempotencyRecord(manifest.marks[app_id], None)
+            return
     if head.checkpoint is None:
-        return None
+        return
     mark = chain.checkpoint(head.checkpoint).idempotency.get(app_id)
-    return IdempotencyRecord(mark["version"], mark["commit_id"]) if mark else None
+    for each in [*mark.get("merged", ()), mark] if mark else ():
+        yield IdempotencyRecord(each["version"], each["commit_id"])
 
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
@@ -262,6 +282,8 @@ def _extended(
             )
         schema_log.fold(schemas, step)
         marks |= _unchanged(step.marks)
+        for app_id, versions in step.merged_marks.items():
+            marks[app_id] = _beside(marks.get(app_id), versions, step.commit_id)
         if step.idempotency is not None:
             mark = step.idempotency
             marks[mark["app_id"]] = {"version": mark["version"], "commit_id": step.commit_id}
@@ -344,6 +366,17 @@ def _proven_points(
     if child is None or child.path != last.manifest_path:
         return base.commits
     return (*older, replace(last, manifest_sha256=child.sha256))
+
+
+def _beside(
+    own: Mapping[str, Any] | None, versions: Sequence[UnitVersion], commit_id: int
+) -> dict[str, Any]:
+    """An application's own last unit of work, with those that a merge has brought, newest first."""
+    brought = [{"version": version, "commit_id": commit_id} for version in versions]
+    if own is None:
+        first, *rest = brought
+        return {**first, "merged": rest} if rest else first
+    return {**own, "merged": [*brought, *own.get("merged", ())]}
 
 
 def _unchanged(marks: Mapping[str, UnitVersion]) -> dict[str, dict[str, Any]]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         CompactionReport,
     )
     from storage_engine.maintenance.metrics import Metrics
+    from storage_engine.repository.object.merge import MergeReport, Policy
     from storage_engine.runtime.exchange import ExportReport, ImportReport
     from storage_engine.runtime.worker import HandlerRun
     from storage_engine.schema.migration import Progress
@@ -204,7 +205,8 @@ class Session:
     def diff(
         self, before: Reference, after: Reference, *, upgraders: UpgraderSource | None = None
     ) -> list[dict[str, Any]]:
-        """What differs between two commits: kind, type_name, identity, commit_id (the last that
+        """What differs between two commits, or branches (`diff("main", "run/42")`, also as
+        `branch@commit`): kind, type_name, identity, commit_id (the last that
         changed it), operation, and the fields that differ, `before` (None: insert) and `after`.
 
         Rows of older schema versions are brought up to the present one, by `upgraders` as for
@@ -528,6 +530,61 @@ class Session:
 
         with self._core.use("delete_branch"):
             return branches_of(self._core.repository).delete(name)
+
+    def merge(
+        self,
+        source: str,
+        *,
+        on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+        dry_run: bool = False,
+        meta: Mapping[str, str] | None = None,
+    ) -> MergeReport:
+        """Bring the net changes of a branch of this one into it, all types in one commit, or say
+        with `dry_run` what that would be.
+
+        on_conflict:  of a row that both sides have changed: "fail" (MergeConflictError has all of
+                      them, and nothing is done), "ours" keeps it, "theirs" takes the branch's,
+                      "fields" combines changes to different fields, and a function `(base, ours,
+                      theirs) -> row` decides by itself; or one of these by type
+        meta:         texts kept with the commit
+
+        The branch's events go out, and its units of work count here, from now on. It stays as it
+        is: go on with it, or delete it.
+        """
+        from storage_engine.runtime.branches import branches_of, policies
+
+        with self._core.use("merge"):
+            core, branches = self._core, branches_of(self._core.repository)
+            chosen = policies(on_conflict, core.types, core.repository)
+            texts, holder = arguments.texts("meta", meta), core.settings.instance_metadata
+
+            def work() -> MergeReport:
+                return branches.merge(
+                    source, chosen, dry_run=dry_run, metadata=texts, holder=holder
+                )
+
+            return core.migrate(work, "merge")
+
+    def update_branch(
+        self,
+        *,
+        on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+        dry_run: bool = False,
+        meta: Mapping[str, str] | None = None,
+    ) -> MergeReport:
+        """Bring what its parent has changed since into this session's branch, as one commit; the
+        arguments are those of `merge`, and "ours" is this branch."""
+        from storage_engine.runtime.branches import branches_of, policies
+
+        with self._core.use("update_branch"):
+            core, branches = self._core, branches_of(self._core.repository)
+            chosen = policies(on_conflict, core.types, core.repository)
+            texts, holder = arguments.texts("meta", meta), core.settings.instance_metadata
+
+            def work() -> MergeReport:
+                return branches.update(chosen, dry_run=dry_run, metadata=texts, holder=holder)
+
+            return core.migrate(work, "update_branch")
 
     def protect_branch(self, name: str, protected: bool = True) -> Branch:
         """Let a branch, or main, take merges only: commits raise ProtectedBranchError."""

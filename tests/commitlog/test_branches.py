@@ -425,11 +425,13 @@ def test_a_commit_writes_head_lock_and_indices_of_its_own(world: World) -> None:
             layout.branch_head("a"),
             layout.index("entity", "Customer", layout.branch_indices("a", fork.incarnation)),
             f"{attempt}/manifest.json",
-            f"{attempt}/entities/Customer/v1.parquet",
+            *(file["path"] for file in world.document(f"{attempt}/manifest.json")["files"]),
         ]
     )
+    (file,) = world.document(f"{attempt}/manifest.json")["files"]
+    assert layout.attempt_incarnation(layout.staged_attempt(file["path"])) == fork.incarnation
     assert any(f"PUT_IF {folder}lock.json" in entry for entry in written)
-    assert world.document(f"{attempt}/manifest.json")["files"][0]["commit_id_source"] == "manifest"
+    assert file["commit_id_source"] == "manifest"
 
 
 @pytest.mark.parametrize("recreated", [False, True])
@@ -458,12 +460,12 @@ def test_a_branch_deleted_before_the_swap_leaves_nothing(world: World) -> None:
     writer = three(world)
     writer.repo.branches.create("a")
     branch = world.open(branch="a")
-    before = {*world.stored_keys("commits/")}
+    before = {*world.stored_keys("commits/"), *world.stored_keys("staged/")}
     key = layout.branch_head("a")
     at(branch.store, "PUT_IF", key, lambda: writer.repo.branches.delete("a"))
     with pytest.raises(UnknownBranchError, match="was deleted"):
         branch.put(customer("x"))
-    assert {*world.stored_keys("commits/")} == before
+    assert {*world.stored_keys("commits/"), *world.stored_keys("staged/")} == before
 
 
 def test_what_is_protected_takes_no_commits(world: World) -> None:

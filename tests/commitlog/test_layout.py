@@ -126,10 +126,10 @@ def test_keys_are_taken_apart_as_they_were_made() -> None:
     assert layout.manifest_prefix(manifest) == prefix
     assert layout.commit_attempt(manifest) == (12, prefix, "")
     incarnation = "0123456789abcdef" * 2
-    on_branch = layout.manifest(12, layout.new_commit_attempt(incarnation))
+    on_branch = layout.manifest(12, layout.on_chain("0a1b2c3d", incarnation))
     attempt = layout.commit_attempt(on_branch)
     assert attempt == (12, layout.manifest_prefix(on_branch), incarnation)
-    staged_there = layout.new_id(incarnation)
+    staged_there = layout.on_chain(layout.new_id(), incarnation)
     assert layout.attempt_incarnation(staged_there) == incarnation
     assert layout.attempt_incarnation(layout.new_id()) == ""
     assert layout.checkpoint_incarnation(layout.checkpoint(7, staged_there)) == incarnation
@@ -138,7 +138,7 @@ def test_keys_are_taken_apart_as_they_were_made() -> None:
     for part in (None, 3):
         for version in ("v1", "v2"):
             key = layout.data_file(prefix, "relation", "Owns", version, 2, part)
-            assert layout.commit_attempt(key) == (12, prefix)
+            assert layout.commit_attempt(key) == (12, prefix, "")
             assert layout.data_file_type(key) == ("relation", "Owns")
     staged = layout.staged_part("0a1b2c3d", "entity", "Customer", 1, "00000-x")
     assert layout.staged_attempt(staged) == "0a1b2c3d"

@@ -45,15 +45,21 @@ def forked(world: World) -> tuple[Writer, Writer]:
 
 def lost_attempt(world: World, branch: str | None) -> set[str]:
     """What a writer leaves that dies before its swap."""
-    before = {*world.stored_keys("commits/")}
+    before = {*world.stored_keys()}
     doomed = world.open("doomed", branch=branch)
     doomed.fail(FaultKind.CRASH_BEFORE, "put_if_match", doomed.repo.chain.head_key)
     with pytest.raises(SimulatedCrash):
         doomed.put(customer("lost"))
     world.pass_lease()
-    left = {*world.stored_keys("commits/")} - before
+    left = {*world.stored_keys()} - before
+    left = {key for key in left if key.startswith(("commits/", "staged/"))}
     assert len(left) == 2
     return left
+
+
+def rows_and_manifests(world: World, branch: Writer) -> set[str]:
+    keys = [*world.stored_keys("commits/"), *world.stored_keys("staged/")]
+    return {key for key in keys if branch.repo.chain.incarnation in key}
 
 
 def fine(world: World) -> None:
@@ -82,8 +88,7 @@ def test_a_lost_attempt_is_judged_by_its_own_head(world: World, on: str | None) 
     """GC deletes a branch's attempt because main's ids are higher: not here, unless it is lost."""
     main, branch = forked(world)
     left = lost_attempt(world, on)
-    commit_id = 6
-    assert {layout.commit_attempt(key).commit_id for key in left} == {commit_id}  # type: ignore[union-attr]
+    assert any(key.startswith("commits/6-") for key in left)
     heads = {w.repo.branch: w.repo.chain.read_head().etag for w in (main, branch)}
     plan = plan_gc(main.repo, grace=timedelta())
     assert {item.key for item in plan.doomed} == left
@@ -152,12 +157,12 @@ def test_a_tag_keeps_what_a_deleted_branch_had(world: World) -> None:
     assert (tag.commit_id, tag.branch) == (5, "run/1")
     with pytest.raises(ConfigurationError, match="of branch 'run/1'"):
         main.repo.resolve_tag("kept")
-    own = {k for k in world.stored_keys("commits/") if branch.repo.chain.incarnation in k}
+    own = rows_and_manifests(world, branch)
     branch.put(customer("later"))
     branch.repo.flush()
     main.repo.branches.delete("run/1")
     collect(main, purge_compacted=True)
-    assert {k for k in world.stored_keys("commits/") if branch.repo.chain.incarnation in k} == own
+    assert rows_and_manifests(world, branch) == own
     main.repo.delete_tag("kept")
     collect(main)
     assert not [k for k in world.stored_keys() if branch.repo.chain.incarnation in k]

@@ -7,22 +7,24 @@ where those of a branch come from.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import branches, layout
 from storage_engine.commitlog.branches import Branch
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.layout import MAIN
 from storage_engine.commitlog.records import Fork, Head
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import ConfigurationError, UnknownBranchError
 from storage_engine.index.record import IndexObjects
 from storage_engine.objectstore.protocol import ObjectStore
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.engine import ObjectRepository
+    from storage_engine.repository.object.merge import MergeReport
+    from storage_engine.repository.object.merge.run import Policies
 
 _REFERENCE = re.compile(r"([a-z0-9][a-z0-9._/-]*)@([0-9]{1,18})")
 
@@ -119,6 +121,54 @@ class Branches:
             return self._main()
         return branches.require_branch(self._store, name, log_id=self._log_id()).head
 
+    def merge(
+        self,
+        source: str,
+        policies: Policies,
+        *,
+        dry_run: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        holder: Mapping[str, Any] | None = None,
+    ) -> MergeReport:
+        """Bring the changes of a branch of this one into it."""
+        from storage_engine.repository.object.merge import merge
+
+        with self.opened(source) as other:
+            return merge(
+                self._repository,
+                other,
+                policies,
+                dry_run=dry_run,
+                metadata=metadata,
+                holder=holder,
+            )
+
+    def update(
+        self,
+        policies: Policies,
+        *,
+        dry_run: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        holder: Mapping[str, Any] | None = None,
+    ) -> MergeReport:
+        """Bring the changes of the parent into this branch."""
+        from storage_engine.repository.object.merge import update
+
+        fork = self._repository.fork
+        if fork is None:
+            raise ConfigurationError(f"{MAIN!r} has no parent to be updated from")
+        with self.opened(fork.parent) as parent:
+            if parent.chain.incarnation != fork.parent_incarnation:
+                raise UnknownBranchError(fork.parent, gone=True)
+            return update(
+                self._repository,
+                parent,
+                policies,
+                dry_run=dry_run,
+                metadata=metadata,
+                holder=holder,
+            )
+
     @contextmanager
     def opened(self, name: str) -> Iterator[ObjectRepository]:
         """The storage on that branch: this repository itself where it is its own."""
@@ -130,6 +180,10 @@ class Branches:
             yield other
         finally:
             other.close()
+
+    def kept_open(self, name: str) -> ObjectRepository:
+        """The same, until this repository is closed."""
+        return self._repository.beside(self.head(name))
 
     def _main(self) -> Head:
         if not self._chain.incarnation:

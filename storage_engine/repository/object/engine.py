@@ -22,7 +22,15 @@ from storage_engine.commitlog.branches import Branch, chain_of
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
-from storage_engine.commitlog.publisher import FORMAT_OF_BRANCHES, PublishedCommit, Publisher
+from storage_engine.commitlog.publisher import (
+    FORMAT_OF_BRANCHES,
+    MERGE,
+    UPDATE,
+    Base,
+    Draft,
+    PublishedCommit,
+    Publisher,
+)
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
@@ -129,6 +137,7 @@ class ObjectRepository(ABC):
         self._stamp = stamp
         self._owner = Owner(store.uri)
         self._beside = beside
+        self._others: dict[str, ObjectRepository] = {}
         self.fork = branch.fork if branch is not None else None
         self.chain = chain_of(store, branch) if branch is not None else Chain(store, store.parallel)
         self._indices = type_indices(store, self.engine_version, branch)
@@ -219,6 +228,14 @@ class ObjectRepository(ABC):
             head if head.fork is not None else None,
             beside=self,
         )
+
+    def beside(self, head: Head) -> ObjectRepository:
+        """The same storage on another branch, for as long as this one is open."""
+        with self._commit_mutex:
+            opened = self._others.get(head.incarnation)
+            if opened is None:
+                opened = self._others[head.incarnation] = self.on_branch(head)
+            return opened
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -418,6 +435,23 @@ class ObjectRepository(ABC):
             self._check_log,
         )
 
+    def publish_merge(
+        self, prepare: Callable[[Base], Draft | None], holder: Mapping[str, Any]
+    ) -> PublishedCommit | None:
+        """Publish what a merge or an update drafts, which protection does not refuse."""
+        self._owner.check()
+        with self._commit_mutex:
+            self.prepare_writing()
+            self.lock.holder = {**self._holder, **holder}
+            return self.publisher.publish(prepare)
+
+    def reader(self) -> ObjectExecutor:
+        """For reads as of a head that is at hand."""
+        return ObjectExecutor(self._query_engine)
+
+    def types_at(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return self._stored_types(head, refs)
+
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
 
@@ -469,6 +503,8 @@ class ObjectRepository(ABC):
     def close(self) -> None:
         if self._owner.elsewhere:
             return  # all of it is the parent's
+        for other in self._others.values():
+            other.close()
         self.publisher.flush()
         if self.upkeep is not None:
             self.upkeep.close()
@@ -505,7 +541,7 @@ class ObjectRepository(ABC):
     def _catalog_writes(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
         manifest = published.manifest
         types = LiveTypes(self.chain.type_heads(manifest) or {})
-        if manifest.kind in SCHEMA_KINDS:
+        if manifest.kind in SCHEMA_KINDS or (manifest.kind == MERGE and manifest.schema):
             histories = stored_schema.recorded_histories(
                 self.chain, published.head, manifest.schema_changed()
             )
@@ -677,7 +713,7 @@ class S3RepositoryV2(ObjectRepository):
             return []
         self._catalog_read = True
         manifest = published.manifest
-        if manifest.kind not in SCHEMA_KINDS:
+        if not manifest.schema or manifest.kind not in (*SCHEMA_KINDS, MERGE, UPDATE):
             return manifest.touched()
         heads = self.chain.type_heads(manifest) or {}
         purged = {(d["kind"], d["type_name"]) for d in manifest.schema.get("dropped", ())}

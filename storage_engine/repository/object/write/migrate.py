@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.publisher import Base, Draft, PublishedCommit, Upload
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead, TypeRef
 from storage_engine.commitlog.schema_log import SchemaRecords
-from storage_engine.errors import CommitStateUnknownError, OntologiaError
+from storage_engine.errors import CommitStateUnknownError, ConfigurationError, OntologiaError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Stream, quoted
@@ -162,6 +162,11 @@ class MigrationRun:
 
     def _check(self, head: Head) -> None:
         self._parts.check_log(head)
+        if self._chain.incarnation and any(drop.purge for drop in self._drops):
+            raise ConfigurationError(
+                f"rows are not purged on branch {self._chain.branch!r}, which shares them with its "
+                "parent: drop the type here, and purge on main"
+            )
         self._request.check_unmoved(stored_state(self._chain, self._documents, head))
 
     def _rewrite_rows(self, head: Head) -> None:
@@ -175,6 +180,7 @@ class MigrationRun:
                 self._chain.store,
                 schema_versions={m.ref: m.version for m in sources},
                 beat_s=self._parts.config.s3_lease_ttl_ms / 3000,
+                attempt=layout.on_chain(layout.new_id(), self._chain.incarnation),
             )
             stager = self._request.stager
             self._staging.begin(self._request.holder, stager.cancel if stager else None)
