@@ -1,8 +1,8 @@
 """Branches: heads beside main's, each forked from a parent at one of its commits.
 
 A branch is one small object, `meta/branches/{name}/head.json`: the fields of a head, and where it
-comes from (`Fork`). Its commits go on from the base, with ids of their own chain. What it inherits
-it shares with the parent; nothing is copied.
+comes from (`BranchPoint`). Its commits go on from the base, with ids of their own chain. What it
+inherits it shares with the parent; nothing is copied.
 
 Promise: what a branch inherits is never collected under it. Whoever creates one reads the parent's
 head again afterwards: a compaction or purge of before is seen there, and the new head written
@@ -24,9 +24,9 @@ from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.json_object import Won, create, write_conditionally
 from storage_engine.commitlog.layout import MAIN
 from storage_engine.commitlog.records import (
+    BranchPoint,
     Checkpoint,
     CheckpointRef,
-    Fork,
     Head,
     ManifestLink,
     parse_timestamp,
@@ -190,7 +190,7 @@ def chain_of(store: ObjectStore, head: Head) -> Chain:
     )
 
 
-def children(heads: Iterable[HeadVersion], fork: Fork) -> list[str]:
+def children(heads: Iterable[HeadVersion], fork: BranchPoint) -> list[str]:
     """The branches that were forked from this one."""
     forks = [_fork(version.head) for version in heads]
     return [child.branch for child in forks if child.parent_incarnation == fork.incarnation]
@@ -208,7 +208,7 @@ def _parsed(data: bytes, key: str) -> Head:
     return head
 
 
-def _fork(head: Head) -> Fork:
+def _fork(head: Head) -> BranchPoint:
     assert head.fork is not None, "the head of a branch"
     return head.fork
 
@@ -236,7 +236,7 @@ def create_branch(
     read = parent.read_head()
     based_on = read.head
     link = _base(parent, based_on, at)
-    fork = Fork(
+    fork = BranchPoint(
         branch=name,
         incarnation=layout.new_write_id(),
         parent=parent.branch,
@@ -277,7 +277,7 @@ def _base(parent: Chain, head: Head, at: int | None) -> ManifestLink | None:
     return parent.stretch(located, above=at - 1)[0][0]  # with its hash
 
 
-def _inherited(parent: Chain, head: Head, fork: Fork) -> CheckpointRef | None:
+def _inherited(parent: Chain, head: Head, fork: BranchPoint) -> CheckpointRef | None:
     """The checkpoint that a branch begins with: the parent's, unless that reaches further than the
     base. Then one of its own, which counts up to there."""
     ref = head.checkpoint
@@ -286,7 +286,7 @@ def _inherited(parent: Chain, head: Head, fork: Fork) -> CheckpointRef | None:
     return _write_checkpoint(parent, state.checkpoint_at(parent, head, fork.base), fork)
 
 
-def _write_checkpoint(parent: Chain, checkpoint: Checkpoint, fork: Fork) -> CheckpointRef:
+def _write_checkpoint(parent: Chain, checkpoint: Checkpoint, fork: BranchPoint) -> CheckpointRef:
     checkpoint, pages = state.with_pages(checkpoint)
     data = checkpoint.to_bytes()
     key = layout.checkpoint(
@@ -477,7 +477,7 @@ def _rewritten(store: ObjectStore, version: HeadVersion, *, deleting: bool) -> H
     return HeadVersion(head, outcome.etag) if isinstance(outcome, Won) else None
 
 
-def _clear(store: ObjectStore, fork: Fork) -> None:
+def _clear(store: ObjectStore, fork: BranchPoint) -> None:
     """Indices and lock of a branch that is gone; what stays is for garbage collection."""
     try:
         folder = layout.branch_folder(fork.branch, fork.incarnation)

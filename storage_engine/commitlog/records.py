@@ -127,7 +127,7 @@ class ManifestLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class BranchPoint:
     """What makes a head that of a branch. `base` is the parent's commit from which it goes on;
     None: there was none yet. `incarnation` is new each time that a branch of the name is made.
     `marks` are those of the parent's head that it began with: a merge does not bring them back.
@@ -213,7 +213,7 @@ class Head:
     checkpoint: CheckpointRef | None = None
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
     protected: bool = False
-    fork: Fork | None = None
+    fork: BranchPoint | None = None
 
     @property
     def link(self) -> ManifestLink | None:
@@ -252,7 +252,7 @@ class Head:
                 checkpoint=_checkpoint_ref(raw),
                 marks=_marks(raw),
                 protected=optional_bool(raw, "protected", False),
-                fork=Fork.parse(raw),
+                fork=BranchPoint.parse(raw),
             )
             if head.commit_id and not head.manifest_path:
                 raise ValueError(f"it names commit {head.commit_id} but no manifest")

@@ -97,7 +97,7 @@ def reach(chain: Chain, indices: IndexObjects, head: Head | None = None) -> Reac
     head = head if head is not None else chain.read_head().head
     now = state.current_checkpoint(chain, head)
     attempts, files = _named_by(chain, now)
-    found = Reach(
+    needed = Reach(
         head=head,
         attempts=attempts,
         files=files,
@@ -106,7 +106,7 @@ def reach(chain: Chain, indices: IndexObjects, head: Head | None = None) -> Reac
         purged=purged_upto(now.schemas),
         checkpoints=frozenset([head.checkpoint.path] if head.checkpoint is not None else []),
     )
-    return _with_branches(chain, indices, found) if indices.engine_version == "v2" else found
+    return _with_branches(chain, indices, needed) if indices.engine_version == "v2" else needed
 
 
 def _named_by(chain: Chain, now: Checkpoint) -> tuple[frozenset[str], frozenset[str]]:

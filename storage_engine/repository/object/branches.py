@@ -16,7 +16,7 @@ from storage_engine.commitlog import branches, layout
 from storage_engine.commitlog.branches import Branch
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.layout import MAIN
-from storage_engine.commitlog.records import Fork, Head
+from storage_engine.commitlog.records import BranchPoint, Head
 from storage_engine.errors import ConfigurationError, UnknownBranchError
 from storage_engine.index.record import IndexObjects
 from storage_engine.objectstore.protocol import ObjectStore
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _REFERENCE = re.compile(r"([a-z0-9][a-z0-9._/-]*)@([0-9]{1,18})")
 
 
-def lock_key(fork: Fork | None) -> str:
+def lock_key(fork: BranchPoint | None) -> str:
     return layout.branch_lock(fork.branch, fork.incarnation) if fork is not None else layout.LOCK
 
 

@@ -50,11 +50,11 @@ def merge_rows(
     *,
     theirs: pa.Table,
     ours: pa.Table,
-    known: Sequence[pa.Table],
+    shared: Sequence[pa.Table],
 ) -> MergedRows:
-    """`theirs` has one row for each identity that comes into question; `ours` and those that were
-    `known` have theirs of the same identities, where there are any."""
-    verdicts = _verdicts(duck, spec, theirs, ours, known)
+    """`theirs` has one row for each identity that comes into question; `ours`, and the states that
+    both sides knew (`shared`), have those of the same identities, where there are any."""
+    verdicts = _verdicts(duck, spec, theirs, ours, shared)
     names = row_schema(spec).names
     taken = verdicts.filter(pc.equal(verdicts.column("verdict"), _TAKE))
     rows = taken.select(names).cast(row_schema(spec))
@@ -63,7 +63,7 @@ def merge_rows(
     if not disputed.num_rows:
         return MergedRows(rows, inserted)
     keys = disputed.select(list(spec.identity))
-    sides = [_by_identity(spec, table, keys) for table in (ours, theirs, *known)]
+    sides = [_by_identity(spec, table, keys) for table in (ours, theirs, *shared)]
     resolved: list[dict[str, Any]] = []
     conflicts: list[Conflict] = []
     count = new = 0
@@ -85,16 +85,16 @@ def merge_rows(
 
 
 def _verdicts(
-    duck: Duck, spec: TypeSpec, theirs: pa.Table, ours: pa.Table, known: Sequence[pa.Table]
+    duck: Duck, spec: TypeSpec, theirs: pa.Table, ours: pa.Table, shared: Sequence[pa.Table]
 ) -> pa.Table:
     """Each row of `theirs` that is taken or in conflict."""
     keys = ", ".join(quoted(name) for name in spec.identity)
     joins = [f"LEFT JOIN ours o USING ({keys})"]
-    joins += [f"LEFT JOIN known_{n} k{n} USING ({keys})" for n in range(len(known))]
-    informed = [_same(spec, "t", "o")] + [_same(spec, "t", f"k{n}") for n in range(len(known))]
+    joins += [f"LEFT JOIN known_{n} k{n} USING ({keys})" for n in range(len(shared))]
+    informed = [_same(spec, "t", "o")] + [_same(spec, "t", f"k{n}") for n in range(len(shared))]
     unmoved = [
         f"(o.commit_id IS NULL AND k{n}.commit_id IS NULL OR {_same(spec, 'o', f'k{n}')})"
-        for n in range(len(known))
+        for n in range(len(shared))
     ] or ["o.commit_id IS NULL"]
     columns = ", ".join(f"t.{quoted(name)}" for name in row_schema(spec).names)
     sql = f"""
@@ -107,7 +107,7 @@ def _verdicts(
     with duck.cursor() as cursor, duck.errors():
         cursor.register("theirs", theirs)
         cursor.register("ours", ours)
-        for number, table in enumerate(known):
+        for number, table in enumerate(shared):
             cursor.register(f"known_{number}", table)
         return duck.run(cursor, lambda: cursor.execute(sql).to_arrow_table())
 

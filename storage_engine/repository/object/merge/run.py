@@ -18,8 +18,8 @@ from storage_engine.commitlog.branches import list_heads
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.publisher import MERGE, UPDATE, Base, Draft, Upload
 from storage_engine.commitlog.records import (
+    BranchPoint,
     CommitFile,
-    Fork,
     Head,
     Manifest,
     MergePoint,
@@ -128,7 +128,7 @@ class _TypeResult:
 
 
 @dataclass(frozen=True)
-class _Evaluation:
+class _MergeEvaluation:
     """What a merge comes to on two heads."""
 
     target: HeadVersion
@@ -148,7 +148,7 @@ class _MergeRun:
         self,
         target: ObjectRepository,
         source: ObjectRepository,
-        fork: Fork,
+        fork: BranchPoint,
         kind: str,
         policies: Policies,
         metadata: Mapping[str, str],
@@ -159,7 +159,7 @@ class _MergeRun:
         self._kind = kind
         self._policies = policies
         self._metadata = metadata
-        self._last: _Evaluation | None = None
+        self._last: _MergeEvaluation | None = None
 
     def look(self) -> MergeReport:
         """What publishing would do now."""
@@ -177,7 +177,7 @@ class _MergeRun:
         return self._report(self._last, commit_id)
 
     def _report(
-        self, evaluation: _Evaluation, commit_id: int | None, *, dry_run: bool = False
+        self, evaluation: _MergeEvaluation, commit_id: int | None, *, dry_run: bool = False
     ) -> MergeReport:
         return MergeReport(
             self._source.branch,
@@ -192,13 +192,13 @@ class _MergeRun:
 
     # -- comparing --------------------------------------------------------------------------------
 
-    def _evaluate(self, target: HeadVersion, source: HeadVersion) -> _Evaluation:
+    def _evaluate(self, target: HeadVersion, source: HeadVersion) -> _MergeEvaluation:
         last = self._last
         if last is None or (last.target.etag, last.source.etag) != (target.etag, source.etag):
             self._last = last = self._compared(target, source)
         return last
 
-    def _compared(self, target: HeadVersion, source: HeadVersion) -> _Evaluation:
+    def _compared(self, target: HeadVersion, source: HeadVersion) -> _MergeEvaluation:
         agreed = self._agreement(target.head, source.head)
         since = agreed.parent
         if self._kind == MERGE:
@@ -227,7 +227,7 @@ class _MergeRun:
                 for app_id, versions in marks.items()
                 if (left := [v for v in versions if self._lacks(target.head, app_id, v)])
             }
-        return _Evaluation(target, source, results, conflicts, events, marks)
+        return _MergeEvaluation(target, source, results, conflicts, events, marks)
 
     def _lacks(self, head: Head, app_id: str, version: UnitVersion) -> bool:
         return state.applied(self._target.chain, head, app_id, version) is None
@@ -337,7 +337,7 @@ class _MergeRun:
             yield file, Upload(key, encoded.content)
 
     def _merged(
-        self, base: Base, evaluation: _Evaluation, before: Mapping[str, MergePoint]
+        self, base: Base, evaluation: _MergeEvaluation, before: Mapping[str, MergePoint]
     ) -> Mapping[str, MergePoint] | None:
         if self._kind == UPDATE:
             return None
@@ -349,7 +349,7 @@ class _MergeRun:
         point = MergePoint(evaluation.source.head.commit_id, base.commit_id)
         return {**kept, self._fork.incarnation: point}
 
-    def _updated(self, evaluation: _Evaluation) -> UpdatePoint | None:
+    def _updated(self, evaluation: _MergeEvaluation) -> UpdatePoint | None:
         if self._kind == MERGE:
             return None
         return UpdatePoint(self._fork.incarnation, evaluation.source.head.commit_id)
@@ -410,8 +410,8 @@ class _TypeComparison:
         """Whether the target has changed the type since the two last agreed."""
         if self._ours is None:
             return False
-        known = self._agreed.parent if self._run.merging else self._run_base()
-        return self._ours.changed_by > known or (self._ours.dropped_commit_id or 0) > known
+        agreed = self._agreed.parent if self._run.merging else self._run_base()
+        return self._ours.changed_by > agreed or (self._ours.dropped_commit_id or 0) > agreed
 
     def _run_base(self) -> int:
         """Of an update: the branch has changed what its own commits touched since the base."""
@@ -450,21 +450,21 @@ class _TypeComparison:
             if run.merging
             else (self._source_head, self._target_head)
         )
-        known = [nothing]
+        shared = [nothing]
         if not change.is_new:
             window = CommitWindow(self._agreed.parent)
-            known = [parent.reader().read_at(parent_head, spec, window, keys)]
+            shared = [parent.reader().read_at(parent_head, spec, window, keys)]
         if self._agreed.branch is not None:
             window = CommitWindow(self._agreed.branch)
-            known.append(branch.reader().read_at(branch_head, spec, window, keys))
-        ours = known[0]
+            shared.append(branch.reader().read_at(branch_head, spec, window, keys))
+        ours = shared[0]
         if change.is_new:
             ours = nothing
         elif target_moved or not run.merging:
             window = CommitWindow(self._target_head.commit_id)
             ours = run.target.reader().read_at(self._target_head, spec, window, keys)
         return merge_rows(
-            run.target.duck, spec, run.policy(self._ref), theirs=theirs, ours=ours, known=known
+            run.target.duck, spec, run.policy(self._ref), theirs=theirs, ours=ours, shared=shared
         )
 
     def _candidates(
