@@ -178,7 +178,7 @@ def test_a_handler_fails_twice_and_then_succeeds(ontology: OntologyResource) -> 
     place(ontology, "o1")
     instance = dg.DagsterInstance.ephemeral()
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not invoices(ontology) and time.monotonic() < deadline:
         drain(ontology, instance)  # as often as the sensor asks for it: what failed comes later
 
@@ -190,7 +190,7 @@ def test_a_dead_letter_is_shown_and_redriven(ontology: OntologyResource) -> None
     shop.failures["o1"] = 3
     place(ontology, "o1")
     instance = dg.DagsterInstance.ephemeral()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     letters: list[dict[str, Any]] = []
     while not letters and time.monotonic() < deadline:
         letters = rows(drain(ontology, instance)["dead_letters"])
@@ -265,7 +265,7 @@ def test_dead_letters_are_counted_by_name_and_the_newest_are_read(
     orders = [f"o{number}" for number in range(6)]
     shop.failures.update(dict.fromkeys(orders, 99))
     place(ontology, *orders)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while sum(shop.attempts.values()) < 18 and time.monotonic() < deadline:
         drain(ontology, instance)
     with ontology.bus() as bus:
