@@ -21,6 +21,7 @@ from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import ConfigurationError
 from tests.dagster import shop
 from tests.dagster.world import MODELS, evaluated, facts, remote_job, resources, rows, storage
+from tests.events.clock import skipped_sleep
 
 FAST = {"event_backoff_base_ms": 1, "event_backoff_max_ms": 1, "event_max_attempts": 3}
 
@@ -126,20 +127,21 @@ def test_a_run_whose_process_is_gone_strands_nothing(
 ) -> None:
     """The machine went down: no run monitoring, no code server tells Dagster of it."""
     place(ontology, "o1")
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance, ontology.bus() as store:
+    with (
+        dg.DagsterInstance.local_temp(str(tmp_path)) as instance,
+        skipped_sleep(),
+        ontology.bus() as store,
+    ):
         slots = instance.event_log_storage
         slots.set_concurrency_slots("ontologia_events", 1)
         run = started(instance)
         slots.claim_concurrency_slot("ontologia_events", run.run_id, "handle")
 
         # It was seen on the bus, and is not any more.
-        short = OntologyResource(
-            storage_uri=ontology.storage_uri, engine_options={**FAST, "session_ttl_ms": 1_000}
-        )
         store.register_session("default", "worker", {"run_id": run.run_id})
-        assert f"run {run.run_id} is on it" in str(tick(short, instance).skip_message)
-        time.sleep(3.2)
-        assert tick(short, instance).run_requests
+        assert f"run {run.run_id} is on it" in str(tick(ontology, instance).skip_message)
+        store.sleep(3.2 * ontology.config().session_ttl_ms / 1000)
+        assert tick(ontology, instance).run_requests
         assert status(instance, run) == "FAILURE"
         assert slots.claim_concurrency_slot("ontologia_events", "next", "handle").is_claimed
         store.end_session("default", "worker")
