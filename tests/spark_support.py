@@ -18,10 +18,6 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.log.level": "ERROR",
     "spark.task.maxFailures": "3",
-    # Nearly every statement here is new and has a few rows: to compile it takes longer than to
-    # interpret it. Programs that tests start on clusters compile.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # On a machine that is busy with other tests a Python worker may take its time to come up.
     "spark.python.authenticate.socketTimeout": "120s",
 }
