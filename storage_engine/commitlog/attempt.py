@@ -263,15 +263,13 @@ class Attempt:
         small = [(a, u, u.content) for a, u in owned if isinstance(u.content, bytes)]
         large = [(a, u, u.content) for a, u in owned if isinstance(u.content, Path)]
         checks = self._snapshot.checks if self._snapshot is not None else ()
-        outcomes = store.parallel.gather_outcomes(
-            [*(partial(write, upload, content) for _, upload, content in small), *checks]
-        )
+        requests: list[Callable[[], None]] = [partial(write, u, data) for _, u, data in small]
+        outcomes = store.parallel.gather_outcomes([*requests, *checks])
         owners = [answer for answer, _, _ in small]
         if not taken:
             # Put without a condition: whoever has created the manifest owns these names.
-            outcomes = outcomes[: len(small)] + store.parallel.gather_outcomes(
-                [partial(write_file, upload, path) for _, upload, path in large]
-            )
+            files: list[Callable[[], None]] = [partial(write_file, u, path) for _, u, path in large]
+            outcomes = outcomes[: len(small)] + store.parallel.gather_outcomes(files)
             owners += [answer for answer, _, _ in large]
         if self._leave_failed(list(zip(owners, outcomes, strict=False)), created):
             return False

@@ -172,7 +172,7 @@ class ObjectRepository(ABC):
         self._last_index_warning: str | None = None
         self._types_are_broken = False
         self._commit_mutex = threading.Lock()
-        self._queue = CommitQueue(self._publish)
+        self._queue = CommitQueue(self._publish, lambda: store.now().timestamp())
         self._log_id = log_id
         self.history = ObjectHistory(self)
 
@@ -333,7 +333,7 @@ class ObjectRepository(ABC):
         self._owner.check()
         with self._commit_mutex:
             self.prepare_writing()
-            self.lock.holder = {**self._holder, **turn.request.holder}
+            self.lock.holder = {**self._holder, **turn.leader.request.holder}
             group = GroupRun(self._parts(), turn)
             with group, group:  # twice: Ctrl-C may come at the first instruction of leaving
                 group.run()
