@@ -31,6 +31,7 @@ from storage_engine.commitlog.series import Commit, Draft, Mark, Series, Upload
 from storage_engine.errors import (
     CommitStateUnknownError,
     LeaseExpiredError,
+    LockContentionError,
     OntologiaError,
     StorageBackendError,
 )
@@ -279,7 +280,7 @@ class Attempt:
             return False
         try:
             self._lease.guard()
-        except LeaseExpiredError:
+        except (LeaseExpiredError, LockContentionError):
             self._discard(created)  # no CAS was sent: certainly not published
             raise
         if self._snapshot is not None and self._snapshot.refused:

@@ -266,9 +266,9 @@ class Lease:
 class _Stopwatch:
     """How long something takes by a clock that may be set back meanwhile: as if it stood then."""
 
-    def __init__(self, now: datetime, elapsed_s: float = 0.0) -> None:
+    def __init__(self, now: datetime) -> None:
         self._last = now
-        self._elapsed = timedelta(seconds=elapsed_s)  # exact, as a sum of seconds would not be
+        self._elapsed = timedelta()  # exact, as seconds would not be
 
     def read(self, now: datetime) -> float:
         self._elapsed += max(timedelta(), now - self._last)
@@ -316,15 +316,12 @@ class WriteLock:
             return self._after_silence(lease)
         return lease._hold(etag, expires_at)
 
-    def acquire(
-        self, tenure: Tenure | None = None, *, tried: bool = False, waited_s: float = 0.0
-    ) -> Lease:
+    def acquire(self, tenure: Tenure | None = None, *, tried: bool = False) -> Lease:
         """Wait for the lock up to the timeout, taking it over from a holder that is past its
         lease, or that has ended on this machine. Raises LockContentionError. `tried` when the
-        caller has just found it taken; `tenure` gives the lease back where Ctrl-C may come;
-        `waited_s`: how long others of this process have waited for this one already."""
+        caller has just found it taken; `tenure` gives the lease back where Ctrl-C may come."""
         looked_at = self.store.now()
-        waited = _Stopwatch(looked_at, waited_s)
+        waited = _Stopwatch(looked_at)
         state: LockState | None = None
         look = True
         while True:

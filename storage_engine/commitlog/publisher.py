@@ -71,15 +71,12 @@ class Publisher:
         self.publish_together(lambda: [alone])
         return alone.result()
 
-    def publish_together(
-        self, take: Callable[[], Sequence[Candidate]], *, waited_s: float = 0.0
-    ) -> None:
+    def publish_together(self, take: Callable[[], Sequence[Candidate]]) -> None:
         """The same for several, with one CAS: all that they draft or none of it, each on what
         those before it have drafted. Everyone that was taken is decided, unless this raises, which
         then counts for all of them; one that fails by itself leaves the others alone.
 
         `take` is called under the lock at each attempt, and tells who is to be decided.
-        `waited_s`: how long others have waited for the lock on behalf of the first of them.
         """
         with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
@@ -88,7 +85,7 @@ class Publisher:
                 number += 1
                 if number > 1:
                     self._back_off(number)
-                lease, version, wait = self._begin(tenure, waited_s if number == 1 else 0.0)
+                lease, version, wait = self._begin(tenure)
                 waited_ms += wait
                 attempt = self._attempt(lease, version, number, waited_ms)
                 attempt.run(take())
@@ -131,7 +128,7 @@ class Publisher:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begin(self, tenure: Tenure, waited_s: float = 0.0) -> tuple[Lease, HeadVersion, float]:
+    def _begin(self, tenure: Tenure) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
         head = self._chain.known_head()
         lease = self._leases.take_over(tenure)
@@ -145,9 +142,7 @@ class Publisher:
         acquired, read = self._parallel.gather_outcomes(requests)
         if isinstance(acquired, BaseException):
             raise acquired
-        lease = acquired if isinstance(acquired, Lease) else None
-        if lease is None:
-            lease = self._lock.acquire(tenure, tried=True, waited_s=waited_s)
+        lease = acquired if isinstance(acquired, Lease) else self._lock.acquire(tenure, tried=True)
         version = read
         if acquired is None or not isinstance(version, HeadVersion):
             version = self._chain.read_head()

@@ -188,7 +188,7 @@ class CommitQueue:
             self._contended = False
             if isinstance(error, LockContentionError):
                 self._contended = True
-                since = self._clock() - error.waited_ms / 1000
+                since = self._clock() - turn.waited_s - error.waited_ms / 1000
                 failed = [p for p in failed if p is pending or p.alone or p.joined <= since]
             for each in failed:
                 if not each.done:

@@ -123,9 +123,7 @@ class GroupRun:
     def run(self) -> None:
         try:
             if self._publish_is_needed():
-                self._parts.publisher.publish_together(
-                    self._candidates, waited_s=self._turn.waited_s
-                )
+                self._parts.publisher.publish_together(self._candidates)
                 self._remember()
                 for member in self._unanswered():
                     member.run.settle(member.candidate.result)
