@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.attempt import Base
 from storage_engine.commitlog.branches import list_heads
 from storage_engine.commitlog.chain import HeadVersion
-from storage_engine.commitlog.publisher import MERGE, UPDATE, Base, Draft, Upload
 from storage_engine.commitlog.records import (
     BranchPoint,
     CommitFile,
@@ -29,6 +29,7 @@ from storage_engine.commitlog.records import (
     UpdatePoint,
     timestamp,
 )
+from storage_engine.commitlog.series import MERGE, UPDATE, Draft, Upload
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
@@ -36,7 +37,6 @@ from storage_engine.repository.object.merge.report import Conflict, MergeReport,
 from storage_engine.repository.object.merge.rows import MergedRows, Policy, merge_rows
 from storage_engine.repository.object.merge.schema import SchemaChange, schema_change
 from storage_engine.repository.object.read.plan import CommitWindow
-from storage_engine.repository.object.write.commit import previous_commit
 from storage_engine.repository.object.write.parquet import encode_bytes, stored_table
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class _MergeRun:
             after = result.schema.head_after(before, base.commit_id, written=result.written)
             (touched if result.written else amended)[result.schema.ref] = after
             for file, upload in self._placed(base, result, after.schema_version_id):
-                files.append(replace(file, previous=previous_commit(before, base.head)))
+                files.append(file)
                 uploads += [upload] if upload is not None else []
         manifest = base.manifest
         now = timestamp(self._target.store.now())
