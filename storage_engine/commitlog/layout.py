@@ -100,6 +100,11 @@ def new_commit_attempt() -> str:
     return secrets.token_hex(4)
 
 
+def is_incarnation(text: str) -> bool:
+    """Whether this can name a branch for ever: 128 bits."""
+    return _INCARNATION.fullmatch(text) is not None
+
+
 def on_chain(attempt: str, incarnation: str) -> str:
     """An attempt that is meant for a branch names it, so that it is judged by that head."""
     return f"{attempt}.{incarnation}" if incarnation else attempt

@@ -175,6 +175,10 @@ class BranchPoint:
         if "incarnation" not in raw:
             return None
         base = optional_object(raw, "base")
+        for name in ("incarnation", "parent_incarnation"):
+            value = optional_text(raw, name, "")
+            if not layout.is_incarnation(value) and (value or name == "incarnation"):
+                raise FieldError(name, "32 hexadecimal digits", value)
         return cls(
             branch=require_text(raw, "branch"),
             incarnation=require_text(raw, "incarnation"),
