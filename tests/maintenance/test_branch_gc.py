@@ -118,6 +118,26 @@ def test_a_stalled_writer_of_either_head_wakes_after_the_collection(
     fine(world)
 
 
+def test_an_attempt_of_a_branch_is_not_judged_by_mains_ids(world: World) -> None:
+    """It has no rows, and main has used its id: yet it may be published."""
+    main, _ = forked(world)
+    for age in range(3):
+        main.put(customer("m", age=age))
+    stalled = world.open("stalled", branch="run/1")
+    event = {"id": "e", "namespace": "default", "type": "T", "created_at": "2026-01-01T00:00:00Z"}
+
+    def meanwhile() -> None:
+        world.pass_lease()
+        collect(main)
+
+    at(stalled.store, "PUT_IF", stalled.repo.chain.head_key, meanwhile)
+    result = stalled.commit(events=[event])
+    assert result is not None
+    assert result.commit_id == 6
+    assert world.open(branch="run/1").repo.sent_events(6) == (event,)
+    fine(world)
+
+
 def test_a_child_stays_readable_when_its_parent_is_compacted_and_purged(world: World) -> None:
     main, branch = forked(world)
     branch.repo.branches.create("run/1/child")
