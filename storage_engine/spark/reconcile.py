@@ -6,7 +6,9 @@ meets only the stored one of its identity, for which 64 bits will do (one change
 missed). Hashing passes over nulls, so a bit for each column that can be null tells them apart. Rows
 that cannot be written take no part in the comparison: each goes on to staging, which says why.
 
-The driver joins the hashes where they are few enough for it (`hash_tables`), else Spark does.
+The driver joins the hashes where they are few enough for it (`hash_tables`), else Spark does. Of a
+small source the identities are brought along, and only the stored rows that these meet are compared
+(`increments`).
 
 A source that is a full extract also tells what it lacks: stored identities that none of its rows
 has, bad, older and repeated ones included. That is told by identity alone, and only of rows that
@@ -29,6 +31,7 @@ from pyspark.sql import functions as F
 
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.hash_tables import absent_keys, brought, compare_hashes
+from storage_engine.spark.increments import KeyLookup
 from storage_engine.spark.schema import (
     COMMIT_ID,
     SourceRows,
@@ -94,6 +97,7 @@ class Reconciled:
     cached: DataFrame | None = None
     absent: AbsentRows = AbsentRows(None)
     unchanged_by: Mapping[str, int] | None = None  # None: not counted, or too many values
+    bytes_read: int | None = None  # of stored files; None: all that was asked for
 
 
 @dataclass(frozen=True)
@@ -129,19 +133,34 @@ def reconcile(
     in_driver: bool = False,
     open_rows: Column | None = None,
     count_by: Column | None = None,
+    look_up: KeyLookup | None = None,
 ) -> Reconciled:
     """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
     identity is in it twice. `sift`: keep rows apart that cannot be written. Where one stops the
     write that is spared: it differs from all that is stored, so staging gets to see it.
     `in_driver`: both sides are little enough to be compared there. `open_rows`: which of the stored
-    rows are to be told of where the source lacks them. `count_by`: what rows are counted under."""
+    rows are to be told of where the source lacks them. `count_by`: what rows are counted under.
+    `look_up`: finds the stored rows of some identities; `stored` is read where these are many."""
     sift = sift or order_by is not None or REASONS in source.frame.columns
     seen = open_rows is not None
-    narrow = _narrow(source, spec, order_by, sift=sift, seen=seen, count_by=count_by)
+    narrow = _narrow(
+        source, spec, order_by, sift=sift, seen=seen, count_by=count_by, told=look_up is not None
+    )
+    mine = met = None
+    if look_up is not None:
+        mine = brought(narrow)
+        met = look_up(_identities(mine, spec)) if mine is not None else None
+        narrow = narrow.drop(*_given(spec))
+    if mine is not None and met is not None:
+        stored, stored_count, unique, in_driver = met.frame, met.count, met.unique, True
+        mine = mine.drop_columns(_given(spec))
+        narrow = narrow.sparkSession.createDataFrame(mine, narrow.schema)  # it is not read again
+    else:
+        mine = None
     hashed = _hashed(stored, spec, order_by, open_rows) if stored is not None else None
     judged = None
     if in_driver and hashed is not None and order_by is None:
-        judged = _by_driver(narrow, hashed, unique=unique, seen=seen)
+        judged = _by_driver(narrow, hashed, mine, unique=unique, seen=seen)
     if judged is None:
         judged = _by_spark(narrow, hashed, order_by, unique=unique, stored_count=stored_count)
     absent = AbsentRows(None)
@@ -149,7 +168,12 @@ def reconcile(
         keys = judged.absent or _absent_by_spark(narrow, hashed)
         absent = _absent_rows(stored, spec, keys, unique=unique)
     differing = _differing(source, spec, judged, order_by)
-    return replace(differing, absent=absent, unchanged_by=judged.unchanged_by)
+    return replace(
+        differing,
+        absent=absent,
+        unchanged_by=judged.unchanged_by,
+        bytes_read=met.bytes_read if met is not None else None,
+    )
 
 
 def _differing(
@@ -173,10 +197,13 @@ def _differing(
     return Reconciled(frame, counts, identities, judged.cached)
 
 
-def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool, seen: bool) -> _Judged | None:
-    """None where there is more of it than was expected."""
+def _by_driver(
+    narrow: DataFrame, hashed: DataFrame, mine: pa.Table | None, *, unique: bool, seen: bool
+) -> _Judged | None:
+    """None where there is more of it than was expected. `mine`: what is in `narrow`, if at hand."""
     theirs = brought(hashed.drop(COMMIT_ID) if unique else hashed)
-    mine = brought(narrow) if theirs is not None else None
+    if mine is None and theirs is not None:
+        mine = brought(narrow)
     if theirs is None or mine is None:
         return None
     commit = None if unique else COMMIT_ID
@@ -334,9 +361,14 @@ def _narrow(
     sift: bool,
     seen: bool,
     count_by: Column | None,
+    told: bool,
 ) -> DataFrame:
-    """Hashes of the source's rows; `seen`: with those of the identities of bad rows."""
+    """Hashes of the source's rows; `seen`: with those of the identities of bad rows; `told`: with
+    the identities themselves, as bytes."""
     hashes = _source_hashes(source, spec, sift=sift)
+    if told:
+        identity = (source.columns[name].cast("binary") for name in spec.identity)
+        hashes |= dict(zip(_given(spec), identity, strict=True))
     if seen:
         given = given_identity(source, spec)
         told = reduce(and_, (column.isNotNull() for column in given))
@@ -352,6 +384,18 @@ def _narrow(
     # Of the rows of one identity those with the greatest value stay; nulls are the least.
     newest = F.max(_ORDER).over(Window.partitionBy(*_KEYS))
     return narrow.withColumn(_NEWEST, newest)
+
+
+def _given(spec: TypeSpec) -> list[str]:
+    """What identity columns are called beside the hashes of a source."""
+    return [f"__given_{name}" for name in spec.identity]
+
+
+def _identities(mine: pa.Table, spec: TypeSpec) -> pa.Table:
+    """Of the rows that can be stored: others match nothing."""
+    names = [_KEYS[0], *_given(spec)]
+    known = reduce(pc.and_, (pc.is_valid(mine.column(name)) for name in names))
+    return mine.filter(known).select(_given(spec)).rename_columns(list(spec.identity))
 
 
 def _hashed(
