@@ -36,7 +36,7 @@ from storage_engine.spark.staged_parts import REPORT, REPORT_DDL, exchanged
 
 LARGE_BYTES = 32 * MIB  # what is stored: less is soon compared as a whole
 _FEW_ROWS = 100_000
-_FEW_BYTES = 64 * MIB  # of their keys, which travel with every task
+_FEW_BYTES = 16 * MIB  # of their keys, and of what else they say: it travels with every task
 _PART = 10  # and at most one of so many stored ones
 _LITTLE = 8 * MIB  # by Catalyst's estimate
 _TASK_BYTES = 32 * MIB
@@ -74,12 +74,18 @@ class KeyLookup:
     entries: Sequence[Entry]
     upto: int  # the commit as of which rows are latest
     stored_rows: int
+    exact: Sequence[str] = ()
 
-    def __call__(self, keys: pa.Table) -> MetRows | None:
-        """`keys` has the identity columns, as bytes; None where there are too many."""
+    def __call__(self, source: pa.Table) -> MetRows | None:
+        """`source` has the stored columns of its rows, identities as bytes; None where there are
+        too many. A row that is found has the latest version's own values as far as it takes to
+        tell that it differs from the source's, and always in `exact` columns."""
+        keys = source.select(list(self.spec.identity))
         if keys.num_rows > min(_FEW_ROWS, self.stored_rows // _PART) or keys.nbytes > _FEW_BYTES:
             return None
-        wanted = WantedKeys(keys)
+        exact = {*self.spec.identity, *self.exact}
+        said = source.select([name for name in source.column_names if name not in exact])
+        wanted = WantedKeys(keys, self._exchanged(said) if said.nbytes <= _FEW_BYTES else None)
         files = [item for item in files_of(self.entries) if wanted.in_file(item.file)]
         entries = {id(item.entry): item.entry for item in files}.values()
         unique = len(entries) <= 1 and all(entry.unique(self.upto) for entry in entries)
@@ -98,6 +104,11 @@ class KeyLookup:
         rows = pa.concat_tables(tables)
         frame = self.spark.createDataFrame(rows, from_arrow_schema(schema))
         return MetRows(frame, rows.num_rows, unique, effort.bytes_read)
+
+    def _exchanged(self, said: pa.Table) -> pa.Table:
+        """With the types that found rows have, too."""
+        schema = exchanged(row_columns(self.spec, said.column_names, with_commit_id=False))
+        return said.cast(pa.schema([field.with_nullable(True) for field in schema]))
 
     @property
     def _columns(self) -> list[str]:

@@ -149,11 +149,11 @@ def reconcile(
     mine = met = None
     if look_up is not None:
         mine = brought(narrow)
-        met = look_up(_identities(mine, spec)) if mine is not None else None
-        narrow = narrow.drop(*_given(spec))
+        met = look_up(_given_rows(mine, spec)) if mine is not None else None
+        narrow = narrow.drop(*_given(spec).values())
     if mine is not None and met is not None:
         stored, stored_count, unique, in_driver = met.frame, met.count, met.unique, True
-        mine = mine.drop_columns(_given(spec))
+        mine = mine.drop_columns(list(_given(spec).values()))
         narrow = narrow.sparkSession.createDataFrame(mine, narrow.schema)  # it is not read again
     else:
         mine = None
@@ -364,11 +364,12 @@ def _narrow(
     told: bool,
 ) -> DataFrame:
     """Hashes of the source's rows; `seen`: with those of the identities of bad rows; `told`: with
-    the identities themselves, as bytes."""
+    the rows themselves, identities as bytes."""
     hashes = _source_hashes(source, spec, sift=sift)
     if told:
-        identity = (source.columns[name].cast("binary") for name in spec.identity)
-        hashes |= dict(zip(_given(spec), identity, strict=True))
+        for name, given in _given(spec).items():
+            column = source.columns[name]
+            hashes[given] = column.cast("binary") if name in spec.identity else column
     if seen:
         given = given_identity(source, spec)
         told = reduce(and_, (column.isNotNull() for column in given))
@@ -386,16 +387,18 @@ def _narrow(
     return narrow.withColumn(_NEWEST, newest)
 
 
-def _given(spec: TypeSpec) -> list[str]:
-    """What identity columns are called beside the hashes of a source."""
-    return [f"__given_{name}" for name in spec.identity]
+def _given(spec: TypeSpec) -> dict[str, str]:
+    """By stored column: what it is called beside the hashes of a source."""
+    fields = (field.name for field in spec.fields if field.name != spec.primary_key)
+    return {name: f"__given_{name}" for name in (*spec.identity, *fields)}
 
 
-def _identities(mine: pa.Table, spec: TypeSpec) -> pa.Table:
-    """Of the rows that can be stored: others match nothing."""
-    names = [_KEYS[0], *_given(spec)]
+def _given_rows(mine: pa.Table, spec: TypeSpec) -> pa.Table:
+    """Those that can be stored: others match nothing."""
+    given = _given(spec)
+    names = [_KEYS[0], *(given[name] for name in spec.identity)]
     known = reduce(pc.and_, (pc.is_valid(mine.column(name)) for name in names))
-    return mine.filter(known).select(_given(spec)).rename_columns(list(spec.identity))
+    return mine.filter(known).select(list(given.values())).rename_columns(list(given))
 
 
 def _hashed(

@@ -311,6 +311,7 @@ class _Write:
                     entries,
                     upto=attempt.base.commit_id,
                     stored_rows=count,
+                    exact=[order_by] if order_by is not None else [],
                 )
             in_driver = fits(self._df, stored_rows=count, stored_bytes=size)
             unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)

@@ -168,7 +168,7 @@ def test_rows_in_order_repeated_bad_and_counted(
     later += [("k03", "stored", 1.0, 3), ("k99", "new", 1.0, 1), ("k99", "new", 1.0, 1)]
     ordered = write_entities(spark.createDataFrame(later, COLUMNS), Part, session, order_by="n")
     assert (ordered.inserted, ordered.updated, ordered.unchanged) == (1, 1, 1)
-    assert (ordered.stale, ordered.duplicates, lookups[-1]) == (1, 2, 4)
+    assert (ordered.stale, ordered.duplicates, lookups[-1]) == (1, 2, 3)
     bad = [(None, "x", 1.0, 1), ("", "y", 1.0, 1), ("k04", "z", None, 1), ("k05", "five", 1.0, 5)]
     set_aside = write_entities(
         spark.createDataFrame(bad, COLUMNS),
@@ -242,5 +242,5 @@ def test_which_sources_are_small(spark: SparkSession, monkeypatch: pytest.Monkey
     assert not small(many)
     assert small(many.where("id = 7")), "a condition on a large source, of which little is left"
     assert not small(many.where("id < 2000"))
-    grouped = many.where("id = 7").groupBy("id").count()
+    grouped = many.where("id = 7").selectExpr("id % 5 AS n").groupBy("n").count()
     assert not small(grouped), "counting would shuffle it once more"

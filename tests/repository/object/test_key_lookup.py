@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,55 @@ def test_the_same_rows_as_a_plain_comparison(tmp_path: Path, names: list[str]) -
     draw = random.Random(1)
     left_out = sum(check(tmp_path, draw, names) for _ in range(examples(60)))
     assert left_out > 0
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_rows_that_differ_from_what_is_said_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: bool
+) -> None:
+    """As many columns are read as it takes; and one that says so too early is found out."""
+    if lie:
+        monkeypatch.setattr(key_lookup, "_distinct", lambda a, _: pa.repeat(True, len(a)))
+    draw = random.Random(2)
+    names = ["b", "a", "at"]
+    values = {"a": [None, 0, 1], "b": ["", "x" * 500, None], "at": [0.0, -0.0, None, 2.5]}
+    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("at", pa.float64())])
+    spared = 0
+
+    def differing() -> None:
+        nonlocal spared
+        stored, said = (
+            {key: {name: draw.choice(values[name]) for name in schema.names} for key in keys}
+            for keys in (ODD, draw.sample(ODD, draw.choice([1, 30])))
+        )
+        if draw.random() < 0.5:
+            said = {key: {**row, "a": 7} for key, row in said.items()}
+        rows = pa.Table.from_pylist(list(stored.values()), schema)
+        rows = rows.add_column(0, "entity_key", pa.array(list(stored)))
+        write(tmp_path / "rows.parquet", rows, ["entity_key"], **draw.choice(LAYOUTS))
+        table = pa.Table.from_pylist(list(said.values()), schema)
+        keys = as_bytes([(key,) for key in said], ["entity_key"])
+        wanted, effort, plain = WantedKeys(keys, table), Effort(), Effort()
+        with closing(open_store(str(tmp_path), OntologiaConfig())) as store:
+            size = (tmp_path / "rows.parquet").stat().st_size
+            place = (store, "rows.parquet", size)
+            tables = list(look_up(*place, wanted, ["entity_key", *names], effort))
+            deque(look_up(*place, WantedKeys(keys), ["entity_key", *names], plain), maxlen=0)
+        found = {r.pop("entity_key"): r for made in tables for r in made.to_pylist()}
+        assert set(found) == set(said)
+        same = {key for key in said if stored[key] == said[key]}
+        assert {key for key in said if found[key] == said[key]} == same
+        assert all(found[key] == stored[key] for key in same)
+        assert effort.bytes_read <= plain.bytes_read
+        spared += effort.bytes_read < plain.bytes_read
+
+    monkeypatch.setattr(key_lookup, "SMALL_FILE", 0)
+    if lie:
+        with pytest.raises(AssertionError):
+            deque((differing() for _ in range(200)), maxlen=0)
+        return
+    deque((differing() for _ in range(examples(40))), maxlen=0)
+    assert spared > 0
 
 
 def _too_narrow(right: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,7 +2,9 @@
 
 From coarse to fine: files by the key ranges in the log, row groups by the statistics in their
 footers, row groups by Bloom filters where these are smaller than the keys, then the keys themselves
-by an exact comparison, and the other columns of row groups in which a key was found.
+by an exact comparison, and the other columns of row groups in which a key was found. Whoever wants
+to know only whether rows differ from those that he has says so: then columns are read, the smallest
+first, until all rows of a row group are known to differ.
 
 Promise: ranges and filters only ever leave out what certainly has none of the identities. What is
 unknown, cut or of another kind leaves nothing out. Keys are compared as bytes, which is the order
@@ -41,18 +43,22 @@ Bounds = tuple[bytes | None, bytes | None]
 class WantedKeys:
     """Identities that rows are looked for by: distinct, sorted, as bytes. Can be pickled."""
 
-    def __init__(self, keys: pa.Table) -> None:
-        """`keys`: one binary column for each identity column, without nulls."""
+    def __init__(self, keys: pa.Table, rows: pa.Table | None = None) -> None:
+        """`keys`: one binary column for each identity column, without nulls. `rows`: what is said
+        of them, row by row, by those who want to know only which stored rows differ from it."""
         names = keys.column_names
         distinct = keys.group_by(names).aggregate([])
         self.table = distinct.sort_by([(name, "ascending") for name in names]).combine_chunks()
         self.identity: tuple[str, ...] = tuple(names)
+        self.said: SaidRows | None = None
+        if rows is not None and len(names) == 1 and len(self) == keys.num_rows:
+            self.said = SaidRows(keys.column(0).combine_chunks(), rows.combine_chunks())
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"table": self.table, "identity": self.identity}
+        return {"table": self.table, "identity": self.identity, "said": self.said}
 
     @cached_property
     def _leading(self) -> list[bytes]:
@@ -81,6 +87,17 @@ class WantedKeys:
         return self.within(bounds).num_rows > 0
 
 
+@dataclass(frozen=True)
+class SaidRows:
+    """What somebody says of identities, each once: to be compared with what is stored."""
+
+    keys: pa.Array
+    rows: pa.Table
+
+    def at(self, keys: pa.ChunkedArray) -> pa.Table:
+        return self.rows.take(pc.index_in(keys, self.keys))
+
+
 def _encoded(bound: str | None) -> bytes | None:
     try:
         return None if bound is None else bound.encode()
@@ -105,18 +122,35 @@ def look_up(
     columns: Sequence[str],
     effort: Effort,
 ) -> Iterator[pa.Table]:
-    """The rows of a file that have one of the identities: `columns`, which may be among them."""
+    """The rows of a file that have one of the identities: `columns`, which may be among them.
+
+    With rows that are said of the identities: a row that differs from what is said of it differs in
+    what is returned, too, but may have other columns as they are said to be."""
     source = _opened(store, path, size, effort)
     # Columns of a remote file are fetched together, of a local one there is nothing to wait for.
-    with pq.ParquetFile(source, pre_buffer=store.local_path(path) is None) as file:
+    remote = store.local_path(path) is None
+    metadata = pq.read_metadata(source)
+    repetitive = [name for name in columns if _has_dictionary(metadata, name)]
+    with pq.ParquetFile(
+        source, metadata=metadata, pre_buffer=remote, read_dictionary=repetitive
+    ) as file:
         for group in range(file.num_row_groups):
             effort.row_groups += 1
             asked = _in_group(source, file.metadata.row_group(group), wanted)
-            rows = _rows(file, group, asked, columns) if asked.num_rows else None
+            rows = _rows(file, group, asked, columns, wanted.said) if asked.num_rows else None
             if rows is None:
                 effort.row_groups_left_out += not asked.num_rows
             else:
                 yield rows
+
+
+def _has_dictionary(metadata: pq.FileMetaData, name: str) -> bool:
+    """Whether texts can be read without a copy of each for every row that has it."""
+    if not metadata.num_row_groups:
+        return False
+    group = metadata.row_group(0)
+    chunks = (group.column(place) for place in range(group.num_columns))
+    return any(chunk.path_in_schema == name and chunk.has_dictionary_page for chunk in chunks)
 
 
 def _in_group(source: Any, group: pq.RowGroupMetaData, wanted: WantedKeys) -> pa.Table:
@@ -158,24 +192,28 @@ def _bloom(source: Any, chunk: pq.ColumnChunkMetaData) -> BloomFilter | None:
 
 
 def _rows(
-    file: pq.ParquetFile, group: int, asked: pa.Table, columns: Sequence[str]
+    file: pq.ParquetFile,
+    group: int,
+    asked: pa.Table,
+    columns: Sequence[str],
+    said: SaidRows | None,
 ) -> pa.Table | None:
     """Of a row group, the rows with one of the identities; None where there is none."""
     identity = asked.column_names
     places: pa.Array | None = None
     found: dict[str, pa.ChunkedArray] = {}
     for name in identity:
-        texts = file.read_row_group(group, columns=[name], use_threads=False).column(name)
+        texts = _plain(file.read_row_group(group, columns=[name], use_threads=False).column(name))
         if places is not None:
             texts = texts.take(places)
-        hits = pc.indices_nonzero(pc.is_in(texts.cast(pa.binary()), asked.column(name)))
+        hits = pc.indices_nonzero(pc.is_in(_bytes(texts), asked.column(name)))
         if not len(hits):
             return None
         found = {other: column.take(hits) for other, column in found.items()}
         found[name] = texts.take(hits)
         places = hits if places is None else places.take(hits)
     if len(identity) > 1:  # each part was asked for, perhaps not together
-        met = pa.table({name: column.cast(pa.binary()) for name, column in found.items()})
+        met = pa.table({name: _bytes(column) for name, column in found.items()})
         numbered = met.append_column(_PLACE, pa.array(range(met.num_rows), pa.int64()))
         joined = numbered.join(asked, identity, join_type="left semi", use_threads=False)
         hits = joined.column(_PLACE).combine_chunks().sort()
@@ -184,10 +222,52 @@ def _rows(
         found = {name: column.take(hits) for name, column in found.items()}
         places = places.take(hits)
     others = [name for name in columns if name not in found]
-    if others:
+    if said is not None:
+        found |= _until_different(file, group, places, others, said.at(_bytes(found[identity[0]])))
+    elif others:
         rest = file.read_row_group(group, columns=others, use_threads=False).take(places)
-        found |= {name: rest.column(name) for name in others}
+        found |= {name: _plain(rest.column(name)) for name in others}
     return pa.table({name: found[name] for name in columns})
+
+
+def _until_different(
+    file: pq.ParquetFile, group: int, places: pa.Array, names: Sequence[str], said: pa.Table
+) -> dict[str, pa.ChunkedArray]:
+    """The columns of some rows, as they are said to be from where all of them are known to differ
+    from that. What nothing is said of is always read."""
+    metadata = file.metadata.row_group(group)
+    sizes = {
+        chunk.path_in_schema: chunk.total_compressed_size
+        for chunk in (metadata.column(place) for place in range(metadata.num_columns))
+    }
+    found: dict[str, pa.ChunkedArray] = {}
+    differs = pa.repeat(False, len(places))
+    for name in sorted(names, key=lambda name: (name in said.column_names, sizes[name])):
+        if name in said.column_names and pc.all(differs).as_py():
+            found[name] = said.column(name)
+            continue
+        column = file.read_row_group(group, columns=[name], use_threads=False).column(name)
+        found[name] = _plain(column.take(places))
+        if name in said.column_names:
+            ours = found[name].cast(said.schema.field(name).type)
+            differs = pc.or_(differs, _distinct(ours, said.column(name)))
+    return found
+
+
+def _distinct(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
+    """IS DISTINCT FROM."""
+    differ = pc.fill_null(pc.not_equal(a, b), True)
+    return pc.and_(differ, pc.invert(pc.and_(pc.is_null(a), pc.is_null(b))))
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return column.cast(column.type.value_type)
+
+
+def _bytes(keys: pa.ChunkedArray) -> pa.ChunkedArray:
+    return keys.cast(pa.binary())
 
 
 def _opened(store: ObjectStore, path: str, size: int, effort: Effort) -> Any:
