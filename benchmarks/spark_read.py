@@ -1,7 +1,8 @@
 """Spark reads of a directory store beside `spark.read.parquet` on the same files, on local[2].
 
-One load, then five overlapping changes of 1 %, then compaction. `BENCH_SPARK_ROWS` says how many
-rows. Every query touches all columns, and its sums must be the same for all readers.
+One load, then five overlapping changes of 1 %, then one of 25 %, then compaction.
+`BENCH_SPARK_ROWS` says how many rows. Every query touches all columns, and its sums must be the
+same for all readers.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ def measure(report: Report, spark: SparkSession, folder: Path) -> None:
             write_entities(changed, Reading, session)
         plain, native = compare(report, spark, session, f"{CHANGES} changes later")
         verdict(report, "native read of overlapping commits within 2x", plain, native)
+        quarter = source.where("n % 4 = 0").selectExpr("* EXCEPT (value)", "value + 99 AS value")
+        write_entities(quarter, Reading, session)
+        plain, native = compare(report, spark, session, "a quarter changed")
+        verdict(report, "native read after a quarter has changed within 2x", plain, native)
         session.compact(CompactionPolicy(min_entries=2, ratio=1000))
         session.flush()
         plain, native = compare(report, spark, session, "compacted")

@@ -37,6 +37,7 @@ from storage_engine.spark.staged_parts import REPORT, REPORT_DDL, exchanged
 LARGE_BYTES = 32 * MIB  # what is stored: less is soon compared as a whole
 _FEW_ROWS = 100_000
 _FEW_BYTES = 16 * MIB  # of their keys, and of what else they say: it travels with every task
+_FOUND_BYTES = 64 * MIB  # of a task: many commits have many versions of few keys
 _PART = 10  # and at most one of so many stored ones
 _LITTLE = 8 * MIB  # by Catalyst's estimate
 _TASK_BYTES = 32 * MIB
@@ -96,8 +97,9 @@ class KeyLookup:
             reports = self._search(wanted, files, schema)
             if reports is None:
                 return None
-            for text in reports:
-                report = json.loads(text)
+            for report in map(json.loads, reports):
+                if report["rows"] is None:
+                    return None
                 effort.bytes_read += report["bytes_read"]
                 with pa.ipc.open_stream(base64.b64decode(report["rows"])) as stream:
                     tables.append(stream.read_all())
@@ -153,18 +155,36 @@ def _search_files(
             effort = Effort()
             sink = io.BytesIO()
             options = pa.ipc.IpcWriteOptions(compression="zstd")
+            found = (
+                _whole(rows, schema, share.commit_id, primary_key)
+                for share in tasks[number]
+                for rows in look_up(
+                    store,
+                    share.path,
+                    share.bytes,
+                    wanted,
+                    _read_columns(schema, share, primary_key),
+                    effort,
+                )
+            )
             with pa.ipc.new_stream(sink, schema, options=options) as stream:
-                for share in tasks[number]:
-                    # The key stands for the field that it is made of.
-                    names = [
-                        name
-                        for name in schema.names
-                        if name != primary_key and (name != COMMIT_ID or share.commit_id is None)
-                    ]
-                    for rows in look_up(store, share.path, share.bytes, wanted, names, effort):
-                        stream.write_table(_whole(rows, schema, share.commit_id, primary_key))
-            report = {**asdict(effort), "rows": base64.b64encode(sink.getvalue()).decode()}
-            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(report)])], schema=REPORT)
+                for rows in found:
+                    stream.write_table(rows)
+                    if sink.tell() > _FOUND_BYTES:
+                        break
+            fits = sink.tell() <= _FOUND_BYTES
+            text = base64.b64encode(sink.getvalue()).decode() if fits else None
+            report = json.dumps({**asdict(effort), "rows": text})
+            yield pa.RecordBatch.from_arrays([pa.array([report])], schema=REPORT)
+
+
+def _read_columns(schema: pa.Schema, share: _FileShare, primary_key: str | None) -> list[str]:
+    """Those that a file has; the key stands for the field that it is made of."""
+    return [
+        name
+        for name in schema.names
+        if name != primary_key and (name != COMMIT_ID or share.commit_id is None)
+    ]
 
 
 def _whole(

@@ -222,9 +222,15 @@ def test_more_rows_than_are_looked_up_and_identities_of_several_columns(
     whole = write_relations(spark.createDataFrame(many, columns), Uses, session)
     assert (whole.updated, whole.unchanged, lookups[-1]) == (2, 2, -1)
     assert whole.stored_bytes_read == whole.stored_bytes
+    monkeypatch.setattr(increments, "_FEW_ROWS", 100)
+    with monkeypatch.context() as planted:
+        planted.setattr(increments, "_FOUND_BYTES", 0)
+        planted.setattr(increments.KeyLookup, "_search", _in_this_process)
+        crowd = write_relations(spark.createDataFrame(some[1:], columns), Uses, session)
+    assert (crowd.unchanged, lookups[-1]) == (3, -1), "too much was found to be brought"
     monkeypatch.setattr(reconcile, "brought", lambda _: None)
     too_much = write_relations(spark.createDataFrame(some[:1], columns), Uses, session)
-    assert (too_much.updated, len(lookups)) == (1, 2)
+    assert (too_much.updated, len(lookups)) == (1, 3)
 
 
 def test_which_sources_are_small(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
