@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -58,7 +58,7 @@ def is_increment(df: DataFrame, *, stored_rows: int, stored_bytes: int) -> bool:
 class MetRows:
     """The versions that a source's identities have in what is stored."""
 
-    frame: DataFrame
+    rows: Callable[[], DataFrame]
     count: int
     unique: bool  # no identity is in it twice
     bytes_read: int
@@ -104,7 +104,7 @@ class KeyLookup:
                 with pa.ipc.open_stream(base64.b64decode(report["rows"])) as stream:
                     tables.append(stream.read_all())
         rows = pa.concat_tables(tables)
-        frame = self.spark.createDataFrame(rows, from_arrow_schema(schema))
+        frame = partial(self.spark.createDataFrame, rows, from_arrow_schema(schema))
         return MetRows(frame, rows.num_rows, unique, effort.bytes_read)
 
     def _exchanged(self, said: pa.Table) -> pa.Table:

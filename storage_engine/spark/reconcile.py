@@ -17,7 +17,7 @@ are to be marked (`open_rows`); the latest rows of these identities are read aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -121,26 +121,32 @@ class _AbsentKeys:
     cached: DataFrame | None = None
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """All versions that a source is compared with."""
+
+    read: Callable[[], DataFrame]  # called where all of them are needed: naming files takes time
+    count: int
+    unique: bool  # no identity is in it twice
+    in_driver: bool  # both sides are little enough to be compared there
+
+
 def reconcile(
     source: SourceRows,
-    stored: DataFrame | None,
+    stored: StoredRows | None,
     spec: TypeSpec,
     *,
-    unique: bool,
     order_by: str | None,
-    stored_count: int = 0,
     sift: bool = True,
-    in_driver: bool = False,
     open_rows: Column | None = None,
     count_by: Column | None = None,
     look_up: KeyLookup | None = None,
 ) -> Reconciled:
-    """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
-    identity is in it twice. `sift`: keep rows apart that cannot be written. Where one stops the
-    write that is spared: it differs from all that is stored, so staging gets to see it.
-    `in_driver`: both sides are little enough to be compared there. `open_rows`: which of the stored
-    rows are to be told of where the source lacks them. `count_by`: what rows are counted under.
-    `look_up`: finds the stored rows of some identities; `stored` is read where these are many."""
+    """Compare with `stored` (None: there is nothing). `sift`: keep rows apart that cannot be
+    written. Where one stops the write that is spared: it differs from all that is stored, so
+    staging gets to see it. `open_rows`: which of the stored rows are to be told of where the source
+    lacks them. `count_by`: what rows are counted under. `look_up`: finds the stored rows of some
+    identities; `stored` is read where these are many."""
     sift = sift or order_by is not None or REASONS in source.frame.columns
     seen = open_rows is not None
     narrow = _narrow(
@@ -152,21 +158,23 @@ def reconcile(
         met = look_up(_given_rows(mine, spec)) if mine is not None else None
         narrow = narrow.drop(*_given(spec).values())
     if mine is not None and met is not None:
-        stored, stored_count, unique, in_driver = met.frame, met.count, met.unique, True
+        stored = StoredRows(met.rows, met.count, met.unique, in_driver=True)
         mine = mine.drop_columns(list(_given(spec).values()))
-        narrow = narrow.sparkSession.createDataFrame(mine, narrow.schema)  # it is not read again
     else:
         mine = None
-    hashed = _hashed(stored, spec, order_by, open_rows) if stored is not None else None
+    versions = stored.read() if stored is not None else None
+    hashed = _hashed(versions, spec, order_by, open_rows) if versions is not None else None
     judged = None
-    if in_driver and hashed is not None and order_by is None:
-        judged = _by_driver(narrow, hashed, mine, unique=unique, seen=seen)
+    if stored is not None and hashed is not None and stored.in_driver and order_by is None:
+        judged = _by_driver(narrow, hashed, mine, unique=stored.unique, seen=seen)
     if judged is None:
-        judged = _by_spark(narrow, hashed, order_by, unique=unique, stored_count=stored_count)
+        if mine is not None:  # it is not read again
+            narrow = narrow.sparkSession.createDataFrame(mine, narrow.schema)
+        judged = _by_spark(narrow, hashed, order_by, stored)
     absent = AbsentRows(None)
-    if seen and stored is not None and hashed is not None:
+    if seen and stored is not None and versions is not None and hashed is not None:
         keys = judged.absent or _absent_by_spark(narrow, hashed)
-        absent = _absent_rows(stored, spec, keys, unique=unique)
+        absent = _absent_rows(versions, spec, keys, unique=stored.unique)
     differing = _differing(source, spec, judged, order_by)
     return replace(
         differing,
@@ -239,15 +247,13 @@ def _by_spark(
     narrow: DataFrame,
     hashed: DataFrame | None,
     order_by: str | None,
-    *,
-    unique: bool,
-    stored_count: int,
+    stored: StoredRows | None,
 ) -> _Judged:
     ordered = [] if order_by is None else [_ORDER]
     compared = narrow.alias("mine")
-    if hashed is not None:
-        theirs = _latest(hashed, unique=unique)
-        if _by_hash(theirs, stored_count):
+    if hashed is not None and stored is not None:
+        theirs = _latest(hashed, unique=stored.unique)
+        if _by_hash(theirs, stored.count):
             theirs = theirs.hint("shuffle_hash")
         compared = compared.join(theirs.alias("theirs"), _same("theirs"), "left")
     status = _status(order_by, compared=hashed is not None)

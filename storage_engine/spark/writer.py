@@ -44,7 +44,13 @@ from storage_engine.spark.publish import (
 )
 from storage_engine.spark.quality import evaluate, own_references, without_dangling
 from storage_engine.spark.quarantine import tidy
-from storage_engine.spark.reconcile import AbsentRows, Counts, Reconciled, reconcile
+from storage_engine.spark.reconcile import (
+    AbsentRows,
+    Counts,
+    Reconciled,
+    StoredRows,
+    reconcile,
+)
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.scans import repeated, stored_rows
 from storage_engine.spark.schema import (
@@ -295,7 +301,7 @@ class _Write:
         source = source_rows(df, spec, compared=compared)
         if not compared:
             return Reconciled(source.frame, Counts()), source
-        stored, unique, in_driver, count, look_up = None, True, False, 0, None
+        stored, look_up = None, None
         if attempt.top is not None:
             entries = attempt.entries()
             files = [file for entry in entries for file in entry.files]
@@ -313,23 +319,26 @@ class _Write:
                     stored_rows=count,
                     exact=[order_by] if order_by is not None else [],
                 )
-            in_driver = fits(self._df, stored_rows=count, stored_bytes=size)
-            unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)
-            columns = [*spec.identity, *(f.name for f in spec.fields)]
-            stored = stored_rows(
-                df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
+
+            def read() -> DataFrame:
+                columns = [*spec.identity, *(f.name for f in spec.fields)]
+                rows = stored_rows(
+                    df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
+                )
+                return rows if marking is None else with_own_names(rows, spec)
+
+            stored = StoredRows(
+                read,
+                count,
+                unique=len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries),
+                in_driver=fits(self._df, stored_rows=count, stored_bytes=size),
             )
-            if marking is not None:
-                stored = with_own_names(stored, spec)
         reconciled = reconcile(
             source,
             stored,
             spec,
-            unique=unique,
             order_by=order_by,
-            stored_count=count,
             sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
-            in_driver=in_driver,
             open_rows=marking.open_rows() if marking is not None and stored is not None else None,
             count_by=self._bucket(source, spec),
             look_up=look_up,
