@@ -76,7 +76,6 @@ CONDITIONAL: dict[str, Callable[[ObjectStore], object]] = {
 OTHERS: dict[str, Callable[[ObjectStore], object]] = {
     "get": lambda store: store.get("k"),
     "get_if_changed": lambda store: store.get_if_changed("k", '"e"'),
-    "get_range": lambda store: store.get_range("k", 0, 4),
     "list": lambda store: list(store.list("k")),
     "put": lambda store: store.put("k", b"x"),
     "delete_many": lambda store: store.delete_many(["k"]),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -126,14 +127,14 @@ def look_up(
 
     With rows that are said of the identities: a row that differs from what is said of it differs in
     what is returned, too, but may have other columns as they are said to be."""
-    source = _opened(store, path, size, effort)
-    # Columns of a remote file are fetched together, of a local one there is nothing to wait for.
-    remote = store.local_path(path) is None
-    metadata = pq.read_metadata(source)
-    repetitive = [name for name in columns if _has_dictionary(metadata, name)]
-    with pq.ParquetFile(
-        source, metadata=metadata, pre_buffer=remote, read_dictionary=repetitive
-    ) as file:
+    with closing(_opened(store, path, size, effort)) as source:
+        metadata = pq.read_metadata(source)
+        repetitive = [name for name in columns if _has_dictionary(metadata, name)]
+        # Columns of a remote file are fetched as one where they stand together.
+        remote = store.local_path(path) is None
+        file = pq.ParquetFile(
+            source, metadata=metadata, pre_buffer=remote, read_dictionary=repetitive
+        )
         for group in range(file.num_row_groups):
             effort.row_groups += 1
             asked = _in_group(source, file.metadata.row_group(group), wanted)
