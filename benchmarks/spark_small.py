@@ -100,7 +100,7 @@ def increments(report: Report) -> None:
             spark.stop()
     for name, runs in costs.items():
         seconds = [cost.seconds for cost in runs]
-        facts = {"cpu": round(statistics.median(cost.cpu for cost in runs), 2)}
+        facts: dict[str, Any] = {"cpu": round(statistics.median(cost.cpu for cost in runs), 2)}
         if name in read:
             facts["read"] = read[name]
         rounded = [round(s, 3) for s in seconds]

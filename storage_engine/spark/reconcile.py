@@ -150,7 +150,7 @@ def reconcile(
     sift = sift or order_by is not None or REASONS in source.frame.columns
     seen = open_rows is not None
     narrow = _narrow(
-        source, spec, order_by, sift=sift, seen=seen, count_by=count_by, told=look_up is not None
+        source, spec, order_by, sift=sift, seen=seen, count_by=count_by, whole=look_up is not None
     )
     mine = met = None
     if look_up is not None:
@@ -367,15 +367,15 @@ def _narrow(
     sift: bool,
     seen: bool,
     count_by: Column | None,
-    told: bool,
+    whole: bool,
 ) -> DataFrame:
-    """Hashes of the source's rows; `seen`: with those of the identities of bad rows; `told`: with
+    """Hashes of the source's rows; `seen`: with those of the identities of bad rows; `whole`: with
     the rows themselves, identities as bytes."""
     hashes = _source_hashes(source, spec, sift=sift)
-    if told:
-        for name, given in _given(spec).items():
+    if whole:
+        for name, told_as in _given(spec).items():
             column = source.columns[name]
-            hashes[given] = column.cast("binary") if name in spec.identity else column
+            hashes[told_as] = column.cast("binary") if name in spec.identity else column
     if seen:
         given = given_identity(source, spec)
         told = reduce(and_, (column.isNotNull() for column in given))

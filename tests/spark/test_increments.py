@@ -11,6 +11,7 @@ import pytest
 
 from storage_engine import Entity, Field, Relation, Session, ValidationError, initialize_storage
 from storage_engine.repository.object.read import key_lookup
+from storage_engine.repository.object.read.bloom import BloomFilter
 from storage_engine.spark import increments, reconcile, write_entities, write_relations
 from tests.repository.object.test_key_lookup import ODD
 from tests.spark import read_world as world
@@ -138,7 +139,7 @@ def test_a_key_that_is_left_out_wrongly_is_found_by_the_model(
     if defect == "range":
         monkeypatch.setattr(key_lookup, "_bounds", lambda _: (b"b", b"c"))
     elif defect == "bloom":
-        lying = key_lookup.BloomFilter(bytes(32))  # it holds nothing
+        lying = BloomFilter(bytes(32))  # it holds nothing
         monkeypatch.setattr(key_lookup, "_bloom", lambda *_: lying)
     else:
         monkeypatch.setattr(key_lookup.WantedKeys, "in_file", lambda *_: False)

@@ -122,12 +122,18 @@ def test_rows_that_differ_from_what_is_said_of_them(
         monkeypatch.setattr(key_lookup, "_distinct", lambda a, _: pa.repeat(True, len(a)))
     draw = random.Random(2)
     names = ["b", "a", "at"]
-    values = {"a": [None, 0, 1], "b": ["", "x" * 500, None], "at": [0.0, -0.0, None, 2.5]}
+    values: dict[str, list[Any]] = {
+        "a": [None, 0, 1],
+        "b": ["", "x" * 500, None],
+        "at": [0.0, -0.0, None, 2.5],
+    }
     schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("at", pa.float64())])
     spared = 0
 
     def differing() -> None:
         nonlocal spared
+        stored: dict[str, Any]
+        said: dict[str, Any]
         stored, said = (
             {key: {name: draw.choice(values[name]) for name in schema.names} for key in keys}
             for keys in (ODD, draw.sample(ODD, draw.choice([1, 30])))

@@ -1,6 +1,6 @@
-"""Rows of Parquet files by their identities, reading no more of a file than these can be in.
+"""Rows of Parquet files by their identities.
 
-From coarse to fine: files by the key ranges in the log, row groups by the statistics in their
+No more of a file is read than these can be in. From coarse to fine: files by the key ranges in the log, row groups by the statistics in their
 footers, row groups by Bloom filters where these are smaller than the keys, then the keys themselves
 by an exact comparison, and the other columns of row groups in which a key was found. Whoever wants
 to know only whether rows differ from those that he has says so: then columns are read, the smallest
@@ -85,7 +85,7 @@ class WantedKeys:
         for name in self.identity:
             low, high = file.keys(name)
             bounds[name] = (_encoded(low), _encoded(high))
-        return self.within(bounds).num_rows > 0
+        return bool(self.within(bounds).num_rows)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _rows(
 ) -> pa.Table | None:
     """Of a row group, the rows with one of the identities; None where there is none."""
     identity = asked.column_names
-    places: pa.Array | None = None
+    places: Any = None
     found: dict[str, pa.ChunkedArray] = {}
     for name in identity:
         texts = _plain(file.read_row_group(group, columns=[name], use_threads=False).column(name))
