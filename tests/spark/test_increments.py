@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ontologia_dagster.downstream.metadata import run_figures
 from storage_engine import Entity, Field, Relation, Session, ValidationError, initialize_storage
 from storage_engine.repository.object.read import key_lookup
 from storage_engine.repository.object.read.bloom import BloomFilter
 from storage_engine.spark import increments, reconcile, write_entities, write_relations
+from storage_engine.spark.jobs.ingest import summary
+from storage_engine.spark.results import WriteResult
 from tests.repository.object.test_key_lookup import ODD
 from tests.spark import read_world as world
 
@@ -251,3 +255,11 @@ def test_which_sources_are_small(spark: SparkSession, monkeypatch: pytest.Monkey
     assert not small(many.where("id < 2000"))
     grouped = many.where("id = 7").selectExpr("id % 5 AS n").groupBy("n").count()
     assert not small(grouped), "counting would shuffle it once more"
+
+
+def test_what_was_read_is_told() -> None:
+    read = WriteResult("Part", 2, 2, rows=1, updated=1, stored_bytes=4 << 20, stored_bytes_read=9)
+    assert summary(read).endswith("; compared by 9 B of the 4.0 MiB stored")
+    assert "compared" not in summary(replace(read, stored_bytes_read=4 << 20))
+    assert {"stored_bytes", "stored_bytes_read"} <= run_figures(read, spark_s=1, cut=False).keys()
+    assert read.as_dict()["stored_bytes_read"] == 9

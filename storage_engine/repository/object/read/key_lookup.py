@@ -1,10 +1,10 @@
 """Rows of Parquet files by their identities.
 
-No more of a file is read than these can be in. From coarse to fine: files by the key ranges in the log, row groups by the statistics in their
-footers, row groups by Bloom filters where these are smaller than the keys, then the keys themselves
-by an exact comparison, and the other columns of row groups in which a key was found. Whoever wants
-to know only whether rows differ from those that he has says so: then columns are read, the smallest
-first, until all rows of a row group are known to differ.
+No more of a file is read than these can be in. From coarse to fine: files by the key ranges in the
+log, row groups by the statistics in their footers and, where these are smaller than the keys, by
+Bloom filters; then the keys themselves, compared exactly, and the other columns of row groups in
+which a key was found. Whoever wants to know only whether rows differ from those that he has says
+so: then columns are read, the smallest first, until all rows of a row group are known to differ.
 
 Promise: ranges and filters only ever leave out what certainly has none of the identities. What is
 unknown, cut or of another kind leaves nothing out. Keys are compared as bytes, which is the order
