@@ -131,7 +131,7 @@ def _increments(
         round_number = 0
         for state in ("as loaded", "compacted"):
             if state == "compacted":
-                session.compact(CompactionPolicy(min_entries=2, ratio=1000))
+                session.compact(CompactionPolicy(min_entries=2, ratio=1_000_000))
                 session.flush()
             for keys in ("spread evenly", "in a range"):
                 name = f"{CHANGED} changed of {ROWS}, {keys}, {state}"
