@@ -85,8 +85,8 @@ class KeyLookup:
         if keys.num_rows > min(_FEW_ROWS, self.stored_rows // _PART) or keys.nbytes > _FEW_BYTES:
             return None
         exact = {*self.spec.identity, *self.exact}
-        said = source.select([name for name in source.column_names if name not in exact])
-        wanted = WantedKeys(keys, self._exchanged(said) if said.nbytes <= _FEW_BYTES else None)
+        stated = source.select([name for name in source.column_names if name not in exact])
+        wanted = WantedKeys(keys, self._exchanged(stated) if stated.nbytes <= _FEW_BYTES else None)
         files = [item for item in files_of(self.entries) if wanted.in_file(item.file)]
         entries = {id(item.entry): item.entry for item in files}.values()
         unique = len(entries) <= 1 and all(entry.unique(self.upto) for entry in entries)
@@ -107,10 +107,10 @@ class KeyLookup:
         frame = partial(self.spark.createDataFrame, rows, from_arrow_schema(schema))
         return MetRows(frame, rows.num_rows, unique, effort.bytes_read)
 
-    def _exchanged(self, said: pa.Table) -> pa.Table:
+    def _exchanged(self, stated: pa.Table) -> pa.Table:
         """With the types that found rows have, too."""
-        schema = exchanged(row_columns(self.spec, said.column_names, with_commit_id=False))
-        return said.cast(pa.schema([field.with_nullable(True) for field in schema]))
+        schema = exchanged(row_columns(self.spec, stated.column_names, with_commit_id=False))
+        return stated.cast(pa.schema([field.with_nullable(True) for field in schema]))
 
     @property
     def _columns(self) -> list[str]:
@@ -155,7 +155,7 @@ def _search_files(
             effort = Effort()
             sink = io.BytesIO()
             options = pa.ipc.IpcWriteOptions(compression="zstd")
-            found = (
+            pieces = (
                 _whole(rows, schema, share.commit_id, primary_key)
                 for share in tasks[number]
                 for rows in look_up(
@@ -168,7 +168,7 @@ def _search_files(
                 )
             )
             with pa.ipc.new_stream(sink, schema, options=options) as stream:
-                for rows in found:
+                for rows in pieces:
                     stream.write_table(rows)
                     if sink.tell() > _FOUND_BYTES:
                         break

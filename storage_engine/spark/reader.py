@@ -206,8 +206,8 @@ def _overtaken(identity: Sequence[str]) -> Column:
 def _fits_everywhere(spark: SparkSession, plan: TypePlan) -> bool:
     """Whether the keys of newer versions are little for the driver and for every executor."""
     keys = [item.file.keys(name) for item in plan.newer for name in plan.spec.identity]
-    known = [len(bound) for bounds in keys for bound in bounds if bound is not None]
-    characters = len(plan.spec.identity) * max(known, default=_KEY_CHARACTERS)
+    lengths = [len(bound) for bounds in keys for bound in bounds if bound is not None]
+    characters = len(plan.spec.identity) * max(lengths, default=_KEY_CHARACTERS)
     each = _MEMORY_PER_ROW + _MEMORY_PER_CHARACTER * characters
     return sum(item.file.row_count for item in plan.newer) <= smallest_memory(spark) // each
 

@@ -403,8 +403,8 @@ def _given_rows(mine: pa.Table, spec: TypeSpec) -> pa.Table:
     """Those that can be stored: others match nothing."""
     given = _given(spec)
     names = [_KEYS[0], *(given[name] for name in spec.identity)]
-    known = reduce(pc.and_, (pc.is_valid(mine.column(name)) for name in names))
-    return mine.filter(known).select(list(given.values())).rename_columns(list(given))
+    is_told = reduce(pc.and_, (pc.is_valid(mine.column(name)) for name in names))
+    return mine.filter(is_told).select(list(given.values())).rename_columns(list(given))
 
 
 def _hashed(

@@ -119,7 +119,7 @@ def test_rows_that_differ_from_what_is_said_of_them(
 ) -> None:
     """As many columns are read as it takes; and one that says so too early is found out."""
     if lie:
-        monkeypatch.setattr(key_lookup, "_distinct", lambda a, _: pa.repeat(True, len(a)))
+        monkeypatch.setattr(key_lookup, "distinct_from", lambda a, _: pa.repeat(True, len(a)))
     draw = random.Random(2)
     names = ["b", "a", "at"]
     values: dict[str, list[Any]] = {

@@ -54,8 +54,8 @@ class BloomFilter:
                 break
         size >>= 1  # zigzag; lengths are not negative
         bits = data[at + len(_KNOWN) : at + len(_KNOWN) + size]
-        known = data[at : at + len(_KNOWN)] == _KNOWN
-        if not known or not size or size % _BLOCK or len(bits) != size:
+        is_ours = data[at : at + len(_KNOWN)] == _KNOWN
+        if not is_ours or not size or size % _BLOCK or len(bits) != size:
             return None
         return cls(bits)
 

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog.records import CommitFile
+from storage_engine.model.columns import distinct_from
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.read.bloom import BloomFilter, xxh64
 from storage_engine.repository.object.read.files import (
@@ -45,21 +46,21 @@ class WantedKeys:
     """Identities that rows are looked for by: distinct, sorted, as bytes. Can be pickled."""
 
     def __init__(self, keys: pa.Table, rows: pa.Table | None = None) -> None:
-        """`keys`: one binary column for each identity column, without nulls. `rows`: what is said
+        """`keys`: one binary column for each identity column, without nulls. `rows`: what is stated
         of them, row by row, by those who want to know only which stored rows differ from it."""
         names = keys.column_names
         distinct = keys.group_by(names).aggregate([])
         self.table = distinct.sort_by([(name, "ascending") for name in names]).combine_chunks()
         self.identity: tuple[str, ...] = tuple(names)
-        self.said: SaidRows | None = None
+        self.stated: StatedRows | None = None
         if rows is not None and len(names) == 1 and len(self) == keys.num_rows:
-            self.said = SaidRows(keys.column(0).combine_chunks(), rows.combine_chunks())
+            self.stated = StatedRows(keys.column(0).combine_chunks(), rows.combine_chunks())
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"table": self.table, "identity": self.identity, "said": self.said}
+        return {"table": self.table, "identity": self.identity, "stated": self.stated}
 
     @cached_property
     def _leading(self) -> list[bytes]:
@@ -89,8 +90,8 @@ class WantedKeys:
 
 
 @dataclass(frozen=True)
-class SaidRows:
-    """What somebody says of identities, each once: to be compared with what is stored."""
+class StatedRows:
+    """What somebody states of identities, each once: to be compared with what is stored."""
 
     keys: pa.Array
     rows: pa.Table
@@ -125,8 +126,8 @@ def look_up(
 ) -> Iterator[pa.Table]:
     """The rows of a file that have one of the identities: `columns`, which may be among them.
 
-    With rows that are said of the identities: a row that differs from what is said of it differs in
-    what is returned, too, but may have other columns as they are said to be."""
+    With rows that are stated of the identities: a row that differs from what is stated of it does
+    so in what is returned, too, but may have other columns as they are stated to be."""
     with closing(_opened(store, path, size, effort)) as source:
         metadata = pq.read_metadata(source)
         repetitive = [name for name in columns if _has_dictionary(metadata, name)]
@@ -138,7 +139,7 @@ def look_up(
         for group in range(file.num_row_groups):
             effort.row_groups += 1
             asked = _in_group(source, file.metadata.row_group(group), wanted)
-            rows = _rows(file, group, asked, columns, wanted.said) if asked.num_rows else None
+            rows = _rows(file, group, asked, columns, wanted.stated) if asked.num_rows else None
             if rows is None:
                 effort.row_groups_left_out += not asked.num_rows
             else:
@@ -179,8 +180,8 @@ def _bounds(chunk: pq.ColumnChunkMetaData) -> Bounds:
     if stats is None or not stats.has_min_max:
         return None, None
     low, high = stats.min_raw, stats.max_raw
-    known = isinstance(low, bytes) and isinstance(high, bytes)
-    return (low, high) if known else (None, None)
+    are_bytes = isinstance(low, bytes) and isinstance(high, bytes)
+    return (low, high) if are_bytes else (None, None)
 
 
 def _bloom(source: Any, chunk: pq.ColumnChunkMetaData) -> BloomFilter | None:
@@ -197,12 +198,12 @@ def _rows(
     group: int,
     asked: pa.Table,
     columns: Sequence[str],
-    said: SaidRows | None,
+    stated: StatedRows | None,
 ) -> pa.Table | None:
     """Of a row group, the rows with one of the identities; None where there is none."""
     identity = asked.column_names
     places: Any = None
-    found: dict[str, pa.ChunkedArray] = {}
+    columns_met: dict[str, pa.ChunkedArray] = {}
     for name in identity:
         texts = _plain(file.read_row_group(group, columns=[name], use_threads=False).column(name))
         if places is not None:
@@ -210,55 +211,50 @@ def _rows(
         hits = pc.indices_nonzero(pc.is_in(_bytes(texts), asked.column(name)))
         if not len(hits):
             return None
-        found = {other: column.take(hits) for other, column in found.items()}
-        found[name] = texts.take(hits)
+        columns_met = {other: column.take(hits) for other, column in columns_met.items()}
+        columns_met[name] = texts.take(hits)
         places = hits if places is None else places.take(hits)
     if len(identity) > 1:  # each part was asked for, perhaps not together
-        met = pa.table({name: _bytes(column) for name, column in found.items()})
+        met = pa.table({name: _bytes(column) for name, column in columns_met.items()})
         numbered = met.append_column(_PLACE, pa.array(range(met.num_rows), pa.int64()))
         joined = numbered.join(asked, identity, join_type="left semi", use_threads=False)
         hits = joined.column(_PLACE).combine_chunks().sort()
         if not len(hits):
             return None
-        found = {name: column.take(hits) for name, column in found.items()}
+        columns_met = {name: column.take(hits) for name, column in columns_met.items()}
         places = places.take(hits)
-    others = [name for name in columns if name not in found]
-    if said is not None:
-        found |= _until_different(file, group, places, others, said.at(_bytes(found[identity[0]])))
+    others = [name for name in columns if name not in columns_met]
+    if stated is not None:
+        theirs = stated.at(_bytes(columns_met[identity[0]]))
+        columns_met |= _until_different(file, group, places, others, theirs)
     elif others:
         rest = file.read_row_group(group, columns=others, use_threads=False).take(places)
-        found |= {name: _plain(rest.column(name)) for name in others}
-    return pa.table({name: found[name] for name in columns})
+        columns_met |= {name: _plain(rest.column(name)) for name in others}
+    return pa.table({name: columns_met[name] for name in columns})
 
 
 def _until_different(
-    file: pq.ParquetFile, group: int, places: pa.Array, names: Sequence[str], said: pa.Table
+    file: pq.ParquetFile, group: int, places: pa.Array, names: Sequence[str], stated: pa.Table
 ) -> dict[str, pa.ChunkedArray]:
-    """The columns of some rows, as they are said to be from where all of them are known to differ
-    from that. What nothing is said of is always read."""
+    """The columns of some rows, as they are stated to be from where all of them are known to differ
+    from that. What nothing is stated of is always read."""
     metadata = file.metadata.row_group(group)
     sizes = {
         chunk.path_in_schema: chunk.total_compressed_size
         for chunk in (metadata.column(place) for place in range(metadata.num_columns))
     }
-    found: dict[str, pa.ChunkedArray] = {}
+    columns_met: dict[str, pa.ChunkedArray] = {}
     differs = pa.repeat(False, len(places))
-    for name in sorted(names, key=lambda name: (name in said.column_names, sizes[name])):
-        if name in said.column_names and pc.all(differs).as_py():
-            found[name] = said.column(name)
+    for name in sorted(names, key=lambda name: (name in stated.column_names, sizes[name])):
+        if name in stated.column_names and pc.all(differs).as_py():
+            columns_met[name] = stated.column(name)
             continue
         column = file.read_row_group(group, columns=[name], use_threads=False).column(name)
-        found[name] = _plain(column.take(places))
-        if name in said.column_names:
-            ours = found[name].cast(said.schema.field(name).type)
-            differs = pc.or_(differs, _distinct(ours, said.column(name)))
-    return found
-
-
-def _distinct(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
-    """IS DISTINCT FROM."""
-    differ = pc.fill_null(pc.not_equal(a, b), True)
-    return pc.and_(differ, pc.invert(pc.and_(pc.is_null(a), pc.is_null(b))))
+        columns_met[name] = _plain(column.take(places))
+        if name in stated.column_names:
+            ours = columns_met[name].cast(stated.schema.field(name).type)
+            differs = pc.or_(differs, distinct_from(ours, stated.column(name)))
+    return columns_met
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
