@@ -86,7 +86,7 @@ def open_inputs(store: ObjectStore, entries: Sequence[Entry], folder: Path) -> I
         scratch = None if number in held else folder / f"in-{number:06d}.parquet"
         source = _reachable(store, file, scratch)
         given = entry.max_commit_id if file.commit_id_source != "column" else None
-        return _opened(source, file.path, given)
+        return read_input(source, file.path, given)
 
     inputs: list[tuple[Input, pa.Schema]] = []
     for wave in _waves(numbered):
@@ -99,7 +99,7 @@ def _oldest_first(entry: Entry) -> list[CommitFile]:
     return sorted(entry.files, key=lambda file: file.role == CURRENT)
 
 
-def _opened(source: Path | bytes, key: str, commit_id: int | None) -> tuple[Input, pa.Schema]:
+def read_input(source: Path | bytes, key: str, commit_id: int | None) -> tuple[Input, pa.Schema]:
     try:
         with pq.ParquetFile(
             source if isinstance(source, Path) else pa.BufferReader(source)
