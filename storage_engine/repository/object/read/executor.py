@@ -267,7 +267,8 @@ class ObjectExecutor:
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         engine = self._engine
-        head = self._head()
+        engine.sql_duck.open_ahead()
+        head = self._current_head()
 
         def provide(tables: Tables) -> Callable[[duckdb.DuckDBPyConnection], None]:
             window = self._window(When(), head)
@@ -391,6 +392,7 @@ class ObjectExecutor:
 
     def read(self, spec: TypeSpec, window: ReadWindow, keys: pa.Table | None = None) -> pa.Table:
         """Rows of a window, as `Repository.read` promises them."""
+        self._engine.scanner.open_ahead()
         head = self._engine.chain.read_head().head
         upto = head.commit_id if window.as_of is None else _clamp(window.as_of, head)
         seen = CommitWindow(upto, max(window.since or 0, 0), window.history)
@@ -424,6 +426,10 @@ class ObjectExecutor:
             return plan, table.cast(schema)
 
     def _head(self) -> Head:
+        self._engine.scanner.open_ahead()
+        return self._current_head()
+
+    def _current_head(self) -> Head:
         head = self._engine.chain.read_head().head
         if self._on_head is not None:
             self._on_head(head.commit_id)

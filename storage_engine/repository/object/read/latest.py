@@ -183,6 +183,10 @@ class Versions:
         """What `open` and `scan` give cursors of."""
         return self._scanner.duck
 
+    def open_ahead(self) -> None:
+        """Have DuckDB opened for who is about to `open` or `scan`."""
+        self._scanner.open_ahead()
+
     def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
         return self._chain.type_heads_at(head).get(spec.ref)
 
