@@ -288,7 +288,7 @@ class Duck:
                 self._connection.close()
                 self._connection = None
                 self._current_secret = None
-                        self._room_for = 0
+                self._room_for = 0
             while self._spills:
                 _spills_left.remove(self._spills.pop())
 
