@@ -27,8 +27,6 @@ from storage_engine.index.record import (
 )
 from storage_engine.objectstore.protocol import ObjectStoreError
 
-Early = Mapping[TypeRef, IndexVersion]  # read together with the head, perhaps before it moved
-
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
@@ -42,6 +40,15 @@ class Resolution:
         return [e for e in self.entries if e.min_commit_id <= upto and e.max_commit_id > since]
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Indices that were read together with the head. `settled`: that was known before, and had not
+    moved, so that they are no older than had they been read after it."""
+
+    indices: Mapping[TypeRef, IndexVersion]
+    settled: bool
+
+
 def resolve(
     chain: Chain,
     indices: IndexObjects,
@@ -53,10 +60,11 @@ def resolve(
 ) -> list[Resolution]:
     """For each type. `watermark_is_head`: v1, where a fresh index has max_indexed_commit == head.
 
-    The head manifest and all indices are asked for together, but for those of `early`: that is
-    good enough where it turns out to be complete, else the index is read again.
+    The head manifest and all indices are asked for together, but for `early` ones: such a one is
+    read again if it is not complete and may have been read too early.
     """
-    known = early or {}
+    known = early.indices if early is not None else {}
+    settled = early is not None and early.settled
     fetches: list[Callable[[], Manifest | IndexVersion | None]]
     fetches = [partial(chain.head_manifest, head)]
     fetches += [partial(indices.read, r, log_id=head.log_id) for r in refs if r not in known]
@@ -68,7 +76,7 @@ def resolve(
         top = heads.get(ref)
         if version is None:
             index = of_log(known[ref].value, head.log_id)
-            if not _is_complete(index, head, top, watermark_is_head):
+            if not settled and not _is_complete(index, head, top, watermark_is_head):
                 index = indices.read(ref, log_id=head.log_id).value
         else:
             index = version.value
@@ -92,7 +100,7 @@ def read_early(
     fetches: list[Callable[[], Any]] = [chain.read_head, look_ahead]
     fetches += [partial(indices.read, ref, log_id="") for ref in refs]
     version, _, *read = chain.parallel.gather(fetches)
-    return version.head, dict(zip(refs, read, strict=True))
+    return version.head, Early(dict(zip(refs, read, strict=True)), version.head == expected)
 
 
 def resolve_from_chain(chain: Chain, head: Head, refs: Sequence[TypeRef]) -> list[Resolution]:

@@ -50,6 +50,7 @@ SCHEMAS = {
     kind: pa.schema(
         [
             pa.field("commit_id", pa.int64(), nullable=False),
+            pa.field(f"{kind}_type", pa.string(), nullable=False),
             *(pa.field(name, pa.string(), nullable=False) for name in IDENTITY[kind]),
             pa.field("value", pa.string()),
             pa.field("real", pa.float64()),
@@ -60,7 +61,7 @@ SCHEMAS = {
 
 
 def table(kind: str, rows: Sequence[Row]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=SCHEMAS[kind])
+    return pa.Table.from_pylist([{f"{kind}_type": "T", **row} for row in rows], SCHEMAS[kind])
 
 
 def stored(folder: Path, tables: Sequence[pa.Table], *, commit_ids: bool = True) -> Inputs:
@@ -94,8 +95,14 @@ def proven(made: Workspace, inputs: Inputs, how: MergeOrder) -> list[MergedFile]
     by_role: dict[str | None, list[Path]] = {}
     for output in outputs:
         by_role.setdefault(output.role, []).append(output.path)
-    columns, identity = inputs.schema.names, IDENTITY[how.kind]
-    prove(made, digest, by_role, columns=columns, identity=identity)
+    prove(
+        made,
+        digest,
+        by_role,
+        columns=inputs.varying.names,
+        identity=IDENTITY[how.kind],
+        constants=inputs.constants,
+    )
     return outputs
 
 
@@ -308,6 +315,33 @@ def test_rows_in_the_wrong_role_are_noticed(
     ]
     with at_work() as made, pytest.raises(IntegrityError, match="the newest rows by identity"):
         proven(made, stored(tmp_path, tables), order("entity"))
+
+
+def test_what_all_rows_share_is_not_sorted_but_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"commit_id": 1, "entity_key": key} for key in "ab"]
+    inputs = stored(tmp_path, [table("entity", rows), table("entity", [])])
+    assert inputs.constants == {"entity_type": "T"}
+    assert "entity_type" not in inputs.varying.names
+    other = [{**rows[0], "entity_type": "U"}, rows[1]]
+    mixed = stored(tmp_path, [table("entity", other), table("entity", rows)])
+    assert mixed.constants == {}
+    with at_work() as made:
+        outputs = proven(made, inputs, order("entity"))
+        assert [row["entity_type"] for row in content(outputs, "current")] == ["T", "T"]
+    right = merging.RoleWriter._whole
+
+    def wrong(self: Any, given: pa.Table) -> pa.Table:
+        whole = right(self, given)
+        at = whole.schema.get_field_index("entity_type")
+        return whole.set_column(
+            at, whole.schema.field(at), pa.array(["U"] * whole.num_rows, pa.string())
+        )
+
+    monkeypatch.setattr(merging.RoleWriter, "_whole", wrong)
+    with at_work() as made, pytest.raises(IntegrityError, match="do not have entity_type 'T'"):
+        proven(made, inputs, order("entity"))
 
 
 def test_hashes_of_identities_that_collide_refuse_nothing(

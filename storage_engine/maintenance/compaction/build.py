@@ -127,8 +127,14 @@ class LocalBuild:
         by_role: dict[str | None, list[Path]] = {}
         for output in outputs:
             by_role.setdefault(output.role, []).append(output.path)
-        columns, identity = inputs.schema.names, IDENTITY[run.kind]
-        prove(workspace, digest, by_role, columns=columns, identity=identity)
+        prove(
+            workspace,
+            digest,
+            by_role,
+            columns=inputs.varying.names,
+            identity=IDENTITY[run.kind],
+            constants=inputs.constants,
+        )
         return outputs
 
     def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[MergedFile]) -> Entry:

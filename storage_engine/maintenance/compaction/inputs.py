@@ -7,9 +7,11 @@ scratch folder, a bounded number of bytes at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +24,8 @@ from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 CURRENT, SUPERSEDED = "current", "superseded"
 
+# What compaction merges is of one type and version. (Not where another program says otherwise.)
+_SAME = frozenset({"entity_type", "relation_type", "schema_version_id"})
 _IN_FLIGHT = 64 * MIB
 _SMALL = 128 * KIB
 _HELD = 8 * MIB  # of small files together: decoded they are several times as large
@@ -39,6 +43,7 @@ class Input:
     commit_id: int | None
     rows: int
     decoded_bytes: int  # about: a dictionary of few values may hide a lot
+    constants: Mapping[str, Any]  # of `_SAME`: the one value that all its rows have
 
     def batches(self, schema: pa.Schema, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """Its rows in these columns (`commit_id` may be one of them), of about so many bytes or
@@ -61,12 +66,28 @@ class Input:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inputs:
     """All files of a run, from older to newer rows of each identity."""
 
     files: tuple[Input, ...]
     schema: pa.Schema  # with commit_id: of what is written
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """Columns that have the same value in all rows, by what the files say of themselves."""
+        filled = [file.constants for file in self.files if file.rows]
+        first = filled[0] if filled else {}
+        return {
+            name: value
+            for name, value in first.items()
+            if all(constants.get(name) == value for constants in filled)
+        }
+
+    @cached_property
+    def varying(self) -> pa.Schema:
+        """The other columns: what is to be read and sorted."""
+        return pa.schema([field for field in self.schema if field.name not in self.constants])
 
 
 def open_inputs(store: ObjectStore, entries: Sequence[Entry], folder: Path) -> Inputs:
@@ -113,10 +134,25 @@ def read_input(source: Path | bytes, key: str, commit_id: int | None) -> tuple[I
                 commit_id,
                 metadata.num_rows,
                 max(encoded, 8 * metadata.num_rows * metadata.num_columns),
+                _constants(metadata),
             )
             return made, _with_commit(opened.schema_arrow, commit_id)
     except pa.ArrowInvalid as error:
         raise IntegrityError(f"{key} is no Parquet file: {error}", key=key) from error
+
+
+def _constants(metadata: pq.FileMetaData) -> dict[str, Any]:
+    schema = metadata.schema
+    places = {schema.column(i).name: i for i in range(len(schema))}
+    found: dict[str, Any] = {}
+    for name in _SAME & places.keys():
+        groups = (metadata.row_group(n) for n in range(metadata.num_row_groups))
+        stats = [group.column(places[name]).statistics for group in groups]
+        if stats and all(s is not None and s.has_min_max and s.null_count == 0 for s in stats):
+            values = {value for s in stats for value in (s.min, s.max)}
+            if len(values) == 1:
+                found[name] = values.pop()
+    return found
 
 
 def _waves(

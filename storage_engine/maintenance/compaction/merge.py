@@ -7,10 +7,11 @@ not overlap. v1 has one file in the order that the specification gives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -64,13 +65,15 @@ def merge(
     v2 = order.engine_version == "v2"
     rows = RowOrder((*identity, "commit_id") if v2 else ("commit_id", *identity))
     schema = inputs.schema.with_metadata({"ontologia.attempt": order.mark})
-    digest = InputDigest(workspace, inputs.schema.names)
+    digest = InputDigest(workspace, inputs.varying.names)
     writers = [
-        RoleWriter(workspace.folder, role, schema, identity, order, rolling=v2)
+        RoleWriter(
+            workspace.folder, role, schema, identity, order, rolling=v2, constants=inputs.constants
+        )
         for role in ((CURRENT, SUPERSEDED) if v2 else (None,))
     ]
     try:
-        runs = RunMaker(workspace, inputs.schema, rows, digest.add).runs(
+        runs = RunMaker(workspace, inputs.varying, rows, digest.add).runs(
             inputs.files, lambda: advance(0)
         )
         tables = _counted(merged(workspace, runs, rows), advance)
@@ -146,7 +149,10 @@ class RoleWriter:
         order: MergeOrder,
         *,
         rolling: bool = True,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
+        """`constants`: columns that the rows come without, each with its value."""
+        self._constants = constants or {}
         self._folder = folder
         self._role = role
         self._schema = schema
@@ -160,8 +166,17 @@ class RoleWriter:
     def add(self, rows: pa.Table) -> None:
         """A row group at a time: after each one a part may be full."""
         step = self._order.settings.row_group_rows
+        rows = self._whole(rows)
         for start in range(0, rows.num_rows, step):
             self._add(rows.slice(start, step))
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        for name, value in self._constants.items():
+            at = self._schema.get_field_index(name)
+            field = self._schema.field(at)
+            column = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+            rows = rows.append_column(field, column)
+        return rows.select(self._schema.names) if self._constants else rows
 
     def _add(self, rows: pa.Table) -> None:
         if self._open is not None and self._rolling and self._open.full:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -62,15 +63,19 @@ def prove(
     *,
     columns: Sequence[str],
     identity: Sequence[str],
+    constants: Mapping[str, Any],
 ) -> None:
     """Raises IntegrityError unless the files, by role, have the rows of the inputs, each where it
-    belongs. v1 has one file without a role."""
+    belongs. v1 has one file without a role. `constants`: what is not in the digest of the inputs,
+    and must be everywhere."""
     files = [path for paths in outputs.values() for path in paths]
     demand(
         inputs,
         _digest(workspace, f"FROM {_files(files)}", columns) if files else Digest(0, 0),
         "the rows of the inputs and of the snapshot",
     )
+    if files and constants:
+        _prove_constants(workspace, files, constants)
     if None in outputs:
         return
     current, superseded = outputs.get(CURRENT, ()), outputs.get(SUPERSEDED, ())
@@ -85,6 +90,22 @@ def prove(
         f"compaction is refused: {NEWEST} are not what the snapshot has as current, {repeated} are "
         f"there again and {newer} others are newer; nothing was published"
     )
+
+
+def _prove_constants(
+    workspace: Workspace, files: Sequence[Path], constants: Mapping[str, Any]
+) -> None:
+    others = " OR ".join(f"{quoted(name)} IS DISTINCT FROM ?" for name in constants)
+    with workspace.cursor() as cursor:
+        [(count,)] = cursor.execute(
+            f"SELECT count(*) FROM {_files(files)} WHERE {others}", list(constants.values())
+        ).fetchall()
+    if count:
+        raise IntegrityError(
+            f"compaction is refused: {count} rows of the snapshot do not have "
+            f"{', '.join(f'{name} {value!r}' for name, value in constants.items())}, as all rows "
+            "of the inputs; nothing was published"
+        )
 
 
 def _misplaced(
