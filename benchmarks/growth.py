@@ -3,17 +3,16 @@ and how long a commit and a warm read take on the way."""
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import Report, measure, timed
+from benchmarks.harness import Report, measure, sized, timed
 from storage_engine import Entity, Field, OntologiaConfig, Session, initialize_storage
 
-COMMITS = int(os.environ.get("BENCH_GROWTH_COMMITS", "10000"))
+COMMITS = sized(10_000, 200, "BENCH_GROWTH_COMMITS")
 KEYS = 500
 KB_PER_COMMIT = 64
 REQUESTS = 200

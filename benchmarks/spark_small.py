@@ -12,10 +12,10 @@ import tempfile
 import time
 from typing import Any
 
-from benchmarks.harness import Measured, Report, peak_mib
+from benchmarks.harness import Measured, Report, peak_mib, sized
 from storage_engine import Entity, Field, Session, initialize_storage
 
-RUNS = int(os.environ.get("BENCH_SPARK_SMALL_RUNS", "7"))
+RUNS = sized(7, 1, "BENCH_SPARK_SMALL_RUNS")
 _SHUFFLES = (
     "spark.sql.shuffle.partitions",
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning",
