@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_engine.errors import IntegrityError
+from storage_engine.maintenance.compaction import inputs as reading
 from storage_engine.maintenance.compaction import merge as merging
 from storage_engine.maintenance.compaction import workspace
 from storage_engine.maintenance.compaction.inputs import Inputs, read_input
@@ -35,7 +36,7 @@ from storage_engine.maintenance.compaction.sorted_runs import (
 )
 from storage_engine.maintenance.compaction.workspace import Workspace, open_workspace
 from storage_engine.model.columns import EngineVersion
-from storage_engine.repository.object.write.parquet import SnapshotSettings
+from storage_engine.repository.object.write.parquet import SnapshotPart, SnapshotSettings
 
 Row = dict[str, Any]
 
@@ -260,13 +261,13 @@ def _in_spilling(wrong: Wrong, patch: pytest.MonkeyPatch) -> None:
 
 
 def _in_merging(wrong: Wrong, patch: pytest.MonkeyPatch) -> None:
-    right = merging.merged
+    right = merged
     patch.setattr(merging, "merged", lambda *args: (wrong(rows) for rows in right(*args)))
 
 
 def _in_encoding(wrong: Wrong, patch: pytest.MonkeyPatch) -> None:
-    right = merging.SnapshotPart.write
-    patch.setattr(merging.SnapshotPart, "write", lambda self, rows: right(self, wrong(rows)))
+    right = SnapshotPart.write
+    patch.setattr(SnapshotPart, "write", lambda self, rows: right(self, wrong(rows)))
 
 
 @pytest.mark.parametrize("where", [_in_sorting, _in_spilling, _in_merging, _in_encoding])
@@ -320,6 +321,7 @@ def test_rows_in_the_wrong_role_are_noticed(
 def test_what_all_rows_share_is_not_sorted_but_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reading, "_MANY_ROWS", 1)
     rows = [{"commit_id": 1, "entity_key": key} for key in "ab"]
     inputs = stored(tmp_path, [table("entity", rows), table("entity", [])])
     assert inputs.constants == {"entity_type": "T"}
@@ -350,7 +352,7 @@ def test_hashes_of_identities_that_collide_refuse_nothing(
     tables = commits("entity", random.Random(1), sizes=[5, 5])
     with at_work() as made:
         with made.cursor() as cursor:  # the proof looks again, at the identities themselves
-            cursor.execute("CREATE MACRO hash(a, b := 0, c := 0, d := 0) AS 1::UBIGINT")
+            cursor.execute("CREATE MACRO hash(a, b := 0, c := 0, d := 0, e := 0) AS 1::UBIGINT")
             assert cursor.execute("SELECT hash('a'), hash('b', 1)").fetchall() == [(1, 1)]
         proven(made, stored(tmp_path, tables), order("entity"))
 

@@ -138,8 +138,9 @@ def test_only_reads_open_it(tmp_path: Path) -> None:
     initialize_storage(uri)
     with closing(open_repository(uri)) as repository:
         assert isinstance(repository, ObjectRepository)
+        duck: Any = repository.duck
         put(repository, customer("a"))
-        assert repository.duck._opener is None
+        assert duck._opener is None
         assert repository.read(CUSTOMER).num_rows == 1
-        assert repository.duck._opener is not None
-    assert repository.duck._connection is None
+        assert duck._opener is not None
+    assert duck._connection is None

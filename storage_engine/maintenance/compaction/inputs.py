@@ -7,7 +7,7 @@ scratch folder, a bounded number of bytes at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ CURRENT, SUPERSEDED = "current", "superseded"
 
 # What compaction merges is of one type and version. (Not where another program says otherwise.)
 _SAME = frozenset({"entity_type", "relation_type", "schema_version_id"})
+_MANY_ROWS = 50_000
 _IN_FLIGHT = 64 * MIB
 _SMALL = 128 * KIB
 _HELD = 8 * MIB  # of small files together: decoded they are several times as large
@@ -41,9 +42,12 @@ class Input:
     content: Path | pa.Table
     key: str
     commit_id: int | None
-    rows: int
     decoded_bytes: int  # about: a dictionary of few values may hide a lot
-    constants: Mapping[str, Any]  # of `_SAME`: the one value that all its rows have
+    metadata: pq.FileMetaData
+
+    @property
+    def rows(self) -> int:
+        return int(self.metadata.num_rows)
 
     def batches(self, schema: pa.Schema, batch_bytes: int) -> Iterator[pa.RecordBatch]:
         """Its rows in these columns (`commit_id` may be one of them), of about so many bytes or
@@ -75,8 +79,11 @@ class Inputs:
 
     @cached_property
     def constants(self) -> dict[str, Any]:
-        """Columns that have the same value in all rows, by what the files say of themselves."""
-        filled = [file.constants for file in self.files if file.rows]
+        """Columns that have the same value in all rows, by what the files say of themselves. Of few
+        rows it is not worth knowing."""
+        if sum(file.rows for file in self.files) < _MANY_ROWS:
+            return {}
+        filled = [_constants(file.metadata) for file in self.files if file.rows]
         first = filled[0] if filled else {}
         return {
             name: value
@@ -111,7 +118,10 @@ def open_inputs(store: ObjectStore, entries: Sequence[Entry], folder: Path) -> I
 
     inputs: list[tuple[Input, pa.Schema]] = []
     for wave in _waves(numbered):
-        inputs += store.parallel.map(bring, wave)
+        if store.local_path(wave[0][2].path) is not None:
+            inputs += map(bring, wave)  # nothing to wait for: threads would only change places
+        else:
+            inputs += store.parallel.map(bring, wave)
     return Inputs(tuple(file for file, _ in inputs), _common_schema(inputs))
 
 
@@ -132,9 +142,8 @@ def read_input(source: Path | bytes, key: str, commit_id: int | None) -> tuple[I
                 source if isinstance(source, Path) else opened.read(use_threads=False),
                 key,
                 commit_id,
-                metadata.num_rows,
                 max(encoded, 8 * metadata.num_rows * metadata.num_columns),
-                _constants(metadata),
+                metadata,
             )
             return made, _with_commit(opened.schema_arrow, commit_id)
     except pa.ArrowInvalid as error:

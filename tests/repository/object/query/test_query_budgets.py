@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from storage_engine.config import OntologiaConfig
+from storage_engine.index.resolve import Early, Resolution, resolve
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.model import Entity, Field, Relation, TypeSpec, objects_to_table, spec_of
 from storage_engine.objectstore.memory import MemoryBackend
