@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from benchmarks.harness import Measured, Report, peak_mib
+from benchmarks.harness import Measured, Report, peak_mib, sized
 from benchmarks.spark import (
     FILES,
     ROWS,
@@ -37,9 +37,9 @@ from storage_engine import CompactionPolicy, Entity, Field, Session, initialize_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RUNS = int(os.environ.get("BENCH_SPARK_SMALL_RUNS", "7"))
+RUNS = sized(7, 1, "BENCH_SPARK_SMALL_RUNS")
 CHANGED = int(os.environ.get("BENCH_SPARK_CHANGED", "1000"))
-INCREMENTS = int(os.environ.get("BENCH_SPARK_INCREMENTS", "3"))
+INCREMENTS = sized(3, 1, "BENCH_SPARK_INCREMENTS")
 _SHUFFLES = (
     "spark.sql.shuffle.partitions",
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning",
