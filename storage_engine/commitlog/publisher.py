@@ -47,6 +47,7 @@ from storage_engine.errors import (
     CommitStateUnknownError,
     HeadMismatchError,
     LeaseExpiredError,
+    LockContentionError,
     OntologiaError,
     StorageBackendError,
 )
@@ -203,11 +204,12 @@ class Publisher:
         with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
             attempt = 0
+            lease: Lease | None = None
             while attempt < self._max_attempts:
                 attempt += 1
                 if attempt > 1:
                     self._back_off(attempt)
-                lease, version, wait = self._begin(tenure)
+                lease, version, wait = self._begin(tenure, lease)
                 waited_ms += wait
                 base = Base(version, None, layout.new_commit_attempt(), lease)
                 base = replace(base, manifest=self._chain.head_manifest(version.head))
@@ -225,7 +227,9 @@ class Publisher:
                     self._finish(published, lease)
                     tenure.hand_over(lease)
                     return published
-                tenure.give_back()
+                if not (lease.contended and lease.safe()):
+                    tenure.give_back()  # else whoever waits would go first, and we wait again
+                    lease = None
             raise HeadMismatchError(self._max_attempts)
 
     @property
@@ -243,26 +247,42 @@ class Publisher:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begin(self, tenure: Tenure) -> tuple[Lease, HeadVersion, float]:
+    def _begin(self, tenure: Tenure, held: Lease | None = None) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
+        if held is not None:
+            return held, self._chain.read_head(), 0.0
         head = self._chain.known_head()
         lease = self._leases.take_over(tenure)
         if lease is not None and head is not None:
             return lease, head, 0.0  # we published it and have held the lock since
         started = self._store.now()
-        requests: list[Callable[[], Lease | HeadVersion | None]] = [
-            partial(self._lock.try_acquire, tenure),
-            self._chain.read_head,
-        ]
-        acquired, read = self._parallel.gather_outcomes(requests)
-        if isinstance(acquired, BaseException):
-            raise acquired
-        lease = acquired if isinstance(acquired, Lease) else self._lock.acquire(tenure, tried=True)
-        version = read
-        if acquired is None or not isinstance(version, HeadVersion):
-            version = self._chain.read_head()
+        read: Lease | HeadVersion | BaseException | None = None
+        if not self._lock.passed_on:
+            requests: list[Callable[[], Lease | HeadVersion | None]] = [
+                partial(self._lock.try_acquire, tenure),
+                self._chain.read_head,
+            ]
+            acquired, read = self._parallel.gather_outcomes(requests)
+            if isinstance(acquired, BaseException):
+                raise acquired
+            lease = acquired if isinstance(acquired, Lease) else None
+        if lease is None:
+            lease = self._lock.acquire(tenure, tried=True, early=self._is_past)
+            read = self._chain.known_head() if self._is_told(lease) else None
+        version = read if isinstance(read, HeadVersion) else self._chain.read_head()
         waited = (self._store.now() - started).total_seconds() * 1000
         return lease, version, waited
+
+    def _is_past(self, commit_id: int) -> bool:
+        """Whether head names a later commit."""
+        return self._chain.read_head().head.commit_id > commit_id
+
+    def _is_told(self, lease: Lease) -> bool:
+        """Whether we have read the head that a lease begins with: what its holder before left."""
+        known = self._chain.known_head()
+        return lease.promised or (
+            known is not None and known.head.commit_id == lease.head_commit_id
+        )
 
     def _attempt(
         self,
@@ -292,7 +312,7 @@ class Publisher:
             taken = self._upload(uploads, created, snapshot)
             if taken is None:
                 base.lease.guard()
-        except (LeaseExpiredError, StorageBackendError):
+        except (LeaseExpiredError, LockContentionError, StorageBackendError):
             self._discard(created)  # no CAS was sent: certainly not published
             raise
         if taken is not None:
@@ -486,6 +506,10 @@ class Publisher:
 
     def _finish(self, published: PublishedCommit | None, lease: Lease) -> None:
         earlier = self._finishing
+        if published is not None:
+            lease.note_commit(published.manifest.commit_id)
+        if lease.contended:
+            self._lock.note_passed_on(True)  # it will be, in a moment
 
         def finish() -> None:
             if earlier is not None:
