@@ -30,6 +30,7 @@ from storage_engine import Session, initialize_storage
 PROCESSES = int(os.environ.get("BENCH_PROCESSES", "8"))
 COMMITS = int(os.environ.get("BENCH_PROCESS_COMMITS", "50"))
 ROWS = 20
+WARM_UP = 99_999  # the number of a commit that is not measured
 PATIENCE_MS = 120_000
 _START_S = 300.0
 
@@ -167,7 +168,7 @@ def make_ontologia(place: Place) -> None:
     settings = config(place, place.folder / "first")
     initialize_storage(place.uri, config=settings)
     with Session(place.uri, entity_types=[Customer], config=settings) as session:
-        session.ensure(Customer(**row) for row in rows_of(99, 0).to_pylist())
+        session.ensure(Customer(**row) for row in rows_of(PROCESSES, 0).to_pylist())
         session.commit()
 
 
@@ -179,7 +180,9 @@ def write_ontologia(place: Place, number: int, begin: Callable[[], object]) -> l
     )
     done = []
     with Session(place.uri, entity_types=[Customer], config=settings) as session:
-        session.query().entities(Customer).count()
+        session.ensure(Customer(**row) for row in rows_of(number, WARM_UP).to_pylist())
+        session.commit()  # imports and connections are nobody's to be measured
+        session.flush()
         begin()
         for commit in range(COMMITS):
             session.ensure(Customer(**row) for row in rows_of(number, commit).to_pylist())
@@ -194,7 +197,7 @@ def count_ontologia(place: Place) -> int:
 
     settings = config(place, place.folder / "last")
     with Session(place.uri, entity_types=[Customer], config=settings) as session:
-        return int(session.query().entities(Customer).count()) - ROWS
+        return int(session.query().entities(Customer).count()) - (PROCESSES + 1) * ROWS
 
 
 # --- delta-rs -------------------------------------------------------------------------------------
@@ -214,6 +217,7 @@ def write_delta(place: Place, number: int, begin: Callable[[], object]) -> list[
     from benchmarks.peers.delta import options
 
     table = DeltaTable(place.uri, storage_options=options(place))
+    write_deltalake(table, rows_of(number, WARM_UP), mode="append")
     done = []
     begin()
     for commit in range(COMMITS):
@@ -234,4 +238,4 @@ def count_delta(place: Place) -> int:
     from benchmarks.peers.delta import options
 
     table = DeltaTable(place.uri, storage_options=options(place))
-    return int(pa.table(table.scan()).num_rows)
+    return int(pa.table(table.scan()).num_rows) - PROCESSES * ROWS

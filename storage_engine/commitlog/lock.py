@@ -241,9 +241,11 @@ class Lease:
             )
         except (PreconditionFailed, ConditionalConflict):
             return False
-        log.warning("took over the write lock of %s, which has ended or run out", state.owner_id)
         if state.offered:
+            log.info("%s did not accept the write lock when it was next", state.owner_id)
             self._missed = state.token
+        else:
+            log.warning("took over the write lock of %s: it has ended or run out", state.owner_id)
         self._hold(etag, expires_at)
         return True
 

@@ -33,9 +33,10 @@ Rest = Callable[[float], bool]  # lets time pass; False: nobody waits any more
 
 _FIRST_GUESS_S = 0.1  # of how long a wait is, before the first one
 _SLOWEST_POLL_S = 0.5
+_SLOWEST_IN_LINE_S = 1.0
 _FASTEST_POLL_S = 0.01
 _NEXT_SLOWEST_POLL_S = 0.2
-_SHARE_OF_WAIT = 0.6  # of what is left until our turn, to the next look
+_SHARE_OF_WAIT = 0.75  # of what is left until our turn, to the next look
 _SHARE_OF_TURN = 0.5  # of a usual turn: earlier, the holder's commit cannot stand
 _SEEN_WITHIN = timedelta(seconds=1)  # a listing shows tickets that are so old, clocks and all
 _OVERDUE = 8  # looks come that many times as fast as what they wait for has taken so far
@@ -107,7 +108,7 @@ class Waiting:
         """The rest of a wait, in the background; whether the lease holds the lock then."""
         try:
             self._early = None
-            rest(max(self._answer_s, _FASTEST_POLL_S))  # the holder has still to hear of its commit
+            rest(max(2 * self._answer_s, _FASTEST_POLL_S))  # its holder has still to hear of it
             self._finish(rest)
             return self._failure is None
         finally:
@@ -199,7 +200,7 @@ class Waiting:
 
     def _look_every(self) -> float:
         turn_ms = self._state.line.turn_ms if self._state and self._state.line else 0
-        return min(_SLOWEST_POLL_S, max(turn_ms / 1000, 0.1))
+        return min(_SLOWEST_POLL_S, max(2 * turn_ms / 1000, 0.1))
 
     def _stand_again_if_missed(self) -> None:
         """Who listed the line since we joined did not find us: somebody took us for dead."""
@@ -264,7 +265,7 @@ class Waiting:
         else:
             left_s = ahead * turn_s + max(0.0, turn_s - held_s)
             span = max(_FASTEST_POLL_S, self._answer_s, _SHARE_OF_WAIT * left_s)
-        return min(_SLOWEST_POLL_S, span) * random.uniform(0.8, 1.2)
+        return min(_SLOWEST_IN_LINE_S, span) * random.uniform(0.8, 1.2)
 
     def _contention(self, waited_s: float) -> LockContentionError:
         state, place = self._state, None
