@@ -109,8 +109,9 @@ class Line:
         except (ObjectStoreError, OntologiaError) as error:
             log.info("a ticket at the write lock stays: %s", error)
 
-    def waiting(self, *, without: Collection[str] = ()) -> list[Ticket]:
-        """Who waits, in order. Tickets of the dead, and of tokens in `without`, are taken away."""
+    def waiting(self, *, without: Collection[str] = (), remove: bool = True) -> list[Ticket]:
+        """Who waits, in order. Tickets of the dead, and of tokens in `without`, do not count, and
+        are taken away (`remove`)."""
         now, ours = self._store.now(), identity()
         tickets, dead = [], []
         for info in self._store.list(self._prefix):
@@ -121,7 +122,7 @@ class Line:
                 dead.append(info.key)
             else:
                 tickets.append(ticket)
-        if dead:
+        if dead and remove:
             try:
                 self._store.delete_many(dead)
             except OntologiaError as error:
@@ -130,7 +131,7 @@ class Line:
 
     def place_of(self, token: str) -> tuple[int, int] | None:
         """The place in line from 1, and how many wait."""
-        tokens = [ticket.token for ticket in self.waiting()]
+        tokens = tokens_of(self.waiting(remove=False))
         return (tokens.index(token) + 1, len(tokens)) if token in tokens else None
 
 

@@ -60,7 +60,7 @@ _ACCEPT_ATTEMPTS = 3
 _RELEASE_GRACE_S = 1.0  # then the keeper gives back what it was only told not to renew
 _LINE_SHOWN = 64  # tokens in a lock object
 _LONGEST_TURN_MS = 60_000
-_PASSED_ON_S = 1.0  # so long after handing it over, the lock is taken for all we know
+_PASSED_ON = timedelta(seconds=1)  # so long after handing it over, the lock is taken for all we know
 
 
 class Tenure:
@@ -466,7 +466,7 @@ class WriteLock:
         self.line = Line(store, prefix) if prefix is not None else None
         self.pace = Pace()
         self._unanswered: OrderedDict[str, Lease] = OrderedDict()  # by token
-        self._passed_on_at = -_PASSED_ON_S
+        self._passed_on_at: datetime | None = None
 
     def try_acquire(self, tenure: Tenure | None = None) -> Lease | None:
         """One conditional create: the uncontended case, in one request."""
@@ -501,6 +501,13 @@ class WriteLock:
             return None
         return LockState.parse(stored, key=self.key)
 
+    def waiting(self) -> list[dict[str, Any]]:
+        """Who waits in line, for people; nothing is changed."""
+        tickets = self.line.waiting(remove=False) if self.line is not None else []
+        return [
+            {"owner_id": t.owner, "since": timestamp(t.since), "token": t.token} for t in tickets
+        ]
+
     def payload(
         self, token: str, acquired_at: str, line: LineNotes | None = None
     ) -> tuple[datetime, str, bytes]:
@@ -523,10 +530,11 @@ class WriteLock:
     @property
     def passed_on(self) -> bool:
         """Whether we have offered it to somebody else a moment ago: no need to try it first."""
-        return time.monotonic() < self._passed_on_at + _PASSED_ON_S
+        at = self._passed_on_at
+        return at is not None and at <= self.store.now() < at + _PASSED_ON
 
     def note_passed_on(self, passed_on: bool) -> None:
-        self._passed_on_at = time.monotonic() if passed_on else -_PASSED_ON_S
+        self._passed_on_at = self.store.now() if passed_on else None
 
     def _new_lease(self, tenure: Tenure | None) -> Lease:
         lease = Lease(self, layout.new_write_id(), timestamp(self.store.now()))
