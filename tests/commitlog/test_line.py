@@ -431,6 +431,8 @@ def test_who_was_passed_over_stands_in_line_again(backend: MemoryBackend) -> Non
     at(store_of(lock), "GET", layout.LOCK, lambda: None, times=2)
     ours = lock.acquire(tried=True)  # after the third, who does not come
     ours.guard()
+    written = [r.key for r in backend.log if r.client == "paused" and r.kind == "PUT_IF"]
+    assert len([key for key in written if key.startswith(PREFIX)]) > 1, "its ticket, again"
     ours.release()
     assert backend.objects() == {}
 
