@@ -59,8 +59,9 @@ _RELEASE_ATTEMPTS = 4  # about half a second; others would wait for the whole le
 _ACCEPT_ATTEMPTS = 3
 _RELEASE_GRACE_S = 1.0  # then the keeper gives back what it was only told not to renew
 _LINE_SHOWN = 64  # tokens in a lock object
+_LISTED = timedelta(seconds=1)  # so long, a listing tells who waits
 _LONGEST_TURN_MS = 60_000
-_PASSED_ON = timedelta(seconds=1)  # so long after handing it over, the lock is taken for all we know
+_PASSED_ON = timedelta(seconds=1)  # so long after it was handed over, the lock counts as taken
 
 
 class Tenure:
@@ -153,7 +154,8 @@ class Lease:
 
     def note_commit(self, commit_id: int) -> None:
         """Head names this commit of ours: what the next one builds on."""
-        self._line = replace(self._line or LineNotes(), head_commit_id=commit_id)
+        if self._place is not None:
+            self._line = replace(self._line or LineNotes(), head_commit_id=commit_id)
 
     def safe(self) -> bool:
         """True while the lease has more than a third of its time left."""
@@ -336,6 +338,10 @@ class Lease:
             if self._etag and self._next is None:
                 self._find_next()
 
+    def _listed_long_ago(self) -> bool:
+        listed_at = self._line.listed_at if self._line is not None else None
+        return listed_at is None or self._lock.store.now() > listed_at + _LISTED
+
     def _find_next(self) -> None:
         """Who waits behind us. Our own ticket goes before the lock does, else it would be offered
         to us when we no longer want it."""
@@ -360,8 +366,8 @@ class Lease:
             self._lost = True
             if not self._etag:
                 return  # not held, or given back before
-            if not self._next:
-                self._find_next()  # again: somebody may have come since
+            if not self._next or self._listed_long_ago():
+                self._find_next()  # again: somebody may have come since, or gone
             ours = identity()
             waiting = [ticket for ticket in self._next or () if not gone(ticket, ours)]
             try:

@@ -227,8 +227,8 @@ class Publisher:
                     self._finish(published, lease)
                     tenure.hand_over(lease)
                     return published
-                if not (lease.contended and lease.safe()):
-                    tenure.give_back()  # else whoever waits would go first, and we wait again
+                if not (lease.contended and lease.renew()):  # in line, we would be the last again
+                    tenure.give_back()
                     lease = None
             raise HeadMismatchError(self._max_attempts)
 

@@ -255,7 +255,7 @@ class Waiting:
 
     def _pause_s(self, waited_s: float) -> float:
         state = self._state
-        if state is None or state.line is None:
+        if state is None or state.line is None or state.line.turn_ms == 0:
             return self._lock.pace.pause_s(waited_s, self._answer_s)
         turn_s, held_s = state.line.turn_ms / 1000, state.held_for(self._store.now())
         ahead = self._places_ahead()

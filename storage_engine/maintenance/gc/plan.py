@@ -389,9 +389,7 @@ class _Planner:
         for prefix, reason in EXPIRING.items():
             for info in self._chain.store.list(prefix):
                 if info.modified <= self._silence and self._said(info, "expires_at"):
-                    yield GarbageObject(
-                        info.key, info.size, info.modified, reason, Fence.UNCHANGED
-                    )
+                    yield GarbageObject(info.key, info.size, info.modified, reason, Fence.UNCHANGED)
 
 
 def moment_in(data: bytes, name: str, modified: datetime) -> datetime:
