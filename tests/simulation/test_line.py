@@ -64,8 +64,10 @@ def contend(seed: int = SEED, fault: FaultRule | None = None, dies: str = "two")
     random.seed(seed)  # jitter of the engine
     scheduler = Scheduler(seed)
     found = Contention(new_world())
-    patient = {"s3_lease_ttl_ms": LEASE_MS, "s3_lock_timeout_ms": 10 * LEASE_MS}
-    writers = {name: found.world.open(name, **patient) for name in WRITERS}
+    writers = {
+        name: found.world.open(name, s3_lease_ttl_ms=LEASE_MS, s3_lock_timeout_ms=10 * LEASE_MS)
+        for name in WRITERS
+    }
     for name, writer in writers.items():
         seen = found.requests.setdefault(name, [])
         if fault is not None and name == dies:
