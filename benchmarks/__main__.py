@@ -26,6 +26,7 @@ from benchmarks import (
     spark_read,
     spark_small,
     sql,
+    writers,
 )
 from benchmarks.harness import Report
 
@@ -50,6 +51,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "spark_read": spark_read.run,
     "spark_small": spark_small.run,
     "sql": sql.run,
+    "writers": writers.run,
 }
 
 
