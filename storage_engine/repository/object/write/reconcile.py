@@ -145,7 +145,7 @@ class Evaluator:
         if snapshot is not None and not snapshot.concerns(spec.ref, as_of):
             snapshot = None  # nothing of this type was changed since by somebody else
         since = snapshot.since(spec.ref) if snapshot is not None else as_of
-        resident = self._versions.resident(spec, head)
+        resident = self._versions.resident(spec, head, keys=intents)
         if resident is not None:
             return _against_rows(spec, resident, intents, snapshot, since)
 
