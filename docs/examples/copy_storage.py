@@ -19,7 +19,7 @@ from pyarrow import fs
 HEAD = "meta/head.json"
 # Who is at work, and what a directory keeps for itself: nothing of it belongs into a copy.
 LEFT_OUT = re.compile(
-    r"meta/(locks|compaction|attempts)/|meta/branches/[^/]+/[^/]+/lock\.json$"
+    r"meta/(locks|lines|compaction|attempts)/|meta/branches/[^/]+/[^/]+/lock\.json$"
     r"|meta/probe-|sessions/|\.tmp/|\.locks/"
 )
 BOOKKEEPING = re.compile(r"claims/|dead_letters/|events/[^/]+/_")

@@ -167,6 +167,7 @@ def open_object_repository(
     stamp, data = store.parallel.both(lambda: read_stamp(store), read_head)
     if data is None:
         raise UninitializedStorageError(store.uri)
+    head: Head | None = None
     try:
         head = Head.parse(data, key=layout.HEAD)
     except IntegrityError:  # said by whoever reads it; verification wants to open all the same
@@ -175,11 +176,11 @@ def open_object_repository(
         stamp, log_id = stamp_for(store, stamp, head), head.log_id
     engine = S3RepositoryV1 if stamp.engine_version == "v1" else S3RepositoryV2
     if branch in (None, MAIN):
-        return engine(store, config, stamp, log_id)
+        return engine(store, config, stamp, log_id, head)
     if engine is S3RepositoryV1:
         raise no_branches(engine(store, config, stamp, log_id))
     version = branches.require_branch(store, branch, log_id=log_id or "")
-    return engine(store, config, stamp, log_id, version.head)
+    return engine(store, config, stamp, log_id, version.head, version.head)
 
 
 def _open_sqlite(uri: str, path: str, config: OntologiaConfig) -> Repository:

@@ -42,8 +42,12 @@ SILENT_ATTEMPT = "heartbeat of a silent writer"
 GONE_BRANCH = "of a branch that is gone"
 OF_BRANCH = "of a branch that lives"
 EXPIRED_LEASE = "lease of a compaction that has ended"
+EXPIRED_TICKET = "ticket of a writer that waits no more"
 COMPACTED = "replaced by a snapshot"
 PURGED = "of a type that was purged"
+
+# Objects that say themselves until when somebody needs them.
+EXPIRING = {layout.LEASES: EXPIRED_LEASE, layout.LINES: EXPIRED_TICKET}
 
 Progress = Callable[[int], None]  # objects looked at
 
@@ -195,7 +199,7 @@ class _Planner:
             *self._branch_checkpoints(of_branches, now),
             *self._branch_leftovers(now),
             *self._attempts(heartbeats),
-            *self._leases(),
+            *self._expired(),
         ]
         if self._purge and floor is None:
             self._notes.append(
@@ -209,7 +213,7 @@ class _Planner:
             tuple(sorted(doomed, key=lambda item: item.key)),
             dict(self._kept),
             tuple(self._notes),
-            tuple(self._expired(now)),
+            tuple(self._expired_branches(now)),
         )
 
     # -- looking ------------------------------------------------------------------------------
@@ -463,7 +467,7 @@ class _Planner:
             if not self._young(info):
                 yield GarbageObject(info.key, info.size, info.modified, GONE_BRANCH)
 
-    def _expired(self, now: Reach) -> Iterator[str]:
+    def _expired_branches(self, now: Reach) -> Iterator[str]:
         """Branches past their time, children before their parents. One with a child that lives on
         stays, and so does a protected one."""
         moment = self._chain.store.now()
@@ -489,13 +493,13 @@ class _Planner:
             heartbeat is None for heartbeat in heartbeats.values()
         )
 
-    def _leases(self) -> Iterator[GarbageObject]:
-        """A compactor that died left its lease; one that lives has renewed it."""
-        for info in self._chain.store.list(layout.LEASES):
-            if info.modified <= self._silence and self._said(info, "expires_at"):
-                yield GarbageObject(
-                    info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED
-                )
+    def _expired(self) -> Iterator[GarbageObject]:
+        """A compactor that died left its lease, a writer its ticket at the lock; a compactor that
+        lives has renewed it, and nobody waits for so long."""
+        for prefix, reason in EXPIRING.items():
+            for info in self._chain.store.list(prefix):
+                if info.modified <= self._silence and self._said(info, "expires_at"):
+                    yield GarbageObject(info.key, info.size, info.modified, reason, Fence.UNCHANGED)
 
 
 def moment_in(data: bytes, name: str, modified: datetime) -> datetime:

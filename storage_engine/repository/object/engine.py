@@ -123,11 +123,13 @@ class ObjectRepository(ABC):
         config: OntologiaConfig,
         stamp: Stamp,
         log_id: str | None = None,
+        opened_with: Head | None = None,
         branch: Head | None = None,
         beside: ObjectRepository | None = None,
     ) -> None:
-        """`log_id`: of the log that was there when the stamp was read. `branch`: the head of the
-        branch to work on, instead of main. `beside`: whose store it is, which closes it."""
+        """`log_id`: of the log that was there when the stamp was read, and its head. `branch`: the
+        head of the branch to work on, instead of main. `beside`: whose store it is, which closes
+        it."""
         self.uri = store.uri
         self.store = store
         self._config = config
@@ -171,6 +173,7 @@ class ObjectRepository(ABC):
             self._stored_types,
             self._commit_at,
             v1=self.engine_version == "v1",
+            opened_with=opened_with,
         )
         self.lock = WriteLock(
             store,
@@ -223,7 +226,8 @@ class ObjectRepository(ABC):
             self._config,
             self._stamp,
             head.log_id,
-            head if head.fork is not None else None,
+            opened_with=head,
+            branch=head if head.fork is not None else None,
             beside=self,
         )
 
@@ -679,6 +683,7 @@ class ObjectRepository(ABC):
             "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
             "token": held.token,
+            "offered": held.offered,
             "expired": held.expires_at <= self.store.now(),
             "gone": is_gone(held.holder),
         }
