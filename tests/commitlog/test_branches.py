@@ -513,7 +513,9 @@ def test_a_damaged_head_of_a_branch_is_told(world: World) -> None:
     world.backend.write(key, json.dumps({**document, "branch": "other"}).encode())
     with pytest.raises(IntegrityError, match="not the head of that branch"):
         world.open(branch="a")
-    for wrong in ({"incarnation": "../../x"}, {"parent_incarnation": 5}, {"base": {}}):
+    mistakes: list[dict[str, object]]
+    mistakes = [{"incarnation": "../../x"}, {"parent_incarnation": 5}, {"base": {}}]
+    for wrong in mistakes:
         world.backend.write(key, json.dumps({**document, **wrong}).encode())
         with pytest.raises(IntegrityError):
             world.open(branch="a")
