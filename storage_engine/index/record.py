@@ -284,7 +284,7 @@ class IndexObjects:
     def read(self, ref: TypeRef, *, log_id: str) -> IndexVersion:
         """The index now: one request, short while it has not changed."""
         version = self._objects.read(layout.index(*ref))
-        return JsonVersion(_of_log(version.value, log_id), version.etag)
+        return JsonVersion(of_log(version.value, log_id), version.etag)
 
     def update(
         self,
@@ -308,7 +308,7 @@ class IndexObjects:
             self._objects.read(key)
         self._objects.update(
             key,
-            lambda index: change(_of_log(index, log_id)),
+            lambda index: change(of_log(index, log_id)),
             name=f"index of {ref[1]}",
             expect_absent=is_new,
             advice="; the next commit repairs it",
@@ -325,7 +325,7 @@ def _parse_index(key: str, data: bytes | None) -> TypeIndex:
         return TypeIndex(ref[1], log_id=UNREADABLE, problem=str(error))
 
 
-def _of_log(index: TypeIndex, log_id: str) -> TypeIndex:
+def of_log(index: TypeIndex, log_id: str) -> TypeIndex:
     """An index of an erased log counts as empty."""
     if index.log_id and log_id and index.log_id != log_id:
         return TypeIndex(index.type_name, log_id=log_id)

@@ -23,7 +23,14 @@ from storage_engine.commitlog.ranges import KeyRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
 from storage_engine.config import MIB
 from storage_engine.index.record import IndexObjects
-from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain, resolve_type
+from storage_engine.index.resolve import (
+    Early,
+    Resolution,
+    read_early,
+    resolve,
+    resolve_from_chain,
+    resolve_type,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, Scanner
@@ -216,6 +223,15 @@ class Versions:
         """What `open` and `scan` give cursors of."""
         return self._scanner.duck
 
+    def open_ahead(self) -> None:
+        """Have DuckDB opened for who is about to `open` or `scan`."""
+        self._scanner.open_ahead()
+
+    def read_early(self, specs: Sequence[TypeSpec], expected: Head | None) -> tuple[Head, Early]:
+        """The head now, with what `resolve_all` takes to need one hop less."""
+        refs = [spec.ref for spec in specs]
+        return read_early(self._chain, self._indices, refs, expected)
+
     def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
         return self._chain.type_heads_at(head).get(spec.ref)
 
@@ -241,6 +257,7 @@ class Versions:
         only: int | None = None,
         upto: int | None = None,
         history: bool = False,
+        early: Early | None = None,
     ) -> list[Resolution]:
         """The same for several types, which costs no more hops.
 
@@ -250,7 +267,7 @@ class Versions:
         refs = [spec.ref for spec in specs]
         if trust_index:
             resolutions = resolve(
-                self._chain, self._indices, head, refs, watermark_is_head=self._v1
+                self._chain, self._indices, head, refs, watermark_is_head=self._v1, early=early
             )
         else:
             resolutions = resolve_from_chain(self._chain, head, refs)
