@@ -164,9 +164,9 @@ class Publisher:
 
     def _is_told(self, lease: Lease) -> bool:
         """Whether we have read the head that a lease begins with: what its holder before left."""
-        known = self._chain.known_head()
+        version = self._chain.known_head()
         return lease.promised or (
-            known is not None and known.head.commit_id == lease.head_commit_id
+            version is not None and version.head.commit_id == lease.head_commit_id
         )
 
     def _back_off(self, attempt: int) -> None:
