@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.attempt import Attempt
 from storage_engine.commitlog.json_object import ATTEMPTS
 from storage_engine.commitlog.series import Draft
+from storage_engine.commitlog.swap import Swap
 from storage_engine.errors import (
     CommitStateUnknownError,
     ConcurrentWriteError,
@@ -389,15 +389,15 @@ def test_planted_an_ack_that_rides_without_its_commit(
 
 def test_planted_an_answer_before_the_swap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was learned from a draft that is then lost."""
-    original = Attempt._draft
+    original = Swap._draft
 
-    def hasty(self: Attempt, candidate: Any, carried: Any) -> None:
-        original(self, candidate, carried)
+    def hasty(self: Swap, committer: Any, carried: Any) -> None:
+        original(self, committer, carried)
         answer = self._answers[-1]
         if answer.commit is None:
-            candidate.decide(answer.outcome)
+            committer.decide(answer.outcome)
 
-    monkeypatch.setattr(Attempt, "_draft", hasty)
+    monkeypatch.setattr(Swap, "_draft", hasty)
     with pytest.raises(AssertionError):
         test_after_a_lost_cas_all_are_drafted_again(world)
 
