@@ -47,7 +47,7 @@ def test_compaction_gc_tags_and_restore(either_world: World) -> None:
     fresh = world.open()
     sweep(fresh.repo, plan_gc(fresh.repo, purge_compacted=True))
     check(world)
-    assert restore(fresh.repo, "middle", apply=True).commit_id == 11
+    assert restore(fresh.repo, "middle", apply=True).new_commit_id == 11
     group(fresh, 20, 21)
     reader = world.open()
     assert earlier(everything(reader), 8) == said
