@@ -14,6 +14,7 @@ import pytest
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.json_object import ATTEMPTS
+from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.series import Draft
 from storage_engine.commitlog.swap import Swap
 from storage_engine.errors import (
@@ -177,6 +178,21 @@ def test_others_that_have_built_on_it_prove_that_it_has_won(world: World) -> Non
     pending = [submit(ours, "a", 2), submit(ours, "b", 3)]
     assert [outcome(each) for each in pending] == [2, 3]
     assert world.marks() == ["first", "a2", "b3", "rival"]
+
+
+def test_what_fails_after_the_swap_denies_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the storage is closed by another thread, so that nothing can be started any more."""
+    ours = started(world)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(Publisher, "_finish", broken)
+    pending = [submit(ours, "a", 2), submit(ours, "a", 2), submit(ours, "b", 2)]
+    assert [outcome(each) for each in pending] == [2, None, 3]
+    assert world.marks() == ["first", "a2", "b2"]
 
 
 # -- before the swap ------------------------------------------------------------------------------

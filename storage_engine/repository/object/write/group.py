@@ -103,6 +103,7 @@ class GroupRun:
         self._turn = turn
         self._members: list[_Member] = []
         self._rows: GroupRows | None = None
+        self._complete = False  # who comes later is for the next turn
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +131,8 @@ class GroupRun:
                     self._tell(member)
         except Exception as error:
             for member in self._unanswered():
-                member.run.settle(partial(_raise, error))
+                if not member.committer.decided:  # else that is the answer
+                    member.run.settle(partial(_raise, error))
             raise
         finally:
             for member in self._members:
@@ -158,9 +160,12 @@ class GroupRun:
     # -- under the lock -----------------------------------------------------------------------
 
     def _committers(self) -> Sequence[Committer]:
-        """Everyone whom this attempt is for."""
+        """Everyone whom this attempt is for. Nobody joins after the first one: its attempts are
+        counted for all."""
         self._rows = None
-        return [m.committer for m in self._take() if not m.committer.decided]
+        members = self._unanswered() if self._complete else self._take()
+        self._complete = True
+        return [member.committer for member in members if not member.committer.decided]
 
     def _take(self) -> list[_Member]:
         members = {id(member.pending) for member in self._members}
