@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state, tags
-from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
+from storage_engine.commitlog.swap import PublishedCommit
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
