@@ -61,12 +61,13 @@ def run() -> Report:
     return report
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: Path, *, changed: bool = True) -> None:
     """`source`, and `changed`: the same with another value in every hundredth row."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     rows = ROWS // FILES
-    for name, value in (("source", "value"), ("changed", "value + (n % 100 = 0)::INT")):
+    values = {"source": "value", "changed": "value + (n % 100 = 0)::INT"}
+    for name, value in values.items() if changed else [("source", "value")]:
         (folder / name).mkdir()
         for number in range(FILES):
             columns = COLUMNS.replace("$rows", str(rows * FILES))

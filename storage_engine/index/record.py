@@ -293,14 +293,21 @@ class IndexObjects:
         log_id: str,
         change: Callable[[TypeIndex], TypeIndex | None],
         is_new: bool = False,
+        after: int = 0,
     ) -> None:
         """Read, change, write if nobody else did; again on the newer version if somebody did.
 
         `change` returns None when the version it is given needs no change. `is_new`: the type was
-        just registered, so there is nothing to read.
+        just registered, so there is nothing to read. `after`: the commit before that wrote rows of
+        the type; a version from before it has been replaced by now, as far as anybody can tell,
+        and is not worth a try.
         """
+        key = layout.index(*ref)
+        seen = self._objects.seen(key)
+        if seen is not None and seen.value.max_indexed_commit < after:
+            self._objects.read(key)
         self._objects.update(
-            layout.index(*ref),
+            key,
             lambda index: change(of_log(index, log_id)),
             name=f"index of {ref[1]}",
             expect_absent=is_new,

@@ -198,21 +198,28 @@ class S3Store:
         assert stored is not None
         return stored
 
-    def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
-        return self._get("get_if_changed", key, etag)
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        if size <= 0:
+            return b""
+        asked = {"Range": f"bytes={start}-{start + size - 1}"}
+        stored = self._get("get_range", key, asked)
+        return stored.data if stored is not None else b""
 
-    def _get(self, operation: str, key: str, unless: str | None = None) -> StoredObject | None:
-        target = self._target(key)
+    def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
+        return self._get("get_if_changed", key, {"IfNoneMatch": etag})
+
+    def _get(
+        self, operation: str, key: str, extra: Mapping[str, str] | None = None
+    ) -> StoredObject | None:
+        """None where a condition does not hold, or a range begins after the end."""
+        target: Any = {**self._target(key), **(extra or {})}
         for attempt in range(1, _ATTEMPTS + 1):
             with self._translated(operation, key):
                 response: GetObjectOutputTypeDef
                 try:
-                    if unless is None:
-                        response = self._client.get_object(**target)
-                    else:
-                        response = self._client.get_object(**target, IfNoneMatch=unless)
+                    response = self._client.get_object(**target)
                 except self._client.exceptions.ClientError as error:
-                    if status_of(error) == 304:
+                    if status_of(error) in (304, 416):
                         return None
                     raise
                 try:

@@ -586,6 +586,7 @@ class ObjectRepository(ABC):
             "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
             "token": held.token,
+            "offered": held.offered,
             "expired": held.expires_at <= self.store.now(),
             "gone": is_gone(held.holder),
         }
