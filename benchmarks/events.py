@@ -37,7 +37,7 @@ from storage_engine import (
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import to_json
 from storage_engine.events import records
-from storage_engine.events.dispatcher import Totals
+from storage_engine.events.outcomes import Totals
 from storage_engine.events.records import Policy
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
