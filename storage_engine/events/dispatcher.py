@@ -40,6 +40,7 @@ _FOR_OTHERS = timedelta(seconds=0.25)  # a drain looks again at what they have y
 _KEEP_UP_S = 2.0  # with other workers, however long a handler takes
 _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for the acks
 _GRACE_S = 5.0  # for handlers that run when something ends the worker, as Ctrl-C does
+_LOOK_S = 1.0  # at what else there is to do, while handlers run
 _REAL_S = 0.02  # between two looks at handlers in threads, where time does not pass by itself
 
 
@@ -171,7 +172,12 @@ class Dispatcher:
         self._failure: BaseException | None = None  # of another thread, which ends the worker
         self._settling = threading.Lock()
         self._settler = Settler(store, consumer, self.totals)
-        self._publications = Publications(self._settle, threaded=store.timers, failed=self._fail)
+        self._publications = Publications(
+            self._settle,
+            threaded=store.timers,
+            settled=lambda: self._settler.go(now=True),
+            failed=self._fail,
+        )
         self._lanes = Lanes(pace.concurrency, self._run)
         self._outlasted: set[Claim] = set()  # handlers that a suspect has waited for in vain
         self._ticker = Ticker(self)
@@ -276,7 +282,7 @@ class Dispatcher:
                 self._ticker.tick()
             self._publications.make_room()
             while self._lanes.full and not self._stopping:
-                self._lanes.wait(_LONGEST_PAUSE_S)
+                self._wait_for_lane()
             if self._stopping:
                 return
             if not claim.lost:
@@ -299,8 +305,12 @@ class Dispatcher:
         """Until all handlers have ended, or one of them ends the worker."""
         self._check()
         while self._lanes.busy:
-            self._lanes.wait(_LONGEST_PAUSE_S)
+            self._wait_for_lane()
             self._check()
+
+    def _wait_for_lane(self) -> None:
+        self._lanes.wait(_LOOK_S)
+        self._settler.go()
 
     def _bear(self, error: OntologiaError, until_idle: bool) -> None:
         """A storage that fails for a while is waited for."""

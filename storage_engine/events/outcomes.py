@@ -51,6 +51,9 @@ class Publishing(Protocol):
     def wait(self) -> HandlerOutcome:
         """How it ended; the same at every call. Raises only what should end the worker."""
 
+    def withdraw(self) -> None:
+        """Take it back, where nobody has begun with it."""
+
 
 class Execute(Protocol):
     """Runs the handler of a claim. Raises only what should end the worker."""

@@ -26,6 +26,7 @@ class _Publication:
     def __init__(self, claim: Claim, publishing: Publishing) -> None:
         self.claim = claim
         self.size = publishing.size
+        self.withdraw = publishing.withdraw
         self._publishing = publishing
         self._outcome: HandlerOutcome | None = None
         self._mutex = threading.Lock()
@@ -41,10 +42,17 @@ class Publications:
     """Of one worker. Safe for use from several threads."""
 
     def __init__(
-        self, settle: Settle, *, threaded: bool, failed: Callable[[BaseException], None]
+        self,
+        settle: Settle,
+        *,
+        threaded: bool,
+        settled: Callable[[], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
-        """`settle` is told how each ended, one at a time; `failed` what it raised in the thread."""
+        """`settle` is told how each ended, one at a time. In the thread, `settled` is called when
+        there is none left, and `failed` with what one of the two raises."""
         self._settle = settle
+        self._settled = settled
         self._failed = failed
         self._threaded = threaded
         self._thread: threading.Thread | None = None
@@ -86,11 +94,15 @@ class Publications:
     def flush(self) -> None:
         """Settle all of them."""
         self._settle_while(lambda: len(self) > 0)
+        with self._turn:
+            pass  # the last one may be with another thread
 
     def stop(self) -> None:
-        """End the thread; what is not settled stays so."""
+        """End the thread. What is not settled stays so, and is not begun with any more."""
         self._threaded = False
         self._added.put(False)
+        for publication in self._copied():
+            publication.withdraw()
         if self._thread is not None and not self._publications:
             self._thread.join()  # else it ends with the commit that it waits for
 
@@ -99,20 +111,26 @@ class Publications:
             return list(self._publications)
 
     def _settle_while(self, needed: Callable[[], bool]) -> None:
-        while needed():
+        """Settle the oldest ones; who waits for the end of one keeps nobody from settling."""
+        while needed() and (first := next(iter(self._copied()), None)) is not None:
+            outcome = first.outcome()
             with self._turn:
-                first = next(iter(self._copied()), None)
-                if first is None:
-                    return
-                outcome = first.outcome()
-                with self._mutex:
-                    self._publications.popleft()
-                    self._bytes -= first.size
-                self._settle(first.claim, outcome)
+                if self._took(first):
+                    self._settle(first.claim, outcome)
+
+    def _took(self, publication: _Publication) -> bool:
+        """If so, it is no longer among them: it is settled once."""
+        with self._mutex:
+            if not self._publications or self._publications[0] is not publication:
+                return False
+            self._publications.popleft()
+            self._bytes -= publication.size
+            return True
 
     def _loop(self) -> None:
         try:
             while self._added.get():
                 self._settle_while(lambda: self._threaded and len(self) > 0)
+                self._settled()
         except BaseException as error:  # noqa: BLE001 - raised again by the worker
             self._failed(error)

@@ -27,6 +27,7 @@ from storage_engine.errors import (
 from storage_engine.model.declarations import Event
 from storage_engine.model.spec import TypeSpec
 from storage_engine.process import renew_after_fork
+from storage_engine.repository.commit_queue import PendingCommit
 from storage_engine.repository.protocol import (
     Ack,
     CommitCounters,
@@ -34,7 +35,6 @@ from storage_engine.repository.protocol import (
     CommitResult,
     Idempotency,
     Identity,
-    PendingCommit,
     Repository,
     Snapshot,
     TypeInput,
@@ -105,10 +105,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedCommit:
-    """A handler's commit on its way. `size`: bytes of its rows; `notes`: of what was stated."""
+    """A handler's commit on its way. `notes` are on what was stated."""
 
     pending: PendingCommit
-    size: int
     notes: Sequence[str] = ()
 
     def result(self) -> CommitResult | None:
@@ -280,15 +279,6 @@ def _pending(type_names: Sequence[str]) -> str:
 
 def _asks_for_something(request: CommitRequest) -> bool:
     return bool(request.inputs or request.events or request.expect or request.idempotency)
-
-
-class _Published(NamedTuple):
-    """A commit that was made at once."""
-
-    made: CommitResult | None
-
-    def result(self) -> CommitResult | None:
-        return self.made
 
 
 class SessionCore:
@@ -522,13 +512,11 @@ class SessionCore:
             request = self._request(terms)
             if not _asks_for_something(request):
                 return None
-            if any(item.stream is not None for item in request.inputs):
-                # A source may be of this thread alone, and is read while the handler counts.
-                pending: PendingCommit = _Published(self._publish(request))
-            else:
-                pending = self.repository.submit(request)
-            size = sum(item.table.nbytes for item in request.inputs if item.table is not None)
-            return SubmittedCommit(pending, size, self.intents.notes)
+            pending = self.repository.submit(request)
+            if pending.alone:  # its rows may be for this thread alone to read
+                with pending, pending:
+                    pending.result()
+            return SubmittedCommit(pending, self.intents.notes)
 
     def _publish(self, request: CommitRequest) -> CommitResult | None:
         if not _asks_for_something(request):

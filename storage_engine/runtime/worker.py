@@ -208,7 +208,7 @@ class _HandlerCommit:
         self._claim = claim
         self._commit = commit
         self._events = events
-        self.size = commit.size
+        self.size = commit.pending.size
 
     def wait(self) -> HandlerOutcome:
         return _ended(
@@ -216,6 +216,9 @@ class _HandlerCommit:
             self._claim,
             lambda: _success(self._handler, self._commit.result(), self._events),
         )
+
+    def withdraw(self) -> None:
+        self._commit.pending.withdraw()
 
 
 T = TypeVar("T")

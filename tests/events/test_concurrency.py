@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from storage_engine import (
     on_event,
 )
 from storage_engine.events import dispatcher
-from storage_engine.events.outcomes import Totals
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.worker import HandlerRun
 from tests.events.support import Bus

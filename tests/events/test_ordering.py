@@ -49,7 +49,9 @@ class Step(Entity):
 
 @pytest.fixture
 def session(bus: Bus) -> Iterator[Session]:
-    with Session(bus.uri, config=bus.config(**FAST, event_claim_limit=7, event_max_attempts=100)) as session:
+    with Session(
+        bus.uri, config=bus.config(**FAST, event_claim_limit=7, event_max_attempts=100)
+    ) as session:
         # Times of events are told by the test, not too long ago for the bus to look for them.
         global BEGIN
         BEGIN = internals(session).worker.store.now() - timedelta(seconds=4)

@@ -26,7 +26,7 @@ from storage_engine.events.outcomes import Totals
 from storage_engine.repository.protocol import CommitRequest, Repository
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.worker import HandlerRun
-from tests.events.support import Bus, made_bus
+from tests.events.support import Bus
 from tests.events.test_sessions import real, simulated
 
 __all__ = ["real", "simulated"]
@@ -85,6 +85,7 @@ class Held:
         self.may_land = threading.Event()
         self._mutex = threading.Lock()
         self._pending: Any = None
+        self.size, self.alone = 1, False
 
     def result(self) -> Any:
         assert self.may_land.wait(60)
@@ -243,6 +244,8 @@ def test_a_commit_that_fails_is_the_failure_of_its_handler_alone(session: Sessio
 
 def test_a_commit_of_unknown_outcome_is_dropped_and_the_others_count(session: Session) -> None:
     class Unknown:
+        size, alone = 1, False
+
         def result(self) -> Any:
             raise CommitStateUnknownError(commit_id=1, manifest_path="m", write_id="w")
 
