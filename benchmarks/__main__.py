@@ -25,6 +25,7 @@ from benchmarks import (
     spark_read,
     spark_small,
     sql,
+    writers,
 )
 from benchmarks.harness import Report
 
@@ -48,6 +49,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "spark_read": spark_read.run,
     "spark_small": spark_small.run,
     "sql": sql.run,
+    "writers": writers.run,
 }
 
 

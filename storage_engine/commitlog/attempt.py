@@ -31,6 +31,7 @@ from storage_engine.commitlog.series import Commit, Draft, Mark, Series, Upload
 from storage_engine.errors import (
     CommitStateUnknownError,
     LeaseExpiredError,
+    LockContentionError,
     OntologiaError,
     StorageBackendError,
 )
@@ -263,15 +264,13 @@ class Attempt:
         small = [(a, u, u.content) for a, u in owned if isinstance(u.content, bytes)]
         large = [(a, u, u.content) for a, u in owned if isinstance(u.content, Path)]
         checks = self._snapshot.checks if self._snapshot is not None else ()
-        outcomes = store.parallel.gather_outcomes(
-            [*(partial(write, upload, content) for _, upload, content in small), *checks]
-        )
+        requests: list[Callable[[], None]] = [partial(write, u, data) for _, u, data in small]
+        outcomes = store.parallel.gather_outcomes([*requests, *checks])
         owners = [answer for answer, _, _ in small]
         if not taken:
             # Put without a condition: whoever has created the manifest owns these names.
-            outcomes = outcomes[: len(small)] + store.parallel.gather_outcomes(
-                [partial(write_file, upload, path) for _, upload, path in large]
-            )
+            files: list[Callable[[], None]] = [partial(write_file, u, path) for _, u, path in large]
+            outcomes = outcomes[: len(small)] + store.parallel.gather_outcomes(files)
             owners += [answer for answer, _, _ in large]
         if self._leave_failed(list(zip(owners, outcomes, strict=False)), created):
             return False
@@ -281,7 +280,7 @@ class Attempt:
             return False
         try:
             self._lease.guard()
-        except LeaseExpiredError:
+        except (LeaseExpiredError, LockContentionError):
             self._discard(created)  # no CAS was sent: certainly not published
             raise
         if self._snapshot is not None and self._snapshot.refused:

@@ -26,7 +26,6 @@ from storage_engine.commitlog.records import (
     Checkpoint,
     CheckpointRef,
     CommitFile,
-    Head,
     Manifest,
     ManifestLink,
     Previous,
@@ -172,15 +171,16 @@ class Series:
         self._unpublished.manifests[path] = manifest, commit.sha256
         self.commits.append(commit)
         self.manifest = manifest
-        self.head = Head(
+        self.head = replace(
+            self.head,
             commit_id=manifest.commit_id,
             manifest_path=path,
             updated_at=timestamp(now),
             runtime_id=runtime_id,
-            log_id=self.head.log_id,
             write_id=manifest.write_id,
             commit_sha256=commit.sha256,
             checkpoint=ref,
+            marks={},
         )
         return commit
 

@@ -12,12 +12,18 @@ for those whose outcome is known or can no longer be known, and leaves the other
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Self, TypeVar
 
 from storage_engine.config import MIB
-from storage_engine.errors import ConfigurationError, ForkedSessionError, OntologiaError
+from storage_engine.errors import (
+    ConfigurationError,
+    ForkedSessionError,
+    LockContentionError,
+    OntologiaError,
+)
 from storage_engine.process import renew_after_fork
 from storage_engine.repository.protocol import CommitRequest, CommitResult
 
@@ -39,6 +45,7 @@ class PendingCommit:
         self.size = sum(i.table.nbytes for i in request.inputs if i.table is not None)
         # What is read only once may belong to the thread that gave it, and takes long.
         self.alone = any(i.table is None for i in request.inputs)
+        self.joined = 0.0  # when
         self.turn: Turn | None = None  # in which it was taken last
         self.waiters: list[_Waiter] = []
         self._queue = queue
@@ -78,9 +85,10 @@ class PendingCommit:
 class Turn:
     """What the leader may publish now."""
 
-    def __init__(self, queue: CommitQueue, request: CommitRequest) -> None:
+    def __init__(self, queue: CommitQueue, leader: PendingCommit, waited_s: float) -> None:
         self._queue = queue
-        self.request = request  # of the one who leads
+        self.leader = leader
+        self.waited_s = waited_s  # for the storage's lock, by others on behalf of the leader
         self.taken: list[PendingCommit] = []
 
     def take(self) -> Sequence[PendingCommit]:
@@ -91,10 +99,14 @@ class Turn:
 
 class CommitQueue:
     """`publish` is given a turn and answers those that it takes, at least one. What it raises is
-    the answer for all that it took, and for the leader if it took nobody."""
+    the answer for all that it took, and for the leader if it took nobody. But where the storage's
+    lock was not to be had in time, that is told only to those who have waited as long."""
 
-    def __init__(self, publish: Callable[[Turn], None]) -> None:
+    def __init__(
+        self, publish: Callable[[Turn], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._publish = publish
+        self._clock = clock
         self.after_fork()
         renew_after_fork(self)
 
@@ -104,6 +116,7 @@ class CommitQueue:
         self._line: dict[PendingCommit, None] = {}  # in order
         self._leader: _Waiter | None = None
         self._turn: Turn | None = None
+        self._contended = False  # the turn before has waited for the lock in vain
 
     def submit(self, request: CommitRequest) -> PendingCommit:
         pending = PendingCommit(self, request)
@@ -122,6 +135,7 @@ class CommitQueue:
             self.wait_for(pending)
 
     def _join(self, pending: PendingCommit) -> None:
+        pending.joined = self._clock()
         with self._mutex:
             self._line[pending] = None
 
@@ -162,13 +176,21 @@ class CommitQueue:
             return False
 
     def _lead(self, pending: PendingCommit) -> None:
-        self._turn = turn = Turn(self, pending.request)
+        waited_s = max(0.0, self._clock() - pending.joined) if self._contended else 0.0
+        self._turn = turn = Turn(self, pending, waited_s)
         try:
             if pending not in self._line and not pending.done:
                 raise ForkedSessionError("a commit in a line")
             self._publish(turn)
+            self._contended = False
         except Exception as error:  # noqa: BLE001 - it is the answer
-            for each in turn.taken or [pending]:
+            failed = turn.taken or [pending]
+            self._contended = False
+            if isinstance(error, LockContentionError):
+                self._contended = True
+                since = self._clock() - turn.waited_s - error.waited_ms / 1000
+                failed = [p for p in failed if p is pending or p.alone or p.joined <= since]
+            for each in failed:
                 if not each.done:
                     each.fail(error if each is pending else copy_of(error))
 

@@ -33,7 +33,12 @@ from tests.shop import Customer
 LEASE_MS = 600
 CONFIG = OntologiaConfig(s3_lease_ttl_ms=LEASE_MS, s3_lock_timeout_ms=20_000)
 SHARES = 8
-MODULES = ("commitlog/publisher.py", "commitlog/lock.py", "commitlog/lease_keeper.py")
+MODULES = (
+    "commitlog/publisher.py",
+    "commitlog/attempt.py",
+    "commitlog/lock.py",
+    "commitlog/lease_keeper.py",
+)
 BEATS = ("commitlog/heartbeat.py", "write/staged_write.py", "write/commit.py")
 
 

@@ -172,7 +172,7 @@ class ObjectRepository(ABC):
         self._last_index_warning: str | None = None
         self._types_are_broken = False
         self._commit_mutex = threading.Lock()
-        self._queue = CommitQueue(self._publish)
+        self._queue = CommitQueue(self._publish, lambda: store.now().timestamp())
         self._log_id = log_id
         self.history = ObjectHistory(self)
 
@@ -333,10 +333,19 @@ class ObjectRepository(ABC):
         self._owner.check()
         with self._commit_mutex:
             self.prepare_writing()
-            self.lock.holder = {**self._holder, **turn.request.holder}
+            self._lock_for(turn.leader.request.holder, turn.waited_s)
             group = GroupRun(self._parts(), turn)
-            with group, group:  # twice: Ctrl-C may come at the first instruction of leaving
-                group.run()
+            try:
+                with group, group:  # twice: Ctrl-C may come at the first instruction of leaving
+                    group.run()
+            finally:
+                self.lock.timeout_ms = self._config.s3_lock_timeout_ms
+
+    def _lock_for(self, holder: Mapping[str, Any], waited_s: float = 0.0) -> None:
+        """What others who wait are shown; and how long to wait for them, of which some may be
+        over."""
+        self.lock.holder = {**self._holder, **holder}
+        self.lock.timeout_ms = max(0, self._config.s3_lock_timeout_ms - round(1000 * waited_s))
 
     def prepare_writing(self) -> None:
         """Bring the storage to the current format, as the first commit does."""
@@ -364,7 +373,7 @@ class ObjectRepository(ABC):
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = bring_forward(self.store, self._stamp)
-            self.lock.holder = {**self._holder, **request.holder}
+            self._lock_for(request.holder)
             executor = ObjectExecutor(self._query_engine)
             migration = MigrationRun(self._parts(), self._documents, executor, request)
             with migration, migration:

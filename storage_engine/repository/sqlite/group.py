@@ -97,7 +97,7 @@ class SqliteGroup:
             self._members.append(_Member(pending, staged))
 
     def _publish(self, connection: sqlite3.Connection) -> None:
-        waited = begin_write(connection, self._repository.lock_timeout_ms)
+        waited = self._begin(connection)
         ending = False
         try:
             wrote = [self._commit(connection, member, waited) for member in self._members]
@@ -112,14 +112,31 @@ class SqliteGroup:
             rollback(connection)
             raise
 
+    def _begin(self, connection: sqlite3.Connection) -> float:
+        """What others have waited for the leader counts."""
+        patience_ms = self._repository.lock_timeout_ms
+        if not self._turn.waited_s:
+            return begin_write(connection, patience_ms)
+        left_ms = max(0, patience_ms - round(self._turn.waited_s * 1000))
+        connection.execute(f"PRAGMA busy_timeout={left_ms}")
+        try:
+            return begin_write(connection, left_ms)
+        finally:
+            connection.execute(f"PRAGMA busy_timeout={patience_ms}")
+
     def _commit(self, connection: sqlite3.Connection, member: _Member, waited_ms: float) -> bool:
         """Whether something was written."""
-        repository = self._repository
+        request, staged = member.pending.request, member.staged
+        if len(self._members) == 1:  # what fails is all there is
+            member.outcome, wrote = self._repository.publish_on(
+                connection, request, staged, waited_ms
+            )
+            return wrote
         connection.execute("SAVEPOINT request")
         try:
-            with errors_of(repository.path, "commit"):
-                member.outcome, wrote = repository.publish_on(
-                    connection, member.pending.request, member.staged, waited_ms
+            with errors_of(self._repository.path, "commit"):
+                member.outcome, wrote = self._repository.publish_on(
+                    connection, request, staged, waited_ms
                 )
             connection.execute("RELEASE request")
         except Exception as error:

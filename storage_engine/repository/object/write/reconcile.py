@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef
-from storage_engine.errors import ExpectedVersionMismatchError
+from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
@@ -107,8 +107,13 @@ class Evaluator:
             spec = aligned(self._chain, head, spec, top)
             if item.table is not None:
                 intents = item.table.select(row_schema(spec).names)
-                delta = self._delta(spec, stored, stored_heads.get(spec.ref), intents)
                 newer = drafted.of(spec.ref) if drafted is not None else None
+                try:
+                    delta = self._delta(spec, stored, stored_heads.get(spec.ref), intents)
+                except ConcurrentWriteError as error:
+                    if newer is not None:
+                        self._refuse_both(error, spec, newer, intents)
+                    raise
                 if newer is not None:
                     delta = self._over_drafted(spec, newer, intents, delta)
                 if delta.rows.num_rows:
@@ -179,6 +184,21 @@ class Evaluator:
         again = _against_rows(spec, newer, intents.filter(met), snapshot, since)
         return delta.without(newer).joined(spec, again)
 
+    def _refuse_both(
+        self, error: ConcurrentWriteError, spec: TypeSpec, newer: ResidentType, intents: pa.Table
+    ) -> None:
+        """Name what drafts have changed beside what was found to be stored."""
+        snapshot = self._request.snapshot
+        assert snapshot is not None
+        changed = {
+            identity if isinstance(identity, tuple) else (identity,)
+            for identity in error.identities
+        }
+        later = resident_changed_since(newer, intents, snapshot.since(spec.ref))
+        changed |= {identity for identity, _ in snapshot.changed(spec.ref, later)}
+        stated = zip(*map(_values, intents.select(spec.identity)), strict=True)
+        snapshot.check(spec.ref, ((each, newer.upto) for each in stated if each in changed))
+
     def _refusing(self) -> Snapshot | None:
         """Bulk rows are compared with what others did only where that is asked for."""
         snapshot = self._request.snapshot
@@ -225,7 +245,7 @@ class Delta:
         rows = pa.concat_tables([self.rows, other.rows])
         new = pa.chunked_array([*self.new.chunks, *other.new.chunks], pa.bool_())
         ordered = _ordered(spec, rows, new)
-        return replace(ordered, overtaken=(*self.overtaken, *other.overtaken))
+        return replace(ordered, overtaken=tuple(sorted([*self.overtaken, *other.overtaken])))
 
 
 def delta_sql(spec: TypeSpec, *, unique: bool, only: str | None = None) -> str:
