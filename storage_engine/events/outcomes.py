@@ -33,9 +33,11 @@ class HandlerFailure:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The claim is not ours to settle: it was lost, or nobody knows whether its commit landed."""
+    """The claim is not ours to settle: it was lost, or nobody knows whether its commit landed.
+    Where the event was `handled` by another commit, the claim is ended if it is ours after all."""
 
     reason: str
+    handled: bool = False
 
 
 HandlerOutcome = Success | HandlerFailure | Drop

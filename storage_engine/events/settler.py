@@ -8,7 +8,13 @@ import time
 from collections.abc import Sequence
 
 from storage_engine.errors import OntologiaError
-from storage_engine.events.outcomes import Drop, HandlerFailure, Success, Totals
+from storage_engine.events.outcomes import (
+    Drop,
+    HandlerFailure,
+    HandlerOutcome,
+    Success,
+    Totals,
+)
 from storage_engine.events.protocol import BackgroundWork, Consumer, EventStore
 from storage_engine.events.records import Claim, Failure
 
@@ -25,7 +31,7 @@ class Settler:
         self._store = store
         self._consumer = consumer
         self._totals = totals
-        self._waiting: list[tuple[Claim, Success | HandlerFailure]] = []
+        self._waiting: list[tuple[Claim, HandlerOutcome]] = []
         self._attempts: dict[int, int] = {}
         self._mutex = threading.Lock()  # of what waits, and of the totals
         self._turn = threading.RLock()  # of who sends
@@ -36,16 +42,19 @@ class Settler:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, claim: Claim, outcome: Success | HandlerFailure) -> None:
+    def add(self, claim: Claim, outcome: HandlerOutcome) -> None:
         with self._mutex:
             self._waiting.append((claim, outcome))
 
     def drop(self, claim: Claim, outcome: Drop) -> None:
-        """It is not ours to settle."""
+        """It is not ours to settle, but for the claim on what another has handled."""
         log.warning("event %s: %s", claim.event_id, outcome.reason)
         with self._mutex:
             self._totals.dropped += 1
-        self._consumer.let_go([claim])
+            if outcome.handled:
+                self._waiting.append((claim, outcome))
+        if not outcome.handled:
+            self._consumer.let_go([claim])
 
     def go(self, *, now: bool = False) -> None:
         """Send what waits, unless some is on its way, which takes it along, or (but for `now`) some
@@ -82,13 +91,13 @@ class Settler:
             self._flying = False
             raise
 
-    def _taken(self) -> Sequence[tuple[Claim, Success | HandlerFailure]]:
+    def _taken(self) -> Sequence[tuple[Claim, HandlerOutcome]]:
         with self._mutex:
             work, self._waiting = self._waiting, []
             self._flying = bool(work)  # who adds from here on sees that nobody takes it along
             return work
 
-    def _settle(self, work: Sequence[tuple[Claim, Success | HandlerFailure]]) -> None:
+    def _settle(self, work: Sequence[tuple[Claim, HandlerOutcome]]) -> None:
         try:
             done = [(c, o) for c, o in work if isinstance(o, Success)]
             failed = [
@@ -99,6 +108,8 @@ class Settler:
                 self._store.enqueue(emits)
             if done:
                 self._note_acks(done, self._consumer.ack([claim for claim, _ in done]))
+            if over := [claim for claim, outcome in work if isinstance(outcome, Drop)]:
+                self._consumer.ack(over)
             if failed:
                 released = self._consumer.release(failed)
                 with self._mutex:
@@ -125,9 +136,7 @@ class Settler:
                         claim.handler_id,
                     )
 
-    def _again(
-        self, work: Sequence[tuple[Claim, Success | HandlerFailure]], error: OntologiaError
-    ) -> None:
+    def _again(self, work: Sequence[tuple[Claim, HandlerOutcome]], error: OntologiaError) -> None:
         """Leases may still hold: try a few times, then leave it to whoever finds them expired."""
         again = False
         for claim, outcome in work:
@@ -139,6 +148,8 @@ class Settler:
                 again = True
                 continue
             self._consumer.let_go([claim])
+            if isinstance(outcome, Drop):
+                continue  # it was counted
             with self._mutex:
                 self._totals.dropped += 1
             log.warning(

@@ -230,7 +230,7 @@ def _ended(handler: Handler[Any], claim: Claim, work: Callable[[], T]) -> T | Ha
         return work()
     except (ClaimLost, CommitStateUnknownError) as error:
         # The log knows how it ended; whoever finds the lease expired asks it.
-        return Drop(f"{handler.id}: {error}")
+        return Drop(f"{handler.id}: {error}", handled=isinstance(error, ClaimLost))
     except Exception as error:
         log.info("%s failed on event %s", handler.id, claim.event_id, exc_info=error)
         message = "".join(traceback.format_exception_only(error)).strip()

@@ -21,6 +21,7 @@ from storage_engine import (
     on_event,
 )
 from storage_engine.events import dispatcher
+from storage_engine.events.lanes import Lanes
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.worker import HandlerRun
 from tests.events.support import Bus
@@ -237,13 +238,13 @@ def test_a_hanging_handler_keeps_suspects_waiting_once_and_others_not(
     real: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    original = dispatcher.Lanes.wait_for_all
+    original = Lanes.wait_for_all
 
     def wait_for_all(self: Any, seconds: float) -> None:
         waits.append(seconds)
         original(self, 0.01)
 
-    monkeypatch.setattr(dispatcher.Lanes, "wait_for_all", wait_for_all)
+    monkeypatch.setattr(Lanes, "wait_for_all", wait_for_all)
     hangs, done = threading.Event(), []
 
     @on_event(Ordered, id="x")

@@ -240,14 +240,14 @@ def test_run_goes_on_with_the_next_at_once(bus: Bus) -> None:
     def follow(ctx: HandlerContext[Placed]) -> None:
         ctx.ensure(Step(id=ctx.event.id, n=ctx.event.n))
         if ctx.event.n == 5:
-            session.stop()
+            opened.stop()
 
-    with Session(bus.uri, config=bus.config(event_poll_interval_ms=3_600_000)) as session:
-        now = internals(session).worker.store.now()
-        session.emit(
+    with Session(bus.uri, config=bus.config(event_poll_interval_ms=3_600_000)) as opened:
+        now = internals(opened).worker.store.now()
+        opened.emit(
             [Placed(order="a", n=n, created_at=now + timedelta(milliseconds=n)) for n in range(6)]
         )
-        assert session.run([follow]).handled == 6
+        assert opened.run([follow]).handled == 6
 
 
 # -- declaration ----------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_a_base_hands_it_down() -> None:
 
 def test_values_that_are_nothing_have_no_order() -> None:
     class Maybe(Event, ordering_key="order"):
-        order: Field[int | None] = None
+        order: Field[int | None] = Field(default=None)
 
     @on_event(Maybe)
     def follow(ctx: HandlerContext[Maybe]) -> None: ...

@@ -25,7 +25,7 @@ from tests.simulation.schedule import Scheduler
 
 pytestmark = pytest.mark.simulation
 
-EVENTS = 4
+EVENTS = 3
 HANDLERS = {"bill", "sum"}
 
 
@@ -35,18 +35,18 @@ class Round(Shop):
     def handlers(self) -> list[Any]:
         @on_event(Ordered, id="bill", priority=200)
         def bill(ctx: HandlerContext[Ordered]) -> None:
-            """Writes, and looks at nothing."""
+            """Writes, and looks at nothing. One is refused when it is published."""
             self.note("bill", ctx.event)
             # Another row each time: a second commit for the event would be seen.
             ctx.ensure(Invoice(id=ctx.event.id, n=self.ran["bill", ctx.event.id]))
+            if ctx.event.n == 1 and self.ran["bill", ctx.event.id] == 1:
+                ctx.commit(expect={Invoice: 10**6})
 
         @on_event(Ordered, id="sum")
         def add_up(ctx: HandlerContext[Ordered]) -> None:
-            """Looks at what those before it have left; one of them is refused when published."""
+            """Looks at what those before it have left."""
             self.note("sum", ctx.event)
             ctx.ensure(Invoice(id="sum", n=self.total(ctx.session) + 1))
-            if ctx.event.n == 1 and self.ran["sum", ctx.event.id] == 1:
-                ctx.commit(expect={Invoice: 10**6})
 
         return [bill, add_up]
 
@@ -106,8 +106,8 @@ def requests() -> list[tuple[str, str]]:
         shop.live(session)
     shop.go_on(3)
     shop.verify()
-    assert {shop.ran["bill", f"o{n}"] for n in range(EVENTS)} == {1}
-    assert shop.ran["sum", "o1"] == 2  # refused once, alone
+    assert {shop.ran["sum", f"o{n}"] for n in range(EVENTS)} == {1}
+    assert [shop.ran["bill", f"o{n}"] for n in range(EVENTS)] == [1, 2, 1]  # refused, alone
     return seen
 
 
@@ -127,7 +127,8 @@ def interrupted(kind: FaultKind, number: int) -> Round:
 
 
 @pytest.mark.parametrize(
-    "kind", [FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER, FaultKind.RESPONSE_LOST]
+    "kind",
+    [FaultKind.CRASH_AFTER, *([FaultKind.CRASH_BEFORE, FaultKind.RESPONSE_LOST] if LONG else [])],
 )
 def test_a_round_that_is_interrupted_anywhere_loses_and_repeats_nothing(kind: FaultKind) -> None:
     for number, (request, key) in enumerate(requests(), start=1):

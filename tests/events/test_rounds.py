@@ -305,13 +305,15 @@ def test_bytes_are_bounded_too(real: Bus, monkeypatch: pytest.MonkeyPatch) -> No
 
     def submit(original: Any, request: CommitRequest) -> Any:
         pending = original(request)
-        on_their_way.append(len(internals(session).worker._dispatcher._publications))
+        dispatcher = internals(opened).worker._dispatcher
+        assert dispatcher is not None
+        on_their_way.append(len(dispatcher._publications))
         return pending
 
-    with Session(real.uri, config=real.config(**FAST)) as session:
-        send(session, 5)
-        with submitting(session.repository, submit):
-            assert counted(session.drain([bill])) == (5, 0, 0)
+    with Session(real.uri, config=real.config(**FAST)) as opened:
+        send(opened, 5)
+        with submitting(opened.repository, submit):
+            assert counted(opened.drain([bill])) == (5, 0, 0)
     assert on_their_way == [0] * 5  # each row is more than a byte
 
 
