@@ -146,7 +146,7 @@ class SqliteConsumer:
         )
         aside = self._aside.setdefault(subscription.handler_id, set())
         while True:
-            known = len(aside)
+            set_aside = len(aside)
             rows = connection.execute(
                 f"SELECT seq, id, envelope, {_CLAIMED} FROM ("
                 f"SELECT e.seq, e.id, e.envelope, e.priority, e.created_at, {CLAIM}, "
@@ -181,7 +181,7 @@ class SqliteConsumer:
                 for seq, event_id, text, *columns in rows
                 if (event := self._parsed(aside, seq, event_id, text, columns)) is not None
             ]
-            if len(aside) == known:
+            if len(aside) == set_aside:
                 return due
 
     def _parsed(
