@@ -18,7 +18,7 @@ from storage_engine.cli.output import Output, moment
 from storage_engine.commitlog.records import timestamp
 
 if TYPE_CHECKING:
-    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.outcomes import Totals
     from storage_engine.events.protocol import Peek
 
 
@@ -100,6 +100,15 @@ def run(
         int | None,
         typer.Option("--max-iterations", metavar="N", min=1, help="End after so many rounds."),
     ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            help="Run up to so many handlers at once, in threads.",
+        ),
+    ] = 1,
 ) -> None:
     """Run a worker: handle events as they come, until SIGTERM or Ctrl-C."""
     from storage_engine.runtime.session import Session
@@ -112,10 +121,14 @@ def run(
         with _status_line() as status:
             report = status if invocation.output.json else _with_notes(invocation.output, status)
             if drain:
-                totals = session.drain(loaded, progress=report)
+                totals = session.drain(loaded, concurrency=concurrency, progress=report)
             else:
                 totals = session.run(
-                    loaded, schedules=schedules, max_iterations=max_iterations, progress=report
+                    loaded,
+                    schedules=schedules,
+                    concurrency=concurrency,
+                    max_iterations=max_iterations,
+                    progress=report,
                 )
     finally:
         session.close()
