@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storage_engine.cli.arguments import Invocation
-from storage_engine.cli.output import Output, counted, moment, size
+from storage_engine.cli.output import Output, moment
+from storage_engine.wording import counted, size
 
 if TYPE_CHECKING:
     from storage_engine.repository import CommitRecord, Repository

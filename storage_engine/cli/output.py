@@ -194,21 +194,6 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def counted(count: int, noun: str, nouns: str | None = None) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
-def size(count: int) -> str:
-    """Bytes as people read them."""
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def _console() -> Console:
     # Not a terminal: never cut or fold lines, a program such as grep reads them.
     width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH

@@ -243,8 +243,7 @@ def _existing(target: Location, config: OntologiaConfig) -> InitPlan:
     """Of a storage that is there and can be opened; what is wrong with it is raised."""
     opened = open_repository(target, config)
     try:
-        kind = opened.backend
-        return InitPlan(opened.uri, kind, opened.engine_version, (), applied=False)
+        return InitPlan(opened.uri, opened.backend, opened.engine_version, (), applied=False)
     finally:
         opened.close()
 
@@ -325,7 +324,7 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
             admin.create(store, options.engine_version, leftovers)
     return InitPlan(
         store.uri,
-        "s3",
+        store.kind,
         options.engine_version,
         (layout.ENGINE, layout.TYPES, layout.HEAD),
         applied=not options.dry_run,

@@ -94,7 +94,6 @@ class StorageUpkeep(Protocol):
 class ObjectRepository(ABC):
     """What both engines share."""
 
-    backend = "s3"
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
@@ -107,6 +106,7 @@ class ObjectRepository(ABC):
     ) -> None:
         """`log_id`: of the log that was there when the stamp was read."""
         self.uri = store.uri
+        self.backend = store.kind
         self.store = store
         self._config = config
         self._stamp = stamp
@@ -504,7 +504,7 @@ class ObjectRepository(ABC):
         info: dict[str, Any] = {
             "backend": self.backend,
             "engine_version": self.engine_version,
-            "store": self.store.kind,
+            "store": self.backend,
             "uri": self.uri,
             "format": self._stamp.format,
             "head_commit_id": head.commit_id,
