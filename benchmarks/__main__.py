@@ -16,6 +16,7 @@ from benchmarks import (
     growth,
     ingest,
     location,
+    many_types,
     migration,
     missing,
     queries,
@@ -25,6 +26,7 @@ from benchmarks import (
     spark_read,
     spark_small,
     sql,
+    startup,
 )
 from benchmarks.harness import Report
 
@@ -39,6 +41,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "growth": growth.run,
     "ingest": ingest.run,
     "location": location.run,
+    "many_types": many_types.run,
     "migration": migration.run,
     "missing": missing.run,
     "queries": queries.run,
@@ -48,6 +51,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "spark_read": spark_read.run,
     "spark_small": spark_small.run,
     "sql": sql.run,
+    "startup": startup.run,
 }
 
 
