@@ -50,6 +50,7 @@ def progress(what: str) -> Iterator[Advance]:
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output went away
 _UNLIMITED_WIDTH = 4096
+_NARROWEST = 80  # columns of a table would be nothing; the terminal wraps lines instead
 _BROKEN_OFF = b"\xff\xff\xff\xff" + (1 << 20).to_bytes(4, "little")
 
 
@@ -126,6 +127,8 @@ class Output:
     def facts(self, rows: Iterable[tuple[str, Any]]) -> None:
         """Names and values in two columns; rows without a value are left out."""
         table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")  # never cut: it may be what somebody looks for
         for name, value in rows:
             if value is not None:
                 table.add_row(Text(name, style="dim"), cell(value))
@@ -197,4 +200,6 @@ def one_line(text: str) -> str:
 def _console() -> Console:
     # Not a terminal: never cut or fold lines, a program such as grep reads them.
     width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH
-    return _Console(file=sys.stdout, width=width, highlight=False, emoji=False)
+    console = _Console(file=sys.stdout, width=width, highlight=False, emoji=False)
+    console.width = max(console.width, _NARROWEST)
+    return console
