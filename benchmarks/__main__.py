@@ -27,6 +27,7 @@ from benchmarks import (
     spark_small,
     sql,
     startup,
+    writers,
 )
 from benchmarks.harness import Report
 
@@ -52,6 +53,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "spark_small": spark_small.run,
     "sql": sql.run,
     "startup": startup.run,
+    "writers": writers.run,
 }
 
 

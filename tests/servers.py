@@ -30,7 +30,7 @@ __all__ = ["S3Server", "aws_environment", "free_ports", "moto_s3", "run_seaweedf
 ACCESS_KEY = "test-access-key"
 SECRET_KEY = "test-secret-key"
 REGION = "us-east-1"
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 240.0
 
 # One server of each kind a process, however many conftests import the fixtures.
 _until_exit = ExitStack()

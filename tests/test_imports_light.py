@@ -11,7 +11,7 @@ HEAVY = {"pyspark", "dagster", "duckdb", "boto3", "botocore", "pandas", "polars"
 def modules_loaded_by(statement: str) -> set[str]:
     program = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240
     )
     return {name.partition(".")[0] for name in done.stdout.split()}
 

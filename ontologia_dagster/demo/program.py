@@ -30,7 +30,7 @@ STOPPED = 130
 _BUCKET = "flights"
 _KEY = "ontologia-demo"
 _READY = "ready"
-_START_S = 60.0
+_START_S = 240.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

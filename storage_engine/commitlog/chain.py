@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -57,6 +57,16 @@ class HeadVersion:
     etag: str
 
 
+@dataclass(slots=True, eq=False)
+class Unpublished:
+    """What commits name that are being written: to be found as if it were stored."""
+
+    manifests: dict[str, tuple[Manifest, str]] = field(default_factory=dict)  # by path, with hash
+    buckets: dict[str, BucketObject] = field(default_factory=dict)  # by path
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)  # by hash
+    pages: dict[str, tuple[CommitPoint, ...]] = field(default_factory=dict)  # by hash
+
+
 _Value = TypeVar("_Value")
 
 
@@ -100,7 +110,19 @@ class Chain:
         self._buckets: _Remembered[BucketObject] = _Remembered(_BUCKET_BYTES)
         self._pages: _Remembered[tuple[CommitPoint, ...]] = _Remembered(_PAGE_BYTES)
         self._checkpoints: OrderedDict[str, Checkpoint] = OrderedDict()
+        self._unpublished: tuple[Unpublished, ...] = ()
         self._mutex = threading.Lock()
+
+    # -- commits that are being written ---------------------------------------------------------
+
+    def show(self, unpublished: Unpublished) -> None:
+        """Find these too. Their names are nobody else's, so that only who writes them asks."""
+        with self._mutex:
+            self._unpublished = (*self._unpublished, unpublished)
+
+    def hide(self, unpublished: Unpublished) -> None:
+        with self._mutex:
+            self._unpublished = tuple(u for u in self._unpublished if u is not unpublished)
 
     # -- head ---------------------------------------------------------------------------------
 
@@ -136,7 +158,7 @@ class Chain:
 
     def _verified(self, link: ManifestLink) -> tuple[Manifest, str]:
         """A manifest and the hash of its content, which is the one that was named."""
-        remembered = self._manifests.get(link.path)
+        remembered = self._at_hand(link.path)
         if remembered is None:
             try:
                 data = self.store.get(link.path).data
@@ -159,9 +181,15 @@ class Chain:
             )
         return remembered
 
-    def note_manifest(self, path: str, manifest: Manifest, data: bytes) -> None:
+    def _at_hand(self, path: str) -> tuple[Manifest, str] | None:
+        for unpublished in self._unpublished:
+            if path in unpublished.manifests:
+                return unpublished.manifests[path]
+        return self._manifests.get(path)
+
+    def note_manifest(self, path: str, manifest: Manifest, digest: str, size: int) -> None:
         """Remember a manifest that was published here."""
-        self._manifests.put(path, (manifest, sha256(data)), len(data))
+        self._manifests.put(path, (manifest, digest), size)
 
     def head_manifest(self, head: Head) -> Manifest | None:
         if head.link is None:
@@ -209,7 +237,7 @@ class Chain:
     def _load(self, links: Sequence[ManifestLink]) -> list[tuple[ManifestLink, Manifest]]:
         """Manifests in order, each with a link that proves it; those not at hand are fetched
         together."""
-        missing = [link for link in links if self._manifests.get(link.path) is None]
+        missing = [link for link in links if self._at_hand(link.path) is None]
         fetched = dict(
             zip((m.path for m in missing), self.parallel.map(self._verified, missing), strict=True)
         )
@@ -309,6 +337,9 @@ class Chain:
         return self.parallel.map(self._bucket_object, refs)
 
     def _bucket_object(self, ref: BucketRef) -> BucketObject:
+        for unpublished in self._unpublished:
+            if ref.path in unpublished.buckets:
+                return unpublished.buckets[ref.path]
         buckets = self._buckets.get(ref.path)
         if buckets is None:
             data = self._content(ref.path, ref.sha256, "bucket of type heads")
@@ -316,9 +347,9 @@ class Chain:
             self._buckets.put(ref.path, buckets, len(data))
         return buckets
 
-    def note_buckets(self, key: str, data: bytes) -> None:
+    def note_buckets(self, key: str, buckets: BucketObject, size: int) -> None:
         """Remember buckets that were published here."""
-        self._buckets.put(key, parse_buckets(data, key=key), len(data))
+        self._buckets.put(key, buckets, size)
 
     def _content(self, key: str, digest: str, what: str) -> bytes:
         """Of an object that is named with its hash."""
@@ -333,6 +364,9 @@ class Chain:
     # -- checkpoints --------------------------------------------------------------------------
 
     def checkpoint(self, ref: CheckpointRef) -> Checkpoint:
+        for unpublished in self._unpublished:
+            if ref.sha256 in unpublished.checkpoints:
+                return unpublished.checkpoints[ref.sha256]
         with self._mutex:
             if ref.sha256 in self._checkpoints:
                 return self._checkpoints[ref.sha256]
@@ -360,13 +394,14 @@ class Chain:
         return [point for point in (*older, *checkpoint.commits) if point.commit_id > above]
 
     def page(self, ref: PageRef) -> tuple[CommitPoint, ...]:
+        for unpublished in self._unpublished:
+            if ref.sha256 in unpublished.pages:
+                return unpublished.pages[ref.sha256]
         points = self._pages.get(ref.sha256)
         if points is None:
             key = layout.commit_page(ref.sha256)
             data = self._content(key, ref.sha256, "page of commits")
-            raw = from_json(data, key=key)
-            with parsing(key, "page of commits"):
-                points = parse_points(require_list(raw, "commits"))
+            points = parse_page(data, key=key)
             self._pages.put(ref.sha256, points, len(data))
         return points
 
@@ -376,6 +411,12 @@ class Chain:
         at = bisect_left(points, commit_id, key=lambda point: point.commit_id)
         at_hand = at < len(points) and points[at].commit_id == commit_id
         return points[at] if at_hand else None
+
+
+def parse_page(data: bytes, *, key: str) -> tuple[CommitPoint, ...]:
+    raw = from_json(data, key=key)
+    with parsing(key, "page of commits"):
+        return parse_points(require_list(raw, "commits"))
 
 
 def skip_pointers(parent: Manifest, link: ManifestLink) -> tuple[ManifestLink, ...]:

@@ -17,30 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.chain import Chain, HeadVersion, skip_pointers
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.json_object import StillUnknown, Won, create, write_conditionally
 from storage_engine.commitlog.lock import Tenure, WriteLock
-from storage_engine.commitlog.publisher import FORMAT, Upload, proven_head
-from storage_engine.commitlog.records import (
-    CheckpointRef,
-    CommitFile,
-    Head,
-    Manifest,
-    ManifestLink,
-    Previous,
-    TypeHead,
-    TypeRef,
-    UnitVersion,
-    sha256,
-    timestamp,
-)
-from storage_engine.commitlog.type_heads import (
-    BucketedTypeHeads,
-    BucketObject,
-    next_type_heads,
-    parse_buckets,
-)
+from storage_engine.commitlog.records import CommitFile, Head, TypeHead, TypeRef, UnitVersion
+from storage_engine.commitlog.series import Draft, Mark, Series, Upload
 from storage_engine.errors import CommitStateUnknownError, CopyRefusedError
 
 
@@ -101,18 +83,31 @@ class Replay:
             lease = self._lock.acquire(tenure)
             version = self._chain.read_head()
             self._check(version.head, commits[0].commit_id)
-            series = _Series(self._chain, version.head, origin)
-            for commit in commits[:-1]:
-                series.add(commit)
-            checkpoint = self._checkpoint_for(version.head, commits[-1])
-            head = series.finish(
-                commits[-1], checkpoint, runtime_id=self._runtime_id, now=self._store.now()
-            )
-            self._upload([*series.uploads, *(u for commit in commits for u in commit.uploads)])
-            lease.guard()
-            self._swap(version, head)
-        self._chain.note_manifest(*series.last)
-        return head
+            with Series(self._chain, version) as series:
+                for commit in commits:
+                    last = commit is commits[-1]
+                    self._add(series, commit, origin, checkpoint=last and self._is_due(series))
+                self._upload([upload for commit in series.commits for upload in commit.uploads])
+                lease.guard()
+                self._swap(version, series.head)
+                series.note_published()
+        return series.head
+
+    def _add(
+        self, series: Series, commit: ReplayedCommit, origin: str, *, checkpoint: bool
+    ) -> None:
+        for app_id, unit in commit.marks.items():
+            series.mark(Mark(app_id, unit))
+        series.add(
+            _draft(commit, self._chain.type_heads_at(series.head)),
+            attempt=commit.attempt,
+            now=self._store.now(),
+            runtime_id=self._runtime_id,
+            author=commit.runtime_id,
+            created_at=commit.created_at,
+            origin=origin,
+            with_checkpoint=checkpoint,
+        )
 
     def _check(self, head: Head, first: int) -> None:
         if head.commit_id != first - 1:
@@ -123,10 +118,11 @@ class Replay:
                 target=self._store.uri,
             )
 
-    def _checkpoint_for(self, head: Head, last: ReplayedCommit) -> bool:
-        """Whether a checkpoint is due within this series."""
+    def _is_due(self, series: Series) -> bool:
+        """Whether the series, of which one commit is still to be added, comes past a point at
+        which there is to be a checkpoint."""
         step = self._checkpoint_interval
-        return bool(last.purges) or last.commit_id // step > head.commit_id // step
+        return (series.head.commit_id + 1) // step > series.stored.head.commit_id // step
 
     def _upload(self, uploads: Sequence[Upload]) -> None:
         requests: list[Callable[[], None]] = [partial(self._write, upload) for upload in uploads]
@@ -168,146 +164,36 @@ class Replay:
         )
 
 
-class _Series:
-    """Manifests that build on one another, before any of them is stored."""
-
-    def __init__(self, chain: Chain, head: Head, origin: str) -> None:
-        self._chain = chain
-        self._base = head
-        self._origin = origin
-        self._parent = chain.head_manifest(head)
-        self._link = head.link
-        self._heads = chain.type_heads_at(head)
-        self._marks = dict(head.marks)
-        self._buckets: dict[str, BucketObject] = {}
-        self._before: list[tuple[ManifestLink, Manifest]] = []
-        self.uploads: list[Upload] = []
-        self.last: tuple[str, Manifest, bytes]
-
-    def add(self, commit: ReplayedCommit) -> None:
-        self._keep(commit, self._manifest(commit))
-
-    def finish(
-        self, commit: ReplayedCommit, with_checkpoint: bool, *, runtime_id: str, now: Any
-    ) -> Head:
-        manifest = self._manifest(commit)
-        ref = self._base.checkpoint
-        if with_checkpoint:
-            ref = self._checkpoint(commit, manifest)
-            manifest = replace(manifest, checkpoint=ref)
-        self._keep(commit, manifest)
-        assert self._link is not None
-        return Head(
-            commit_id=commit.commit_id,
-            manifest_path=commit.path,
-            updated_at=timestamp(now),
-            runtime_id=runtime_id,
-            log_id=self._base.log_id,
-            write_id=manifest.write_id,
-            commit_sha256=self._link.sha256,
-            checkpoint=ref,
-        )
-
-    def _manifest(self, commit: ReplayedCommit) -> Manifest:
-        files = [replace(file, previous=self._previous(file.ref)) for file in commit.files]
-        heads = next_type_heads(
-            self._heads,
-            self._next_heads(commit),
-            self._link,
-            lambda number: layout.type_head_bucket(commit.commit_id, commit.attempt, number),
-        )
-        for key, data in heads.uploads:
-            self._buckets[key] = parse_buckets(data, key=key)
-            self.uploads.append(Upload(key, data))
-        if heads.table is not None:
-            self._heads = BucketedTypeHeads(heads.table, self._load)
+def _draft(commit: ReplayedCommit, heads: Mapping[TypeRef, TypeHead]) -> Draft:
+    """`heads`: of the types before it."""
+    written = {file.ref for file in commit.files}
+    touched: dict[TypeRef, TypeHead] = {}
+    amended: dict[TypeRef, TypeHead] = {}
+    for drop in commit.schema.get("dropped", ()):
+        ref = (drop["kind"], drop["type_name"])
+        if (before := heads.get(ref)) is not None:
+            amended[ref] = _ended(before, drop, commit.commit_id)
+    for ref in dict.fromkeys([*commit.versions, *written]):
+        head = heads.get(ref)
+        if (version := commit.versions.get(ref)) is not None:
+            head = _activated(head, version, commit.commit_id)
+        assert head is not None, "a type without a schema is registered by its first commit"
+        amended.pop(ref, None)
+        if ref in written:
+            touched[ref] = replace(head, manifest_sha256="", empty=False)
         else:
-            self._heads = heads.inline or {}
-        marks, self._marks = {**self._marks, **commit.marks}, {}
-        return Manifest(
-            commit_id=commit.commit_id,
-            parent_commit_id=self._link.commit_id if self._link else None,
-            parent_manifest_path=self._link.path if self._link else None,
-            created_at=commit.created_at,
-            runtime_id=commit.runtime_id,
-            metadata=dict(commit.metadata),
-            files=tuple(files),
-            format=FORMAT,
-            log_id=self._base.log_id,
-            write_id=layout.new_write_id(),
-            kind=commit.kind,
-            schema=dict(commit.schema),
-            idempotency=commit.idempotency,
-            checkpoint=self._base.checkpoint,
-            skip=skip_pointers(self._parent, self._link) if self._parent and self._link else (),
-            type_heads=heads.inline,
-            type_head_buckets=heads.table,
-            parent_sha256=self._link.sha256 if self._link else "",
-            marks=marks,
-            origin=self._origin,
-        )
-
-    def _next_heads(self, commit: ReplayedCommit) -> dict[TypeRef, TypeHead]:
-        """Of the types that a commit writes rows of, or whose schema it changes."""
-        heads: dict[TypeRef, TypeHead] = {}
-        for drop in commit.schema.get("dropped", ()):
-            ref = (drop["kind"], drop["type_name"])
-            if (before := self._heads.get(ref)) is not None:
-                ended = _ended(before, drop, commit.commit_id)
-                if not ended.manifest_path:
-                    ended = replace(ended, manifest_path=commit.path)
-                heads[ref] = proven_head(ended, self._link)
-        written = {file.ref for file in commit.files}
-        for ref in dict.fromkeys([*commit.versions, *written]):
-            head = self._heads.get(ref)
-            if (version := commit.versions.get(ref)) is not None:
-                head = _activated(head, version, commit.commit_id)
-            assert head is not None, "a type without a schema is registered by its first commit"
-            if ref in written or (head.empty and not head.manifest_path):
-                heads[ref] = replace(
-                    head,
-                    commit_id=commit.commit_id,
-                    manifest_path=commit.path,
-                    manifest_sha256="",
-                    empty=ref not in written,
-                )
-            else:
-                heads[ref] = proven_head(head, self._link)
-        return heads
-
-    def _previous(self, ref: TypeRef) -> Previous | None:
-        top = self._heads.get(ref)
-        if top is None or top.empty:
-            return None
-        if self._link is not None and top.manifest_path == self._link.path:
-            return Previous(top.commit_id, top.manifest_path, self._link.sha256)
-        return Previous(top.commit_id, top.manifest_path, top.manifest_sha256)
-
-    def _load(self, refs: Sequence[Any]) -> list[BucketObject]:
-        return [self._buckets.get(r.path) or self._chain.load_buckets([r])[0] for r in refs]
-
-    def _checkpoint(self, commit: ReplayedCommit, manifest: Manifest) -> CheckpointRef:
-        own = ManifestLink(commit.commit_id, commit.path)  # the checkpoint is named in it
-        checkpoint = state.checkpoint_after(
-            self._chain, self._base, [*self._before, (own, manifest)]
-        )
-        checkpoint = state.without_rows(checkpoint, commit.purges)
-        checkpoint, pages = state.with_pages(checkpoint)
-        data = checkpoint.to_bytes()
-        key = layout.checkpoint(checkpoint.commit_id, commit.attempt)
-        ref = CheckpointRef(key, sha256(data), checkpoint.commit_id)
-        self._chain.note_checkpoint(ref, checkpoint)
-        self.uploads += [Upload(*page, shared=True) for page in pages]
-        self.uploads.append(Upload(key, data))
-        return ref
-
-    def _keep(self, commit: ReplayedCommit, manifest: Manifest) -> None:
-        data = manifest.to_bytes()
-        self.uploads.append(Upload(commit.path, data))
-        self._parent = manifest
-        self._link = ManifestLink(commit.commit_id, commit.path, sha256(data))
-        self._before.append((self._link, manifest))
-        self.last = commit.path, manifest, data
+            amended[ref] = head
+    return Draft(
+        files=commit.files,
+        uploads=commit.uploads,
+        touched=touched,
+        amended=amended,
+        purged=commit.purges,
+        metadata=commit.metadata,
+        kind=commit.kind,
+        schema=commit.schema,
+        idempotency=commit.idempotency,
+    )
 
 
 def _activated(before: TypeHead | None, version: ActivatedVersion, commit_id: int) -> TypeHead:

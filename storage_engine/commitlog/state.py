@@ -223,26 +223,18 @@ def schema_records(
 def next_checkpoint(chain: Chain, head: Head, manifest: Manifest, path: str) -> Checkpoint:
     """What head's checkpoint says, plus the manifests since, plus the commit being written."""
     own = ManifestLink(manifest.commit_id, path)  # the checkpoint is named in it: no hash yet
-    return _extended(chain, head, [(own, manifest)], manifest.commit_id, manifest.log_id)
-
-
-def checkpoint_after(
-    chain: Chain, head: Head, more: Sequence[tuple[ManifestLink, Manifest]]
-) -> Checkpoint:
-    """The same for several commits that are written together, oldest first."""
-    last = more[-1][1]
-    return _extended(chain, head, more, last.commit_id, last.log_id)
+    return _extended(chain, head, (own, manifest), manifest.commit_id, manifest.log_id)
 
 
 def current_checkpoint(chain: Chain, head: Head) -> Checkpoint:
     """What head's checkpoint says, plus the manifests since: the state as of head."""
-    return _extended(chain, head, [], head.commit_id, head.log_id)
+    return _extended(chain, head, None, head.commit_id, head.log_id)
 
 
 def _extended(
     chain: Chain,
     head: Head,
-    more: Sequence[tuple[ManifestLink, Manifest]],
+    own: tuple[ManifestLink, Manifest] | None,
     commit_id: int,
     log_id: str,
 ) -> Checkpoint:
@@ -252,7 +244,7 @@ def _extended(
     schemas = schema_log.recorded(base)
     marks = dict(base.idempotency) if base else {}
     points = list(_proven_points(head, base, since)) if base else []
-    for link, step in [*reversed(since), *more]:
+    for link, step in [*reversed(since), *([own] if own is not None else ())]:
         points.append(CommitPoint(step.commit_id, step.created_at, link.path, link.sha256))
         for ref in step.touched():
             by_type.setdefault(ref, []).append(
@@ -263,7 +255,7 @@ def _extended(
         if step.idempotency is not None:
             mark = step.idempotency
             marks[mark["app_id"]] = {"version": mark["version"], "commit_id": step.commit_id}
-    if not more:
+    if own is None:
         marks |= _unchanged(head.marks)  # else the commit being written carries them
     return Checkpoint(
         commit_id=commit_id,

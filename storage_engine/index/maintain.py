@@ -11,19 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.publisher import PublishedCommit
 from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
 from storage_engine.index.record import IndexObjects, TypeIndex
 from storage_engine.index.resolve import belongs, resolve_type
 
 
 def index_writes(
-    chain: Chain, indices: IndexObjects, published: PublishedCommit, refs: Iterable[TypeRef]
+    chain: Chain,
+    indices: IndexObjects,
+    published: Sequence[PublishedCommit],
+    refs: Iterable[TypeRef],
 ) -> list[Callable[[], None]]:
-    """One independent write per type in `refs`."""
-    log_id = published.manifest.log_id
-    before = chain.type_heads_at(published.base.head)
+    """One independent write per type in `refs`, of commits that were published together."""
+    log_id = published[-1].manifest.log_id
+    before = chain.type_heads_at(published[0].base.head)
 
     def write(ref: TypeRef) -> Callable[[], None]:
         return lambda: indices.update(
@@ -39,29 +42,29 @@ def index_writes(
 def _advanced(
     chain: Chain,
     index: TypeIndex,
-    published: PublishedCommit,
+    published: Sequence[PublishedCommit],
     ref: TypeRef,
     before: TypeHead | None,
 ) -> TypeIndex | None:
-    manifest = published.manifest
-    ours = entry_of(manifest, ref)
+    first, manifest = published[0], published[-1].manifest
+    ours = [entry for each in published if (entry := entry_of(each.manifest, ref)) is not None]
     top = before
-    if ours is not None or ref in manifest.schema_changed():
+    if ours or any(ref in each.manifest.schema_changed() for each in published):
         top = (chain.type_heads(manifest) or {}).get(ref)
     if index.max_indexed_commit >= manifest.commit_id:
         _, newest = index.upto(manifest.commit_id)
-        built_on_ours = newest is not None and newest.manifest_path == published.manifest_path
+        path = next((p.manifest_path for p in reversed(published) if entry_of(p.manifest, ref)), "")
+        built_on_ours = newest is not None and newest.manifest_path == path
         if built_on_ours or _is_later(chain, index, top):
-            return None  # a later writer has been here and covered our commit too
-    entries = resolve_type(chain, index, published.base.head, ref, before).entries
+            return None  # a later writer has been here and covered our commits too
+    entries = resolve_type(chain, index, first.base.head, ref, before).entries
     if top is not None and top.empty:
         entries = ()  # its rows were purged: an index that names their files would keep them
-    if ours is not None:
-        entries = (*entries, ours)
+    entries = (*entries, *ours)
     written = manifest.checkpoint
-    if written is not None and written.commit_id == manifest.commit_id:
-        # At hand, as this commit wrote it: the snapshot that it carries, and whatever an earlier
-        # compaction could not bring here.
+    if written is not None and written.commit_id >= first.manifest.commit_id:
+        # At hand, as these commits wrote it: the snapshot that one carries, and whatever an
+        # earlier compaction could not bring here.
         entries = _following(entries, chain.checkpoint(written).entries.get(ref, ()))
     return described(
         ref,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from storage_engine.query.spec import QuerySpec
 
+log = logging.getLogger(__name__)
+
 _REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 _BATCH_ROWS = 64 * 1024
 _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
@@ -50,6 +53,8 @@ _KINDS = {
 }
 
 T = TypeVar("T")
+
+_LOOKS = 4  # each hears the reason nineteen times of twenty
 
 
 class DoesNotFit(StorageBackendError):
@@ -122,11 +127,11 @@ class Duck:
         ways = (self._use_fewer_threads, lambda: self._make_room(columns))
         for way in ways:
             try:
-                return interruptible(cursor, work)
+                return unmasked(cursor, work)
             except duckdb.OutOfMemoryException:
                 if not way() and way is ways[-1]:
                     raise
-        return interruptible(cursor, work)
+        return unmasked(cursor, work)
 
     def _use_fewer_threads(self) -> bool:
         with self._mutex:
@@ -330,7 +335,7 @@ class ConfinedDuck(Duck):
     ) -> T:
         """Whoever runs out of memory begins anew, as `reopen_with_room` asks for."""
         self._owner.check()
-        return interruptible(cursor, work)
+        return unmasked(cursor, work)
 
     def reopen_with_room(self, columns: int) -> bool:
         """Where memory did not suffice for so many columns: whether it is worth trying again,
@@ -417,15 +422,10 @@ class Stream:
     ) -> None:
         """`columns`: how many the statement reads, where these may be many."""
         self._cursor = cursor
-
-        def begin() -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
-            answer = cursor.execute(statement, parameters or None)
-            with _kinds():  # not every type of DuckDB has one of Arrow
-                reader = answer.to_arrow_reader(_BATCH_ROWS)
-            return reader, _next(reader)
-
+        self._statement = statement
+        self._parameters = parameters or None
         try:
-            self._reader, self._first = duck.run(cursor, begin, columns=columns)
+            self._reader, self._first = duck.run(cursor, self._begin, columns=columns)
         except BaseException:
             cursor.close()
             raise
@@ -440,7 +440,27 @@ class Stream:
             while batch is not None:
                 if batch.num_rows:
                     yield batch
-                batch = interruptible(self._cursor, lambda: _next(self._reader))
+                batch = self._next_batch()
+
+    def _begin(self) -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
+        answer = self._cursor.execute(self._statement, self._parameters)
+        with _kinds():  # not every type of DuckDB has one of Arrow
+            reader = answer.to_arrow_reader(_BATCH_ROWS)
+        return reader, _next(reader)
+
+    def _next_batch(self) -> pa.RecordBatch | None:
+        import duckdb
+
+        try:
+            return interruptible(self._cursor, lambda: _next(self._reader))
+        except duckdb.InterruptException:
+            unmasked(self._cursor, self._read_to_end)  # for what it raises
+            raise
+
+    def _read_to_end(self) -> None:
+        reader, batch = self._begin()
+        while batch is not None:
+            batch = _next(reader)
 
 
 def _next(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
@@ -535,6 +555,19 @@ def path_rows(duck: Duck, spec: QuerySpec, tables: Sequence[pa.Table]) -> pa.Tab
         listed = ", ".join(f"{name}.row AS {name}" for name in names)
         order = ", ".join(f"{name}.row" for name in names)
         return cursor.execute(f"SELECT {listed} FROM {joins} ORDER BY {order}").to_arrow_table()
+
+
+def unmasked(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:
+    """Do what can be done again. A thread of DuckDB that fails breaks off the others, and one of
+    them may come first with "Interrupted": then it is done once more, to hear what was wrong."""
+    import duckdb
+
+    for _ in range(_LOOKS):
+        try:
+            return interruptible(cursor, work)
+        except duckdb.InterruptException:
+            log.debug("DuckDB broke off a statement without saying why: it is asked again")
+    return interruptible(cursor, work)
 
 
 def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T:

@@ -1,5 +1,14 @@
 """What a storage engine offers to the runtime, whatever it stores its rows in.
 
+Commits are asked for by `Repository.submit(request)`, which queues and returns a `PendingCommit` at
+once; its `result()` waits and returns the CommitResult (None when nothing changed) or raises that
+request's own error. `commit(request)` is both. There is no thread that publishes: the first who
+waits (`result`, `commit`, `flush`, `close`) publishes all that is queued by then, each request as
+a commit of its own, in the order in which they were submitted, with one swap of head (SQLite: in
+one transaction); who comes meanwhile is published next. So whoever has many submits them all, and
+then asks for the results. One that fails fails alone. What a request learns from those before it
+(applied, refused, nothing to do) holds, as its answer comes only when these stand.
+
 Rows cross this border as Arrow tables in a type's row schema (`model.arrow.row_schema`): identity
 columns, then one column per field. Python objects stay on the other side.
 """
@@ -35,6 +44,7 @@ from storage_engine.schema.migration import MigrationOutcome, MigrationRequest
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.tags import Tag
+    from storage_engine.repository.commit_queue import PendingCommit
     from storage_engine.repository.duck import Duck
     from storage_engine.repository.history import RecordedHistory
     from storage_engine.repository.object.engine import ObjectRepository
@@ -415,7 +425,8 @@ def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEng
 
 
 class Repository(Protocol):
-    """An opened storage. Safe for use from several threads; one commit runs at a time.
+    """An opened storage. Safe for use from several threads, whose commits are published together
+    where they meet.
 
     What only one kind of storage has is found through `objects` and `database`, of which one is
     None; nobody asks for the class of an engine.
@@ -453,6 +464,10 @@ class Repository(Protocol):
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
         """Reconcile and publish; None when nothing would change and there is no event."""
+
+    def submit(self, request: CommitRequest) -> PendingCommit:
+        """Queue what `commit` does. It is published when somebody waits, for this one or for
+        another, or flushes. What was submitted by one thread is committed in that order."""
 
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         """What became of this unit of work, None when it is still to be done."""
@@ -584,6 +599,7 @@ class Repository(Protocol):
         total and the bytes moved; nothing where there is no such store."""
 
     def flush(self) -> None:
-        """Wait until the work that follows earlier commits is done."""
+        """Wait until what was submitted is committed, and the work that follows commits is
+        done. Errors of what was submitted are for who asks for its result."""
 
     def close(self) -> None: ...

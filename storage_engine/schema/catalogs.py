@@ -43,14 +43,14 @@ def empty_types(now: datetime) -> Document:
 
 def catalog_writes(
     documents: Documents,
-    registered: Sequence[Record],
+    registered: Sequence[tuple[int, Record]],
     *,
     types: Iterable[TypeRef],
-    commit_id: int,
     engine_version: str,
     now: datetime,
 ) -> list[Callable[[], None]]:
-    """One independent write per catalog object that these registrations change.
+    """One independent write per catalog object that these registrations, each with its commit,
+    change.
 
     `types` are all types of the log, so that types.json ends up complete even when it was lost.
     v1 leaves a malformed one to its owner: it is what lists the types there. v2 writes it anew,
@@ -75,11 +75,9 @@ def catalog_writes(
     ]
     if engine_version == "v2":
         writes.append(
-            lambda: documents.update(
-                layout.LAYOUT_CATALOG, lambda d: _with_layouts(d, registered, commit_id)
-            )
+            lambda: documents.update(layout.LAYOUT_CATALOG, lambda d: _with_layouts(d, registered))
         )
-    return writes + [_version_write(documents, r, commit_id, now) for r in registered]
+    return writes + [_version_write(documents, r, commit_id, now) for commit_id, r in registered]
 
 
 def history_writes(
@@ -284,9 +282,9 @@ def _with_names(
     return {**document, **names, "updated_at": timestamp(now)}
 
 
-def _with_schemas(document: Document | None, registered: Sequence[Record]) -> Document:
+def _with_schemas(document: Document | None, registered: Sequence[tuple[int, Record]]) -> Document:
     merged = _by_kind(document)
-    for record in registered:
+    for _, record in registered:
         merged[record["kind"]][record["type_name"]] = {
             "schema_version_id": record["schema_version_id"],
             "schema_sha256": record["schema_sha256"],
@@ -303,11 +301,9 @@ def _by_kind(document: Document | None) -> Document:
     return merged
 
 
-def _with_layouts(
-    document: Document | None, registered: Sequence[Record], commit_id: int
-) -> Document:
+def _with_layouts(document: Document | None, registered: Sequence[tuple[int, Record]]) -> Document:
     layouts = _records(document, "layouts", _LAYOUT)
-    for record in registered:
+    for commit_id, record in registered:
         ref = (record["kind"], record["type_name"])
         others = []
         for entry in layouts:

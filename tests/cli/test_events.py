@@ -263,7 +263,7 @@ def test_a_worker_ends_in_order_at_sigterm(uri: str, module: str, tmp_path: Path
         text=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         status = ""
         while status != "acked" and time.monotonic() < deadline:
             found = onto("--json", "events", "inspect", "new", "--storage-uri", uri).json

@@ -61,7 +61,7 @@ def test_log_follows_until_it_is_interrupted(tmp_path: Path) -> None:
         landed = json.loads(follower.stdout.readline())
         assert (landed["id"], landed["rows"]) == (2, {"Customer": 2})
         follower.send_signal(signal.SIGINT)
-        assert follower.wait(timeout=60) == 130
+        assert follower.wait(timeout=240) == 130
     finally:
         follower.kill()
         follower.wait()

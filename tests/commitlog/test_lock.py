@@ -125,7 +125,7 @@ def test_the_keeper_renews_until_the_release(backend: MemoryBackend) -> None:
             renewed.set()
 
     store_of(lock).on_request(note, when="after")
-    assert renewed.wait(30)
+    assert renewed.wait(240)
     lease.release()
     assert stored(backend) is None
     assert not [t for t in threading.enumerate() if t.name == "onto-lease"]

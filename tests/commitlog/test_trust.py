@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage_engine.commitlog import layout, publisher, state, type_heads
+from storage_engine.commitlog import layout, series, state, type_heads
 from storage_engine.commitlog.records import BucketRef, ManifestLink, TypeHead, TypeRef
 from storage_engine.commitlog.rewrite import rewrite_head
 from storage_engine.commitlog.type_heads import (
@@ -199,7 +199,7 @@ def test_a_newer_unit_of_the_same_application_counts_from_then_on(world: World) 
 
 
 def test_many_marks_go_to_a_checkpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "_MARKS_IN_HEAD", 3)
+    monkeypatch.setattr(series, "_MARKS_IN_HEAD", 3)
     writer = world.open("writer")
     writer.put(customer("a", age=1))
     for number in range(10):

@@ -19,7 +19,7 @@ _SOURCES = (("sqlite-v1", "sqlite-v2", "directory-v1", "memory-v2"),)
 _TARGETS = ("directory-v2", "directory-v1", "sqlite-v2", "sqlite-v1")
 
 
-@examples(6)
+@examples(4)
 @given(scenarios(questions, asked=6, layouts=_SOURCES))
 def test_a_copy_answers_as_the_source(scenario: Scenario) -> None:
     model = Model()

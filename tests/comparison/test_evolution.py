@@ -13,7 +13,7 @@ from tests.comparison.scenarios import examples
 pytestmark = pytest.mark.timeout(600)
 
 
-@examples(campaigns.examples(3))
+@examples(campaigns.examples(2))
 @given(evolutions())
 def test_random_schema_histories_are_the_same_everywhere(evolution: Evolution) -> None:
     evolution.run()

@@ -12,7 +12,7 @@ from tests.comparison.scenarios import Scenario, examples, scenarios
 pytestmark = pytest.mark.timeout(600)  # many scenarios each, on five storages
 
 
-@examples(8)
+@examples(5)
 @given(scenarios(questions, asked=6))
 def test_the_past_is_the_same_everywhere(scenario: Scenario) -> None:
     scenario.run()

@@ -19,7 +19,7 @@ from storage_engine import OntologiaConfig, Session
 from tests.compatibility.shop import Staff, Unwritten
 
 PART_BYTES = 64 * 1024
-_PATIENCE_S = 60
+_PATIENCE_S = 240
 _SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string())])
 
 

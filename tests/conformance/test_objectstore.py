@@ -452,17 +452,17 @@ def test_processes_share_a_directory(tmp_path: Path) -> None:
             for _ in range(4)
         ]
         for result in counted:
-            result.get(60)
+            result.get(240)
         created = [
             pool.apply_async(workers.create_in_directory, (str(root), keys, f"p{n}"))
             for n in range(4)
         ]
-        won = [result.get(60) for result in created]
+        won = [result.get(240) for result in created]
         churned = [
             pool.apply_async(workers.churn_directory, (str(root), f"p{n}", 60)) for n in range(4)
         ]
         for done in churned:
-            done.get(60)
+            done.get(240)
     assert store.get("counter").data == b"100"
     assert sum(won) == len(keys)
     assert keys_of(store, "created/") == keys

@@ -121,7 +121,7 @@ def check_begins(instance: dg.DagsterInstance, name: str, asset: str) -> None:
 
 def give_up(ontology: OntologyResource, instance: dg.DagsterInstance, *orders: str) -> None:
     """Drain until each was tried three times, however soon its next try is due."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while any(shop.attempts.get(order, 0) < 3 for order in orders) and time.monotonic() < deadline:
         drain(ontology, instance)
 

@@ -50,7 +50,7 @@ def started(folder: Path, master: str, how: str) -> Iterator[subprocess.Popen[by
     finally:
         if worker.poll() is None:
             worker.terminate()  # and with it the driver
-            worker.wait(30)
+            worker.wait(240)
 
 
 def running(folder: Path) -> list[str]:
@@ -115,7 +115,7 @@ def test_cancelling_the_run_ends_the_driver(folder: Path, spark_master: str) -> 
         assert running(folder)
 
         slow.send_signal(signal.SIGINT)
-        slow.wait(60)
+        slow.wait(240)
 
     while running(folder) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -390,7 +390,7 @@ def test_runs_at_the_same_time_apply_an_additive_change_once(
     def planned(*arguments: Any) -> Any:
         """Both have planned on the storage as it was before one applies its plan."""
         made = plan(*arguments)
-        both.wait(60)
+        both.wait(240)
         return made
 
     context: Any = SimpleNamespace(

@@ -296,7 +296,7 @@ def daemon(folder: Path) -> Iterator[None]:
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(240)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.events.clock import skipped_sleep
 from tests.events.support import Bus, made_bus
 from tests.servers import REGION, S3Server, aws_environment, moto_s3, seaweedfs_s3
 
@@ -39,5 +40,5 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bus]:
         _buckets[server.endpoint] = bucket
         uri = f"s3://{bucket}/{uuid.uuid4().hex[:12]}"
         settings = {"s3_endpoint_url": server.endpoint, "s3_region": REGION}
-    with made_bus(uri, kind, **settings) as made:
+    with skipped_sleep(), made_bus(uri, kind, **settings) as made:
         yield made

@@ -23,7 +23,7 @@ from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.open import open_object_repository
 from storage_engine.runtime.core import SessionSettings
 from storage_engine.runtime.session import session_on
-from tests.commitlog.support import _DUCK, World
+from tests.commitlog.support import World, shared_duck
 from tests.simulation.schedule import in_threads
 
 REQUEST_S = 0.01
@@ -86,7 +86,7 @@ class Worker:
         self.name = name
         self.store: MemoryStore = turns.world.backend.client(name, clock=self, skew=skew)
         self.store.on_request(lambda _kind, _key: turns.pause(name, REQUEST_S))
-        with mock.patch.object(engine, "Duck", return_value=_DUCK):
+        with mock.patch.object(engine, "Duck", return_value=shared_duck()):
             self.repository = open_object_repository(self.store, config)
         assert isinstance(self.repository, ObjectRepository)
         self.session: Session = session_on(self.repository, SessionSettings.of(config))

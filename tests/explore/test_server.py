@@ -34,7 +34,7 @@ PATHS = [
 def fetch(url: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=240) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -51,7 +51,7 @@ def test_it_serves_until_it_is_interrupted(air: str, tmp_path: Path) -> None:
             answers = list(pool.map(lambda path: fetch(url + path)[0], PATHS * 4))
         assert answers == [200, 200, 200, 200, 200, 200, 200, 404] * 4
         program.send_signal(signal.SIGINT)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=240)
 
     assert (program.returncode, out, err) == (0, "", "")
 
@@ -64,7 +64,7 @@ def test_sigterm_ends_it_as_well_and_a_token_is_asked_for(air: str, tmp_path: Pa
         assert fetch(here)[0] == 401
         assert fetch(here, Authorization="Bearer " + "x" * 20)[0] == 200
         program.terminate()
-        _, err = program.communicate(timeout=60)
+        _, err = program.communicate(timeout=240)
 
     assert (program.returncode, err) == (0, "")
 

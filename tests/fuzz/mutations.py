@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 VALUES: dict[str, Any] = {
@@ -36,23 +37,23 @@ WHOLE: dict[str, bytes] = {
     "deep lists": b"[" * 100_000,
     "deep objects": b'{"a":' * 100_000,
 }
+TEXTS: dict[str, bytes] = {"NaN": b"NaN", "deep": b"[" * 600 + b"]" * 600}
 _MARK = "@@"
 _ITEMS = 2  # of a list, the first and the last
 
 
-def mutations(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """(what was done, the object afterwards)"""
+def mutations(data: bytes) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """(what is done, the object afterwards)"""
     for name, whole in WHOLE.items():
-        yield f"whole object: {name}", whole
+        yield f"whole object: {name}", partial(bytes, whole)
     document = json.loads(data)
     for place in places(document):
         label = ".".join(map(str, place))
-        yield f"{label} missing", _dump(changed(document, place, ...))
+        yield f"{label} missing", partial(_changed, document, place, ...)
         for name, value in VALUES.items():
-            yield f"{label}: {name}", _dump(changed(document, place, value))
-        marked = _dump(changed(document, place, _MARK))
-        yield f"{label}: NaN", marked.replace(b'"@@"', b"NaN")
-        yield f"{label}: deep", marked.replace(b'"@@"', b"[" * 600 + b"]" * 600)
+            yield f"{label}: {name}", partial(_changed, document, place, value)
+        for name, text in TEXTS.items():
+            yield f"{label}: {name}", partial(_spliced, document, place, text)
 
 
 def places(value: Any, prefix: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -70,16 +71,21 @@ def places(value: Any, prefix: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 
 def changed(document: Any, place: tuple[str | int, ...], value: Any) -> Any:
     """A copy with another value at a place; `...`: with none."""
-    made = copy.deepcopy(document)
-    holder = made
-    for step in place[:-1]:
-        holder = holder[step]
-    if value is ...:
-        del holder[place[-1]]
+    made = copy.copy(document)  # of what lies on the way alone
+    step, *further = place
+    if further:
+        made[step] = changed(document[step], tuple(further), value)
+    elif value is ...:
+        del made[step]
     else:
-        holder[place[-1]] = value
+        made[step] = value
     return made
 
 
-def _dump(document: Any) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
+def _changed(document: Any, place: tuple[str | int, ...], value: Any) -> bytes:
+    return json.dumps(changed(document, place, value), separators=(",", ":")).encode()
+
+
+def _spliced(document: Any, place: tuple[str | int, ...], text: bytes) -> bytes:
+    """With something at a place that no document makes."""
+    return _changed(document, place, _MARK).replace(b'"@@"', text)

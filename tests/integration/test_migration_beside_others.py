@@ -66,7 +66,7 @@ def test_readers_that_loop_during_a_migration_never_see_a_mix(storage: Storage) 
     def read(name: str) -> None:
         repository = opened(storage, name)
         try:
-            began.wait(timeout=60)
+            began.wait(timeout=240)
             last = "old"
             while True:
                 ended = stop.is_set()
@@ -93,7 +93,7 @@ def test_readers_that_loop_during_a_migration_never_see_a_mix(storage: Storage) 
     with ThreadPoolExecutor(2) as pool:
         readers = [pool.submit(read, f"reader-{n}") for n in range(2)]
         try:
-            began.wait(timeout=60)
+            began.wait(timeout=240)
             migrate(operator, V2)
         finally:
             stop.set()
@@ -112,7 +112,7 @@ def test_writers_of_old_and_new_code_beside_a_migration(storage: Storage) -> Non
     def keep_writing(name: str, attempt: Callable[[Repository, str], bool]) -> None:
         repository = opened(storage, name)
         try:
-            began.wait(timeout=60)
+            began.wait(timeout=240)
             number = 0
             while not stop.is_set() or number == 0:
                 key = f"{name}-{number:04d}"
@@ -144,7 +144,7 @@ def test_writers_of_old_and_new_code_beside_a_migration(storage: Storage) -> Non
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(keep_writing, "old", old), pool.submit(keep_writing, "new", new)]
         try:
-            began.wait(timeout=60)
+            began.wait(timeout=240)
             outcome = migrate(operator, V2)
         finally:
             stop.set()
@@ -169,7 +169,7 @@ def test_of_several_migrations_at_once_one_wins(storage: Storage) -> None:
     def apply(number: int) -> bool:
         repository = opened(storage, f"rival-{number}")
         try:
-            began.wait(timeout=60)
+            began.wait(timeout=240)
             migrate(repository, plan=plans[number])
         except MigrationTokenError:
             return False

@@ -24,7 +24,7 @@ from tests.integration import killed
 from tests.integration.killed import KillPoint, When
 
 AT_ONCE = 8  # most of the time they wait for a lease to run out
-JOIN_TIMEOUT_S = 60
+JOIN_TIMEOUT_S = 240
 LAZY_IMPORTS = [
     "pandas",  # pyarrow imports it where it is installed
     "pyarrow.compute",

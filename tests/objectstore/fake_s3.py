@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.fake.requests.append(seen)
         told = self.fake.answer(seen)
         if told == "hang":
-            self.fake.released.wait(30)
+            self.fake.released.wait(240)
             self.close_connection = True
         elif told == "close":
             self.close_connection = True

@@ -205,7 +205,7 @@ def test_threads_that_miss_the_same_object_fetch_it_once(world: World) -> None:
 
     def fetch() -> bytes:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(240)
         return world.fetch("a")
 
     def obtain() -> Path | bytes:
@@ -213,10 +213,10 @@ def test_threads_that_miss_the_same_object_fetch_it_once(world: World) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         first = pool.submit(obtain)
-        assert begun.wait(30)
+        assert begun.wait(240)
         rest = [pool.submit(obtain) for _ in range(7)]
         go.set()
-        assert len({f.result(30) for f in [first, *rest]}) == 1
+        assert len({f.result(240) for f in [first, *rest]}) == 1
     assert world.fetched == ["a"]
     assert world.cache.stats()["hits"] == 7
 
@@ -228,7 +228,7 @@ def test_who_waited_for_a_fetch_that_failed_tries_for_himself(world: World) -> N
 
     def fail() -> bytes:
         begun.set()
-        assert go.wait(30)
+        assert go.wait(240)
         raise IntegrityError("no")
 
     def obtain(fetch: Callable[[], bytes]) -> Path | bytes:
@@ -236,12 +236,12 @@ def test_who_waited_for_a_fetch_that_failed_tries_for_himself(world: World) -> N
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(obtain, fail)
-        assert begun.wait(30)
+        assert begun.wait(240)
         second = pool.submit(obtain, lambda: data)
         go.set()
         with pytest.raises(IntegrityError):
-            first.result(30)
-        assert isinstance(second.result(30), Path)
+            first.result(240)
+        assert isinstance(second.result(240), Path)
     assert isinstance(obtain(fail), Path)  # found, not fetched
 
 
@@ -615,7 +615,7 @@ def test_a_lock_file_that_is_deleted_while_others_wait_for_it(world: World) -> N
             waiting = pool.submit(count)
             time.sleep(0.05)
             usage.unlink()
-        assert waiting.result(30)
+        assert waiting.result(240)
 
 
 def test_a_lock_that_is_not_given_back_delays_once_and_fails_nothing(
@@ -664,7 +664,7 @@ def test_a_writer_killed_at_any_step_leaves_nothing_that_counts(
     for attempt in range(3):
         process = forks.Process(target=workers.die_at, args=(str(root), 2 * size, function, call))
         process.start()
-        process.join(60)
+        process.join(240)
         assert process.exitcode == -signal.SIGKILL or (attempt and process.exitcode == 0)
         usage = (root / "usage").read_bytes()
         held = sum(p.stat().st_size for p in root.rglob("*") if p.is_file() and p.name != "usage")
@@ -714,9 +714,10 @@ def test_processes_that_are_killed_all_the_time(tmp_path: Path, forks: Any) -> N
     processes = [start() for _ in range(3)]
     gone: set[str] = set()
     before: set[str] = set()
+    killed = 0
     try:
-        until = time.monotonic() + 5
-        while time.monotonic() < until:
+        until = time.monotonic() + 240
+        while (len(gone) < 25 or killed < 12) and time.monotonic() < until:
             time.sleep(chance.uniform(0.0, 0.08))
             if root.exists():
                 with observer._space._locked() as ledger:
@@ -733,14 +734,16 @@ def test_processes_that_are_killed_all_the_time(tmp_path: Path, forks: Any) -> N
             if chance.random() < 0.4:
                 victim = processes.pop(0)
                 victim.kill()
-                victim.join(60)
+                victim.join(240)
+                killed += 1
                 processes.append(start())
     finally:
         for process in processes:
             process.kill()
-            process.join(60)
+            process.join(240)
+
     assert not failures.exists(), failures.read_text()
-    assert gone, "nothing was ever evicted: this test tells nothing"
+    assert len(gone) >= 25, "hardly anything was ever evicted: this test tells nothing"
 
     left = [p for p in root.rglob("*") if p.is_file() and len(p.name) == 64]
     known = set(workers.HASHES)
@@ -772,17 +775,17 @@ def test_a_fork_while_another_thread_fetches(world: World) -> None:
 
     def fetch() -> bytes:
         begun.set()
-        assert go.wait(60)
+        assert go.wait(240)
         return data
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(
             lambda: world.cache.obtain("storage", "a", size=100, sha256=sha256, fetch=fetch)
         )
-        assert begun.wait(30)
+        assert begun.wait(240)
         assert _in_a_fork(lambda: isinstance(world.obtain("a"), Path))
         go.set()
-        assert isinstance(future.result(30), Path)
+        assert isinstance(future.result(240), Path)
 
 
 def test_a_fork_while_another_thread_holds_the_lock(
@@ -795,14 +798,14 @@ def test_a_fork_while_another_thread_holds_the_lock(
     def hold() -> None:
         with world.cache._space._locked():
             locked.set()
-            assert go.wait(60)
+            assert go.wait(240)
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(hold)
-        assert locked.wait(30)
+        assert locked.wait(240)
         assert _in_a_fork(lambda: isinstance(world.obtain("b"), bytes))
         go.set()
-        future.result(30)
+        future.result(240)
     world.path("b")
 
 

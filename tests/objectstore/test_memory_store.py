@@ -329,12 +329,12 @@ def test_a_hook_can_pause_a_writer(backend: MemoryBackend) -> None:
 
     def pause(kind: str, key: str) -> None:
         reached.set()
-        assert go_on.wait(10)
+        assert go_on.wait(240)
 
     writer.on_request(pause)
     thread = threading.Thread(target=writer.put, args=("k", b"paused"))
     thread.start()
-    assert reached.wait(10)
+    assert reached.wait(240)
     assert backend.objects() == {}
     backend.client().put("k", b"meanwhile")
     go_on.set()

@@ -75,6 +75,6 @@ def test_importing_the_dagster_package_is_light() -> None:
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=240
     )
     assert not {"dagster", "pyspark", "pydantic", "storage_engine"} & set(done.stdout.split())

@@ -148,7 +148,7 @@ def test_the_parent_in_the_middle_of_a_commit(
     def held(store: DirectoryStore, key: str, data: bytes, *, write_id: str) -> str:
         if layout.is_manifest(key):
             reached.set()
-            assert go_on.wait(60)
+            assert go_on.wait(240)
         return create(store, key, data, write_id=write_id)
 
     monkeypatch.setattr(DirectoryStore, "put_if_absent", held)
@@ -156,7 +156,7 @@ def test_the_parent_in_the_middle_of_a_commit(
     session.ensure(Customer(id="a", name="a"))
     worker = threading.Thread(target=session.commit)
     worker.start()
-    assert reached.wait(60)
+    assert reached.wait(240)
     lock = tmp_path / "store" / layout.LOCK
 
     def use() -> None:
@@ -168,7 +168,7 @@ def test_the_parent_in_the_middle_of_a_commit(
     in_child(use)
     assert lock.exists(), "the child gave the parent's lock back"
     go_on.set()
-    worker.join(60)
+    worker.join(240)
     assert session.last_commit is not None
     session.close()
     assert not lock.exists()
@@ -185,11 +185,11 @@ def test_sqlite_works_on_in_the_child(tmp_path: Path, engine: str) -> None:
             core = session._core
             with core.use("query"):
                 entered.set()
-                leave.wait(60)
+                leave.wait(240)
 
         worker = threading.Thread(target=hold)
         worker.start()
-        assert entered.wait(60)
+        assert entered.wait(240)
 
         def work() -> None:
             session.ensure(Customer(id="b", name="b"))
@@ -198,13 +198,13 @@ def test_sqlite_works_on_in_the_child(tmp_path: Path, engine: str) -> None:
 
         in_child(work)
         leave.set()
-        worker.join(60)
+        worker.join(240)
         assert session.query().entities(Customer).count() == 2
 
 
 def wait_for_a_fork() -> None:
     """Until a fork waits for us."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while process._fork.thread is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -236,7 +236,7 @@ def test_what_a_child_commits_outlives_the_parents_connections(tmp_path: Path, e
     closer = threading.Thread(target=close)
     closer.start()
     in_child(work)
-    closer.join(60)
+    closer.join(240)
     with Session(uri) as session:
         assert session.query().entities(Customer).count() == 3
 
@@ -258,7 +258,7 @@ def test_a_fork_waits_for_a_sqlite_commit(tmp_path: Path, monkeypatch: pytest.Mo
         with monkeypatch.context() as patch:
             patch.setattr(control_tables, "insert_commit", slow)
             worker.start()
-            assert entered.wait(60)
+            assert entered.wait(240)
 
             def work() -> None:
                 patch.undo()
@@ -266,7 +266,7 @@ def test_a_fork_waits_for_a_sqlite_commit(tmp_path: Path, monkeypatch: pytest.Mo
                 assert session.commit() == 3
 
             in_child(work)
-        worker.join(60)
+        worker.join(240)
         assert session.query().entities(Customer).count() == 3
 
 
@@ -301,7 +301,7 @@ def test_a_child_refuses_sqlite_that_was_in_use(
             target=in_child, args=[lambda: in_use(lambda: Session(elsewhere))]
         )
         forker.start()
-        forker.join(60)
+        forker.join(240)
         assert sum(batch.num_rows for batch in rows) < 20_000
         in_child(lambda: Session(uri).close())
 
@@ -317,13 +317,13 @@ def test_a_fork_waits_for_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     importing.clear()
     worker = threading.Thread(target=importlib.import_module, args=["storage_engine.late"])
     worker.start()
-    assert importing.wait(60)
+    assert importing.wait(240)
 
     def work() -> None:
         from storage_engine import late  # type: ignore[attr-defined]  # noqa: F401
 
     in_child(work)
-    worker.join(60)
+    worker.join(240)
 
 
 importing = threading.Event()
@@ -349,7 +349,7 @@ session = Session({uri!r})
 session.ensure(Customer(id="a", name="a"))
 DirectoryStore._require = held
 threading.Thread(target=session.commit, daemon=True).start()
-assert reached.wait(60)
+assert reached.wait(240)
 child = os.fork()
 if child == 0:
     os.read(0, 1)  # until the test is over
@@ -360,7 +360,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
     run = subprocess.Popen([sys.executable, "-W", "ignore", "-c", program], stdin=subprocess.PIPE)
     try:
-        assert run.wait(60) == -signal.SIGKILL
+        assert run.wait(240) == -signal.SIGKILL
 
         def work() -> None:
             with Session(uri, config=CONFIG) as session:
@@ -430,7 +430,7 @@ def test_memory_backends_are_separate(tmp_path: Path) -> None:
 
         worker = threading.Thread(target=in_child, args=(work,))
         worker.start()
-        worker.join(90)
+        worker.join(240)
     with Session("memory://apart") as session:
         assert session.list_commits() == []
 

@@ -6,6 +6,8 @@ import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
 import pytest
 
 from storage_engine import (
@@ -18,6 +20,7 @@ from storage_engine import (
     SchemaOutdatedError,
     Session,
 )
+from storage_engine.repository import duck
 from tests.runtime.support import Everything, make_storage
 from tests.shop import Customer, Product, Subscription
 
@@ -272,14 +275,36 @@ def test_mistakes_in_sql_are_explained(shop: Session, statement: str, message: s
     assert shop.query().entities(Customer).to_arrow() == before
 
 
+_LATE_MISTAKE = (
+    "select cast(case when i < 500000 then '1' else 'x' end as int) as n from range(600000) t(i)"
+)
+
+
 def test_a_mistake_that_shows_late_is_explained_too(shop: Session) -> None:
     """Rows are under way when the one that cannot be converted comes."""
-    rows = shop.sql(
-        "select cast(case when i < 500000 then '1' else 'x' end as int) as n "
-        "from range(600000) t(i)"
-    ).batches()
+    rows = shop.sql(_LATE_MISTAKE).batches()
     with pytest.raises(ValueError, match="Could not convert string 'x'"):
         list(rows)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_mistake_is_explained_though_another_thread_was_broken_off_first(
+    shop: Session, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """DuckDB then says "Interrupted" one time in twenty, at the first rows or later."""
+    read_next, calls = duck._next, 0
+
+    def interrupted(reader: pa.RecordBatchReader) -> pa.RecordBatch | None:
+        nonlocal calls
+        calls += 1
+        if calls == batch:
+            raise duckdb.InterruptException("INTERRUPT Error: Interrupted!")
+        return read_next(reader)
+
+    monkeypatch.setattr(duck, "_next", interrupted)
+    with pytest.raises(ValueError, match="Could not convert string 'x'"):
+        list(shop.sql(_LATE_MISTAKE).batches())
+    assert calls > batch
 
 
 def test_plans_of_sql_are_shown(shop: Session) -> None:
@@ -288,8 +313,6 @@ def test_plans_of_sql_are_shown(shop: Session) -> None:
 
 
 def test_sql_does_not_see_python_variables(shop: Session) -> None:
-    import pyarrow as pa
-
     variable = pa.table({"secret": [1]})
     with pytest.raises(ValueError, match="unknown table 'variable'"):
         shop.sql("select * from variable").collect()

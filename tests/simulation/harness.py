@@ -18,7 +18,7 @@ from storage_engine.commitlog.records import Manifest
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model import TypeSpec
 from storage_engine.objectstore.memory import SimulatedCrash
-from storage_engine.repository import ReadWindow, TypeInput
+from storage_engine.repository import CommitRequest, ReadWindow, TypeInput
 from tests.commitlog.support import LEASE_TTL_MS, World, Writer
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of
 
@@ -81,6 +81,36 @@ class Ledger:
         else:
             self.acknowledged[mark] = result.commit_id
         return None
+
+    def commit_together(
+        self, writer: Writer, together: Mapping[str, Intent]
+    ) -> BaseException | None:
+        """The same for several by one swap of head; what the first one raised."""
+        self.intents |= together
+        first: BaseException | None = None
+        pending = {}
+        try:
+            for mark, intent in together.items():
+                request = CommitRequest(inputs(intent), metadata={"mark": mark})
+                pending[mark] = writer.repo.submit(request)
+            writer.repo.flush()
+        except SimulatedCrash as crash:
+            first = crash
+        for mark, commit in pending.items():
+            try:
+                if first is not None and not commit.done:
+                    raise first
+                result = commit.result()
+            except (SimulatedCrash, CommitStateUnknownError) as error:
+                self.unknown.add(mark)
+                first = first or error
+            except OntologiaError as error:
+                self.refused.add(mark)
+                first = first or error
+            else:
+                assert result is not None
+                self.acknowledged[mark] = result.commit_id
+        return first
 
 
 # -- the model ------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def main(uri: str, folder: str) -> None:
 
 
 def _await(done: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while not done():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.05)

@@ -24,8 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.lock import WriteLock
-from storage_engine.commitlog.publisher import PublishedCommit
 from storage_engine.commitlog.records import Checkpoint, Entry, TypeRef
 from storage_engine.errors import (
     ConfigurationError,
@@ -141,13 +141,15 @@ class BackgroundMerges:
 
     # -- what the engine and its publisher call -------------------------------------------------
 
-    def after_commit(self, published: PublishedCommit) -> None:
+    def after_commits(self, published: Sequence[PublishedCommit]) -> None:
         """Begin a merge when a tail is full."""
         if self._process != os.getpid():
             self._condition = threading.Condition()
             self._begin_anew()  # a forked child: the merge and its leases are the parent's
-        for ref in published.manifest.touched():
-            if ref != published.carried and self._is_full(ref) and self._claim():
+        touched = dict.fromkeys(ref for each in published for ref in each.manifest.touched())
+        carried = {each.carried for each in published}
+        for ref in touched:
+            if ref not in carried and self._is_full(ref) and self._claim():
                 self._work = self._store.parallel.start(lambda ref=ref: self._run(ref))  # type: ignore[misc]
                 return
 

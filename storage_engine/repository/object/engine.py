@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state, tags
+from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
-from storage_engine.commitlog.publisher import PublishedCommit, Publisher
+from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
@@ -41,6 +42,7 @@ from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.spec import When
+from storage_engine.repository.commit_queue import CommitQueue, PendingCommit, Turn
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.history import ObjectHistory
@@ -50,7 +52,8 @@ from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.read.plan import CommitWindow
 from storage_engine.repository.object.stamp import Stamp, bring_forward, read_stamp, stamp_for
-from storage_engine.repository.object.write.commit import CommitRun, Parts
+from storage_engine.repository.object.write.commit import Parts
+from storage_engine.repository.object.write.group import GroupRun
 from storage_engine.repository.object.write.migrate import MigrationRun
 from storage_engine.repository.object.write.staged_write import StagedWrite
 from storage_engine.repository.protocol import (
@@ -81,8 +84,9 @@ log = logging.getLogger(__name__)
 class StorageUpkeep(Protocol):
     """What a storage does for itself beside commits. Nothing of it raises an `Exception`."""
 
-    def after_commit(self, published: PublishedCommit) -> None:
-        """Told in the background after each commit; it starts what takes time, and returns."""
+    def after_commits(self, published: Sequence[PublishedCommit]) -> None:
+        """Told in the background of commits that were published together; it starts what takes
+        time, and returns."""
 
     def flush(self) -> None:
         """Bring to an end what was begun, as far as a bounded time allows."""
@@ -168,6 +172,7 @@ class ObjectRepository(ABC):
         self._last_index_warning: str | None = None
         self._types_are_broken = False
         self._commit_mutex = threading.Lock()
+        self._queue = CommitQueue(self._publish, lambda: store.now().timestamp())
         self._log_id = log_id
         self.history = ObjectHistory(self)
 
@@ -313,14 +318,34 @@ class ObjectRepository(ABC):
     # -- writing ------------------------------------------------------------------------------
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
+        self._check_request(request)
+        return self._queue.commit(request)
+
+    def submit(self, request: CommitRequest) -> PendingCommit:
+        self._check_request(request)
+        return self._queue.submit(request)
+
+    def _check_request(self, request: CommitRequest) -> None:
         self._owner.check()
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
+
+    def _publish(self, turn: Turn) -> None:
+        self._owner.check()
         with self._commit_mutex:
             self.prepare_writing()
-            self.lock.holder = {**self._holder, **request.holder}
-            run = CommitRun(self._parts(), request)
-            with run, run:  # twice: Ctrl-C may come at the first instruction of leaving
-                return run.run()
+            self._lock_for(turn.leader.request.holder, turn.waited_s)
+            group = GroupRun(self._parts(), turn)
+            try:
+                with group, group:  # twice: Ctrl-C may come at the first instruction of leaving
+                    group.run()
+            finally:
+                self.lock.timeout_ms = self._config.s3_lock_timeout_ms
+
+    def _lock_for(self, holder: Mapping[str, Any], waited_s: float = 0.0) -> None:
+        """What others who wait are shown; and how long to wait for them, of which some may be
+        over."""
+        self.lock.holder = {**self._holder, **holder}
+        self.lock.timeout_ms = max(0, self._config.s3_lock_timeout_ms - round(1000 * waited_s))
 
     def prepare_writing(self) -> None:
         """Bring the storage to the current format, as the first commit does."""
@@ -348,7 +373,7 @@ class ObjectRepository(ABC):
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
         with self._commit_mutex:
             self._stamp = bring_forward(self.store, self._stamp)
-            self.lock.holder = {**self._holder, **request.holder}
+            self._lock_for(request.holder)
             executor = ObjectExecutor(self._query_engine)
             migration = MigrationRun(self._parts(), self._documents, executor, request)
             with migration, migration:
@@ -408,6 +433,7 @@ class ObjectRepository(ABC):
         self._log_id = head.log_id
 
     def flush(self) -> None:
+        self._queue.flush()
         self.publisher.flush()
         if self.upkeep is not None:
             self.upkeep.flush()
@@ -415,6 +441,7 @@ class ObjectRepository(ABC):
     def close(self) -> None:
         if self._owner.elsewhere:
             return  # all of it is the parent's
+        self._queue.flush()
         self.publisher.flush()
         if self.upkeep is not None:
             self.upkeep.close()
@@ -424,32 +451,37 @@ class ObjectRepository(ABC):
 
     # -- after a commit -----------------------------------------------------------------------
 
-    def _project(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
-        outbox = projections(self.store.bulk, published.manifest)
+    def _project(self, published: Sequence[PublishedCommit]) -> Sequence[Callable[[], object]]:
+        """Of commits that were published together, oldest first."""
+        latest = published[-1]
+        outbox = [
+            write for each in published for write in projections(self.store.bulk, each.manifest)
+        ]
         catalogs = self._catalog_writes(published)
-        if not published.base.lease.safe():
+        if not latest.base.lease.safe():
             self._warn(
-                f"lease ran out after commit {published.manifest.commit_id} was published; "
+                f"lease ran out after commit {latest.manifest.commit_id} was published; "
                 "its index is left to the next commit"
             )
             return [*outbox, *catalogs]
         self._types_are_broken = False
         refs = self._types_to_index(published)
         if self._types_are_broken:
-            catalogs = [*catalogs, *self._repairs(published)]
-        if published.carried is not None and published.carried not in refs:
-            refs.append(published.carried)
+            catalogs = [*catalogs, *self._repairs(latest)]
+        refs += [p.carried for p in published if p.carried is not None and p.carried not in refs]
         indices = index_writes(self.chain, self._indices, published, refs)
         if self.upkeep is not None:
-            self.upkeep.after_commit(published)
+            self.upkeep.after_commits(published)
         return [*outbox, *catalogs, *indices]
 
-    def _catalog_writes(self, published: PublishedCommit) -> Sequence[Callable[[], object]]:
-        manifest = published.manifest
+    def _catalog_writes(
+        self, published: Sequence[PublishedCommit]
+    ) -> Sequence[Callable[[], object]]:
+        manifest = published[-1].manifest
         types = LiveTypes(self.chain.type_heads(manifest) or {})
-        if manifest.kind in SCHEMA_KINDS:
+        if manifest.kind in SCHEMA_KINDS:  # they are published alone
             histories = stored_schema.recorded_histories(
-                self.chain, published.head, manifest.schema_changed()
+                self.chain, published[-1].head, manifest.schema_changed()
             )
             return history_writes(
                 self._documents,
@@ -460,16 +492,19 @@ class ObjectRepository(ABC):
             )
         return catalog_writes(
             self._documents,
-            manifest.schema.get("registered", ()),
+            [
+                (each.manifest.commit_id, record)
+                for each in published
+                for record in each.manifest.schema.get("registered", ())
+            ],
             types=types,
-            commit_id=manifest.commit_id,
             engine_version=self.engine_version,
             now=self.store.now(),
         )
 
     @abstractmethod
-    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
-        """Whose index objects this commit writes."""
+    def _types_to_index(self, published: Sequence[PublishedCommit]) -> list[TypeRef]:
+        """Whose index objects these commits write."""
 
     def _listed_types(self, published: PublishedCommit) -> list[TypeRef] | None:
         """What types.json lists; None, and a warning, when it cannot be read (RFC 0004 3.3)."""
@@ -580,17 +615,18 @@ class S3RepositoryV1(ObjectRepository):
 
     engine_version = "v1"
 
-    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
+    def _types_to_index(self, published: Sequence[PublishedCommit]) -> list[TypeRef]:
         """Every known type; none of them when types.json, which lists them, cannot be read.
 
         A writer that died after its CAS may have left a type out of it: the manifest has them all.
         """
-        listed = self._listed_types(published)
+        manifest = published[-1].manifest
+        listed = self._listed_types(published[-1])
         if listed is None:
             return []
-        heads = self.chain.type_heads(published.manifest) or {}
+        heads = self.chain.type_heads(manifest) or {}
         refs = dict.fromkeys([*listed, *heads])
-        ended = {(d["kind"], d["type_name"]) for d in published.manifest.schema.get("dropped", ())}
+        ended = {(d["kind"], d["type_name"]) for d in manifest.schema.get("dropped", ())}
         return [
             ref for ref in refs if (top := heads.get(ref)) is None or not top.empty or ref in ended
         ]
@@ -602,18 +638,18 @@ class S3RepositoryV2(ObjectRepository):
     engine_version = "v2"
     _catalog_read = False  # types.json, by this session, and it was good
 
-    def _types_to_index(self, published: PublishedCommit) -> list[TypeRef]:
+    def _types_to_index(self, published: Sequence[PublishedCommit]) -> list[TypeRef]:
         """The touched types: `type_heads` in the manifest tell readers that others are complete.
 
         Nothing here needs types.json, so only a session's first commit looks at it, and those
         after it until it is good.
         """
-        if not self._catalog_read and self._listed_types(published) is None:
+        manifest = published[-1].manifest
+        if not self._catalog_read and self._listed_types(published[-1]) is None:
             return []
         self._catalog_read = True
-        manifest = published.manifest
         if manifest.kind not in SCHEMA_KINDS:
-            return manifest.touched()
+            return list(dict.fromkeys(r for each in published for r in each.manifest.touched()))
         heads = self.chain.type_heads(manifest) or {}
         purged = {(d["kind"], d["type_name"]) for d in manifest.schema.get("dropped", ())}
         changed = [

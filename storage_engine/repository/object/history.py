@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from storage_engine.commitlog import state, tags
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.publisher import Mark
 from storage_engine.commitlog.records import (
     Entry,
     Manifest,
@@ -21,6 +20,7 @@ from storage_engine.commitlog.records import (
 )
 from storage_engine.commitlog.replay import Replay
 from storage_engine.commitlog.schema_log import purged_upto
+from storage_engine.commitlog.series import Mark
 from storage_engine.commitlog.tags import Tag
 from storage_engine.errors import SchemaMetadataError
 from storage_engine.model.spec import TypeSpec

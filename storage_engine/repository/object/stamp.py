@@ -18,8 +18,8 @@ from typing import Any
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import write_conditionally
 from storage_engine.commitlog.parsing import optional_int, parsing
-from storage_engine.commitlog.publisher import FORMAT
 from storage_engine.commitlog.records import Head, from_json, timestamp, to_json
+from storage_engine.commitlog.series import FORMAT
 from storage_engine.errors import IntegrityError, UnsupportedEngineError
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 

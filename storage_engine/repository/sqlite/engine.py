@@ -14,9 +14,10 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from operator import eq
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
@@ -32,12 +33,12 @@ from storage_engine.errors import (
     SchemaOutdatedError,
 )
 from storage_engine.model.spec import TypeSpec
-from storage_engine.process import unforked
 from storage_engine.query.compiler import Statement
 from storage_engine.query.conditions import Shape
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.results import SqlExecutor
 from storage_engine.query.spec import QuerySpec, When
+from storage_engine.repository.commit_queue import CommitQueue, PendingCommit, Turn
 from storage_engine.repository.duck import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,
@@ -82,9 +83,9 @@ from storage_engine.repository.sqlite.data_table import (
     encode,
     read_schema,
     rows_of,
-    staged_inputs,
 )
 from storage_engine.repository.sqlite.executor import SqliteExecutor
+from storage_engine.repository.sqlite.group import SqliteGroup, is_void
 from storage_engine.repository.sqlite.history import SqliteHistory
 from storage_engine.repository.sqlite.migration import SqliteMigration
 from storage_engine.repository.sqlite.stored import UNREADABLE, StoredRow
@@ -111,6 +112,7 @@ class SqliteRepository(ABC):
         self.duck = ConfinedDuck(uri=uri, memory_limit=config.s3_duckdb_memory_limit)
         self.in_memory = self._connections.in_memory
         self.history = SqliteHistory(self)
+        self._queue = CommitQueue(self._publish_turn)
         self._tally: tuple[str, int, Counter[tuple[str, str]]] = ("", 0, Counter())
         with self.reading("open"):
             pass  # refuse a file of another engine or a newer format now, not at the first use
@@ -118,6 +120,10 @@ class SqliteRepository(ABC):
     @property
     def database(self) -> Self:
         return self
+
+    @property
+    def lock_timeout_ms(self) -> int:
+        return self._config.s3_lock_timeout_ms
 
     # --- what the engines differ in -------------------------------------------------------------
 
@@ -178,30 +184,27 @@ class SqliteRepository(ABC):
 
     def commit(self, request: CommitRequest) -> CommitResult | None:
         check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
-        if self._is_void(request) and not self._connections.exists():
-            return None
-        metadata = control_tables.to_json(dict(request.metadata))
-        events = control_tables.to_json([dict(event) for event in request.events])
-        with (
-            ExitStack() as until_given_back,
-            self._connections.use("commit", create=True, lasting=True) as connection,
-        ):
-            if request.idempotency is not None and self.has_tables(connection):
-                applied = control_tables.applied(connection, request.idempotency)
-                if applied is not None:  # spares reading a stream; looked up again under the lock
-                    return applied.result()
-            with staged_inputs(connection, request.inputs, self.to_rows, self.payload) as staged:
-                until_given_back.enter_context(unforked())
-                waited = begin_write(connection, self._config.s3_lock_timeout_ms)
-                try:
-                    result, wrote = self._publish(
-                        connection, request, staged, metadata, events, waited
-                    )
-                    connection.execute("COMMIT" if wrote else "ROLLBACK")
-                except BaseException:
-                    rollback(connection)
-                    raise
-        return result
+        if any(given.table is None for given in request.inputs):
+            # To read the rows may take long, and others need not wait for it.
+            self._queue.flush()
+            return CommitQueue(self._publish_turn).commit(request)
+        return self._queue.commit(request)
+
+    def submit(self, request: CommitRequest) -> PendingCommit:
+        check_metadata(request.metadata, self._config.max_commit_metadata_bytes)
+        return self._queue.submit(request)
+
+    def _publish_turn(self, turn: Turn) -> None:
+        if not self._connections.exists():
+            for pending in turn.take():
+                if not is_void(pending.request):
+                    break
+                pending.succeed(None)
+            else:
+                return
+        group = SqliteGroup(self, turn)
+        with group, group:  # twice: Ctrl-C may come at the first instruction of leaving
+            group.run(partial(self._connections.use, "commit", create=True, lasting=True))
 
     def migrate(self, request: MigrationRequest) -> MigrationOutcome:
         return SqliteMigration(self, request).run()
@@ -213,13 +216,11 @@ class SqliteRepository(ABC):
     def begin_staged(self, spec: TypeSpec, **_: Any) -> NoReturn:
         raise no_staging(self.uri, backend=self.backend, engine_version=self.engine_version)
 
-    def _publish(
+    def publish_on(
         self,
         connection: sqlite3.Connection,
         request: CommitRequest,
         staged: Sequence[StagedType],
-        metadata: str,
-        events: str,
         waited_ms: float,
     ) -> tuple[CommitResult | None, bool]:
         """All that happens under the write lock; and whether something was written, so that the
@@ -250,8 +251,8 @@ class SqliteRepository(ABC):
             commit_id,
             created_at=max(now, head_created_at),
             runtime_id=self._config.runtime_id,
-            metadata=metadata,
-            events=events,
+            metadata=control_tables.to_json(dict(request.metadata)),
+            events=control_tables.to_json([dict(event) for event in request.events]),
             changes=changes,
             idempotency=request.idempotency,
         )
@@ -358,17 +359,6 @@ class SqliteRepository(ABC):
         control_tables.create_tables(connection, cls.engine_version)
         control_tables.name_log(connection, cls.engine_version)
         cls._create_data_tables(connection)
-
-    @staticmethod
-    def _is_void(request: CommitRequest) -> bool:
-        """Nothing is stated, so that an absent file need not come into being."""
-        return not (
-            request.events
-            or request.expect
-            or request.idempotency
-            or any(i.stream is not None for i in request.inputs)
-            or any(i.table is not None and i.table.num_rows for i in request.inputs)
-        )
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -762,10 +752,11 @@ class SqliteRepository(ABC):
     # --- lifetime -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Nothing to wait for: a SQLite commit is complete when `commit` returns."""
-        return
+        """A commit is complete when it is answered: only what was submitted is waited for."""
+        self._queue.flush()
 
     def close(self) -> None:
         """Close the connections. Closing again does nothing."""
+        self._queue.flush()
         self._connections.close()
         self.duck.close()

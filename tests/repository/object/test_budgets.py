@@ -17,7 +17,7 @@ from storage_engine.repository.open import (
     open_object_repository,
     open_repository,
 )
-from storage_engine.repository.protocol import CommitRequest, TypeInput
+from storage_engine.repository.protocol import CommitRequest, Idempotency, TypeInput
 from tests.repository.object.costs import Cost, measure
 
 
@@ -176,6 +176,63 @@ def test_commit_that_registers_a_type_costs_four_catalog_writes() -> None:
 
     cost = measure(repository, work)
     assert cost == Cost({"GET": 1, "PUT_IF": 9, "DELETE_IF": 1}, hops=4)
+
+
+@pytest.mark.parametrize(
+    ("engine_version", "count"), [("v2", 1), ("v2", 2), ("v2", 10), ("v1", 10)]
+)
+def test_commits_that_are_published_together(engine_version: str, count: int) -> None:
+    """To acknowledgement 4 + 2k requests at most in 3 hops; then one index write a type, whatever
+    k is, and the release."""
+    repository = opened(f"together-{engine_version}-{count}", engine_version)
+    write(repository, (CUSTOMER, "c", 0), (PRODUCT, "p", 0))
+    write(repository, (CUSTOMER, "c", 1))
+    repository.flush()
+    acknowledged: list[Cost] = []
+
+    def work() -> None:
+        requests = [
+            CommitRequest([TypeInput(CUSTOMER, objects_to_table(CUSTOMER, [row]))])
+            for row in (Customer(id=f"c{n}", n=n) for n in range(count))
+        ]
+        pending = [repository.submit(request) for request in requests]
+        acknowledged.append(measure(repository, pending[0].result))
+        assert [each.done for each in pending] == [True] * count
+        repository.flush()
+
+    done = measure(repository, work)
+    early = acknowledged[0].total - (3 + 2 * count)  # of what follows in the background
+    assert 0 <= early <= 4
+    assert acknowledged[0].hops == 3
+    expected = {"GET": 1, "PUT_IF": 2 + 2 * count + 1, "DELETE_IF": 1}
+    if engine_version == "v1":  # types.json is read, and the other type's watermark moves too
+        expected = {"GET": 2, "PUT_IF": 2 + 2 * count + 2, "DELETE_IF": 1}
+    assert done == Cost(expected, hops=5 if engine_version == "v1" else 4)
+
+
+def test_commits_together_with_types_marks_and_a_checkpoint() -> None:
+    """What each adds, it adds once: four catalogs and a version history, one checkpoint."""
+    repository = opened("together-more", checkpoint_interval=3)
+    write(repository, (CUSTOMER, "c", 0))
+    repository.flush()
+    rows = [(CUSTOMER, Customer(id="c", n=1)), (PRODUCT, Product(id="p", n=1))]
+    rows += [(PRODUCT, Product(id="p", n=2)), (STORE, Store(id="s", n=1))]
+
+    def work() -> None:
+        for spec, row in rows:
+            table = objects_to_table(spec, [row])
+            repository.submit(CommitRequest([TypeInput(spec, table)]))
+        unit = Idempotency("app", 1)
+        repository.submit(CommitRequest([TypeInput(spec, table)], idempotency=unit))
+        repository.flush()
+
+    # Lock, head, four parts and manifests, a checkpoint; three indices; types.json, the registry,
+    # the layouts and the versions of two types.
+    assert measure(repository, work) == Cost(
+        {"GET": 1, "PUT_IF": 2 + 8 + 1 + 3 + 5, "DELETE_IF": 1}, hops=4
+    )
+    assert repository.storage_info()["checkpoint_commit_id"] == 3
+    assert repository.applied(Idempotency("app", 1)) is not None
 
 
 def test_no_op_commit_asks_for_head_only() -> None:

@@ -33,9 +33,9 @@ from storage_engine.errors import (
 )
 from storage_engine.objectstore.memory import SimulatedCrash
 from storage_engine.repository import Repository
-from storage_engine.repository.duck import Duck
 from storage_engine.repository.object import engine
 from storage_engine.repository.open import _init_objects, _Options, open_object_repository
+from tests.commitlog.support import shared_duck
 from tests.engines import CUSTOMER, commit, customer, rows_of, stream_of
 from tests.repository.object.wire import KINDS, Client, Place
 
@@ -43,7 +43,7 @@ LEASE_MS = 30_000
 CONFIG = OntologiaConfig(
     runtime_id="test", s3_lease_ttl_ms=LEASE_MS, s3_lock_timeout_ms=3 * LEASE_MS
 )
-_DUCK = Duck(uri="memory://", memory_limit="256MB")
+
 OTHER = {"v1": "v2", "v2": "v1"}
 
 
@@ -68,7 +68,7 @@ class Storage:
             init(self.place.client(), engine_version)
 
     def open(self) -> Repository:
-        with mock.patch.object(engine, "Duck", return_value=_DUCK):
+        with mock.patch.object(engine, "Duck", return_value=shared_duck()):
             return open_object_repository(self.place.client(), CONFIG)
 
     def commit(self, key: str, *, repository: Repository | None = None) -> str:
@@ -311,13 +311,13 @@ def test_a_bulk_load_that_began_before_the_erasure(kind: str, tmp_path: Path) ->
         def load(now: int, _kind: str, _key: str) -> None:
             if now == number:
                 worker.start()
-                assert pause.reached.wait(30)
+                assert pause.reached.wait(240)
 
         client.before = load
         init(client, "v2", force=True, token=token)
         pause.go_on.set()
         if number:
-            worker.join(30)
+            worker.join(240)
             assert outcomes
         seen.update(outcomes)
         storage.check("v2", {"bulk"} if outcomes == ["published"] else set())
@@ -339,7 +339,7 @@ class Pause:
         def hold(_number: int, kind: str, key: str) -> None:
             if kind == "put_if_absent" and key == layout.LOCK and not self.reached.is_set():
                 self.reached.set()
-                assert self.go_on.wait(30)
+                assert self.go_on.wait(240)
 
         client.before = hold
 
@@ -390,7 +390,7 @@ def interleave(
     def hold(number: int, _kind: str, _key: str) -> None:
         if number == until:
             stopped.set()
-            assert go_on.wait(30)
+            assert go_on.wait(240)
 
     def rival() -> None:
         run(theirs, second)
@@ -401,12 +401,12 @@ def interleave(
     def start(number: int, _kind: str, _key: str) -> None:
         if number == at:
             worker.start()
-            assert stopped.wait(30)
+            assert stopped.wait(240)
 
     theirs.before, ours.before = hold, start
     run(ours, first)
     go_on.set()
-    worker.join(30)
+    worker.join(240)
     return outcomes
 
 

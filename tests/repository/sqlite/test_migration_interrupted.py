@@ -205,7 +205,7 @@ def test_migrations_beside_writers_of_old_and_new_code(path: Path, engine: str) 
         write(repository, PERSON, person("first"))
         request = request_for(repository, PERSON2)
         spec = next(iter(request.migrations)).spec
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     config = {"s3_lock_timeout_ms": 60_000}
 
     def say(name: str, what: str) -> None:

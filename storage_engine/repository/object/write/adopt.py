@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.publisher import Upload
 from storage_engine.commitlog.records import CommitFile, TypeRef, timestamp
 from storage_engine.commitlog.replay import ActivatedVersion, ReplayedCommit
+from storage_engine.commitlog.series import Upload
 from storage_engine.model.columns import EngineVersion, row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.history import (

@@ -1,10 +1,13 @@
-"""One commit request from start to end: evaluate, stage what is bulky, publish, remember."""
+"""One commit request from start to end: evaluate, stage what is bulky, draft, answer.
+
+Who publishes the drafts, of one request or of several, is `write.group`.
+"""
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,15 +15,16 @@ from typing import Any, Self
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.attempt import Base, PublishedCommit
 from storage_engine.commitlog.chain import Chain, HeadVersion
-from storage_engine.commitlog.publisher import Base, Draft, Mark, PublishedCommit, Publisher, Upload
+from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import (
     CommitFile,
     Head,
-    Previous,
     TypeHead,
     TypeRef,
 )
+from storage_engine.commitlog.series import Draft, Mark, Upload
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model.arrow import row_schema
@@ -28,8 +32,7 @@ from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.commit_history import applied
-from storage_engine.repository.object.read.files import versioned_schema
-from storage_engine.repository.object.read.latest import Resident, ResidentType, Versions
+from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.stored_schema import (
     FIRST_VERSION,
     aligned,
@@ -44,6 +47,8 @@ from storage_engine.repository.object.write.parquet import (
     stored_table,
 )
 from storage_engine.repository.object.write.reconcile import (
+    Delta,
+    DraftedRows,
     Evaluation,
     Evaluator,
 )
@@ -58,8 +63,6 @@ from storage_engine.repository.protocol import (
     overtaken_note,
     repetition_note,
 )
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Parts:
     check_log: Callable[[Head], None]
 
 
-class _AlreadyApplied(Exception):
+class AlreadyApplied(Exception):
     def __init__(self, unit: AppliedUnit) -> None:
         self.unit = unit
 
@@ -86,9 +89,7 @@ class CommitRun:
 
     def __init__(self, parts: Parts, request: CommitRequest) -> None:
         self._chain = parts.chain
-        self._publisher = parts.publisher
         self._versions = parts.versions
-        self._resident = parts.resident
         self._duck = parts.duck
         self._config = parts.config
         self._engine_version = parts.engine_version
@@ -101,6 +102,10 @@ class CommitRun:
             parts.chain, parts.versions, request, self._bulk, parts.check_log
         )
         self._last: Evaluation | None = None
+        self._published: PublishedCommit | None = None
+        self._answer: CommitResult | None = None
+        self._error: Exception | None = None
+        self._settled = True  # False while what is staged may have been published
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
@@ -110,33 +115,68 @@ class CommitRun:
         if self._staging is not None:
             self._staging.leave()
 
-    def run(self) -> CommitResult | None:
-        published: PublishedCommit | None = None
-        settled = True  # False while what is staged may have been published
+    def answered_unlocked(self) -> bool:
+        """Read what is to be staged, and look at the request without the lock: most that have
+        nothing to do, and most that are refused, need not take it. Only for who has nobody before
+        it whose commit is still to come."""
+        self._spool_streams()
+        first = self._evaluate_unlocked()
+        if first.applied is not None:
+            self._answer = first.applied.result()
+            return True
+        if self._is_void(first):
+            return True
+        self.begin_publishing()
+        return False
+
+    def look(self) -> None:
+        """What can be known before the lock is held, so that less remains to be done then. Only
+        drafts tell what is so."""
+        remembered = self._chain.known_head()
+        if remembered is not None:
+            with suppress(OntologiaError):
+                self._evaluate(remembered, None)
+
+    def begin_publishing(self) -> None:
+        """From here on what is staged may become part of a commit, until `settle`."""
+        self._settled = False
+        for attempt in self._attempts.values():
+            attempt.publishing()
+
+    def settle(self, outcome: Callable[[], PublishedCommit | None]) -> None:
+        """What became of the draft is known: the answer follows from it."""
         try:
-            self._spool_streams()
-            first = self._evaluate_unlocked()
-            if first.applied is not None:
-                return first.applied.result()
-            if self._is_void(first):
-                return None
-            settled = False
-            for attempt in self._attempts.values():
-                attempt.publishing()
-            published = self._publisher.publish(self._draft)
-            settled = True
-            if published is None:
-                return None
-            self._remember(published)
-            return self._result(published)
-        except _AlreadyApplied as earlier:
-            settled = True
-            return earlier.unit.result()
-        except OntologiaError as error:
-            settled = not isinstance(error, CommitStateUnknownError)
-            raise
-        finally:
-            self._clean_up(published, outcome_known=settled)
+            self._published = outcome()
+            if self._published is not None:
+                self._answer = self._result(self._published)
+            self._settled = True
+        except AlreadyApplied as earlier:
+            self._answer = earlier.unit.result()
+            self._settled = True
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            self._settled = not isinstance(error, CommitStateUnknownError)
+            self._error = error
+
+    def answer(self) -> CommitResult | None:
+        """Of a request that was answered or settled; raises its error."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def clean_up(self) -> None:
+        """At the end, whatever it was."""
+        for bulk in self._spooled:
+            bulk.close()
+        files: Sequence[CommitFile] = self._published.manifest.files if self._published else ()
+        for attempt in self._attempts.values():
+            attempt.settle(files if self._settled else None)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+        if self._staging is not None:
+            if self._settled:
+                self._staging.end(files)
+            else:
+                self._staging.leave()
 
     # -- before the lock ----------------------------------------------------------------------
 
@@ -148,7 +188,7 @@ class CommitRun:
         if (mark := self._request.idempotency) is not None:
             earlier = applied(self._chain, head, mark)
             if earlier is not None:
-                raise _AlreadyApplied(earlier)  # before anything is read or staged
+                raise AlreadyApplied(earlier)  # before anything is read or staged
         heads = self._chain.type_heads_at(head)
         for item in streams:  # before all of it is read for nothing
             check_schema(self._chain, head, item.spec, heads.get(item.spec.ref))
@@ -180,29 +220,30 @@ class CommitRun:
         # Staged long ago: what came since is best looked at now, not under the lock.
         if remembered is not None and not self._attempts:
             try:
-                evaluation = self._evaluate(remembered)
+                evaluation = self._evaluate(remembered, None)
                 if not evaluation.empty:
                     return evaluation
             except OntologiaError:
                 if self._chain.read_head().etag == remembered.etag:
                     raise
-        return self._evaluate(self._chain.read_head())
+        return self._evaluate(self._chain.read_head(), None)
 
     def _is_void(self, evaluation: Evaluation) -> bool:
         """Whether there is nothing to publish, not even that it was tried."""
         return evaluation.empty and not self._request.events and self._request.idempotency is None
 
-    def _evaluate(self, version: HeadVersion) -> Evaluation:
+    def _evaluate(self, version: HeadVersion, drafted: DraftedRows | None) -> Evaluation:
         if self._last is None or self._last.version.etag != version.etag:
-            self._last = self._evaluator.evaluate(version)
+            self._last = self._evaluator.evaluate(version, drafted)
         return self._last
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def _draft(self, base: Base) -> Draft | Mark | None:
-        evaluation = self._evaluate(base.version)
+    def draft(self, base: Base, drafted: DraftedRows | None) -> Draft | Mark | None:
+        """`drafted`: by those before it, when there are any."""
+        evaluation = self._evaluate(base.version, drafted)
         if evaluation.applied is not None:
-            raise _AlreadyApplied(evaluation.applied)
+            raise AlreadyApplied(evaluation.applied)
         if evaluation.empty and not self._request.events:
             unit = self._request.idempotency
             return Mark(unit.app_id, unit.version) if unit is not None else None
@@ -236,12 +277,8 @@ class CommitRun:
         spooled = [file for file in staged if file.ref not in self._attempts]
         if spooled and self._staging is not None:
             self._staging.check(spooled)
-        files = [
-            replace(f, previous=previous_commit(heads.get(f.ref), base.head))
-            for f in [*files, *staged]
-        ]
         return Draft(
-            files=files,
+            files=[*files, *staged],
             uploads=uploads,
             touched={
                 spec.ref: self._type_head(spec, heads.get(spec.ref), base.commit_id)
@@ -340,35 +377,12 @@ class CommitRun:
         mark = self._request.idempotency
         return {"app_id": mark.app_id, "version": mark.version} if mark is not None else None
 
+    @property
+    def deltas(self) -> Mapping[TypeRef, tuple[TypeSpec, Delta]]:
+        """Of the latest draft."""
+        return self._last.deltas if self._last is not None else {}
+
     # -- after the CAS ------------------------------------------------------------------------
-
-    def _remember(self, published: PublishedCommit) -> None:
-        """Keep what was just written, so that the next commit reads none of it."""
-        try:
-            self._extend_residents(published)
-        except Exception as error:  # noqa: BLE001 - after the CAS nothing raises
-            log.warning("commit %d is not kept in memory: %s", published.manifest.commit_id, error)
-            for file in published.manifest.files:
-                self._resident.drop(file.ref)
-
-    def _extend_residents(self, published: PublishedCommit) -> None:
-        assert self._last is not None
-        commit_id = published.manifest.commit_id
-        before = self._chain.type_heads_at(published.base.head)
-        top = (commit_id, published.manifest_path)
-        for ref, (spec, delta) in self._last.deltas.items():
-            commit_ids = [commit_id] * delta.rows.num_rows
-            schema = versioned_schema(spec)
-            rows = delta.rows.add_column(0, schema.field(0), [commit_ids]).cast(schema)
-            if ref not in before:
-                epoch = (published.manifest.log_id, FIRST_VERSION)
-                resident = ResidentType(spec, rows, upto=commit_id, epoch=epoch, top=top)
-                self._resident.keep(ref, resident)
-                continue
-            kept = self._resident.get(ref)
-            was = (before[ref].commit_id, before[ref].manifest_path)
-            if kept is not None and kept.top == was:
-                kept.add(rows, upto=commit_id, top=top)
 
     def _result(self, published: PublishedCommit) -> CommitResult:
         changes: dict[TypeRef, TypeChange] = {}
@@ -407,29 +421,6 @@ class CommitRun:
                 notes += end_notes(spec, stored.__contains__)
         return notes
 
-    def _clean_up(self, published: PublishedCommit | None, *, outcome_known: bool) -> None:
-        for bulk in self._spooled:
-            bulk.close()
-        files: Sequence[CommitFile] = published.manifest.files if published else ()
-        for attempt in self._attempts.values():
-            attempt.settle(files if outcome_known else None)
-        if self._scratch is not None:
-            self._scratch.cleanup()
-        if self._staging is not None:
-            if outcome_known:
-                self._staging.end(files)
-            else:
-                self._staging.leave()
-
 
 def _version(top: TypeHead | None) -> int:
     return top.schema_version_id if top is not None else FIRST_VERSION
-
-
-def previous_commit(top: TypeHead | None, head: Head) -> Previous | None:
-    """The commit before that wrote rows of a type."""
-    if top is None or top.empty:
-        return None
-    if top.commit_id == head.commit_id:  # it could not tell its own hash
-        return Previous(top.commit_id, top.manifest_path, head.commit_sha256 or "")
-    return Previous(top.commit_id, top.manifest_path, top.manifest_sha256)

@@ -18,10 +18,11 @@ from typing import Any, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import state
+from storage_engine.commitlog.attempt import Base, PublishedCommit
 from storage_engine.commitlog.json_object import Documents
-from storage_engine.commitlog.publisher import Base, Draft, PublishedCommit, Upload
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead, TypeRef
 from storage_engine.commitlog.schema_log import SchemaRecords
+from storage_engine.commitlog.series import Draft, Upload
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
@@ -29,7 +30,7 @@ from storage_engine.repository.duck import Stream, quoted
 from storage_engine.repository.object.read.executor import ObjectExecutor
 from storage_engine.repository.object.stored_schema import layout_sha256, stored_state
 from storage_engine.repository.object.write.bulk import chunks
-from storage_engine.repository.object.write.commit import Parts, previous_commit
+from storage_engine.repository.object.write.commit import Parts
 from storage_engine.repository.object.write.rewritten_rows import (
     LocalRows,
     RewrittenRows,
@@ -226,8 +227,7 @@ class MigrationRun:
         for rewriting in self._rewrites:
             rewriting.catch_up(base.head, self._told(rewriting.migration))
             for file, upload in rewriting.rows.placed(base):
-                previous = previous_commit(heads.get(file.ref), base.head)
-                files.append(replace(file, previous=previous))
+                files.append(file)
                 uploads += [upload] if upload is not None else []
         if self._staging is not None and files:
             self._staging.check(files)

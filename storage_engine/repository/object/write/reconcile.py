@@ -6,20 +6,23 @@ never take it, and again under the lock for whatever has moved since.
 Intent meets latest state in one vectorised join per type, never a query per row. A row is new when
 its identity is unknown, changed when any field differs, and otherwise nothing. Values are compared
 by `IS DISTINCT FROM`, so NULL equals NULL.
+
+Where others have drafted commits that are to be published with this one, their rows are what it
+meets, before those that are stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef
-from storage_engine.errors import ExpectedVersionMismatchError
+from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
@@ -51,6 +54,16 @@ class Evaluation:
         return not self.deltas and not self.bulk
 
 
+class DraftedRows(Protocol):
+    """What the drafts before this one have written, by type."""
+
+    @property
+    def stored(self) -> Head:
+        """The head that all of them build on."""
+
+    def of(self, ref: TypeRef) -> ResidentType | None: ...
+
+
 class Evaluator:
     """Evaluates one request, keeping what stays true from one head to the next."""
 
@@ -70,7 +83,9 @@ class Evaluator:
         self._bulk = bulk
         self._deltas: dict[TypeRef, tuple[TypeHead | None, Delta]] = {}  # as of the type's head
 
-    def evaluate(self, version: HeadVersion) -> Evaluation:
+    def evaluate(self, version: HeadVersion, drafted: DraftedRows | None = None) -> Evaluation:
+        """On a head; with `drafted`, on one that is not stored, of which these are the rows that
+        the store does not have."""
         head = version.head
         request = self._request
         self._check_log(head)
@@ -80,6 +95,8 @@ class Evaluator:
                 return Evaluation(version, {}, {}, applied=earlier)
         heads = self._chain.type_heads_at(head)
         self._check_expected(heads)
+        stored = drafted.stored if drafted is not None else head
+        stored_heads = self._chain.type_heads_at(stored) if drafted is not None else heads
         deltas: dict[TypeRef, tuple[TypeSpec, Delta]] = {}
         parts: dict[TypeRef, tuple[TypeSpec, BulkParts]] = {}
         register = []
@@ -90,7 +107,15 @@ class Evaluator:
             spec = aligned(self._chain, head, spec, top)
             if item.table is not None:
                 intents = item.table.select(row_schema(spec).names)
-                delta = self._delta(spec, head, top, intents)
+                newer = drafted.of(spec.ref) if drafted is not None else None
+                try:
+                    delta = self._delta(spec, stored, stored_heads.get(spec.ref), intents)
+                except ConcurrentWriteError as error:
+                    if newer is not None:
+                        self._refuse_both(error, spec, newer, intents)
+                    raise
+                if newer is not None:
+                    delta = self._over_drafted(spec, newer, intents, delta)
                 if delta.rows.num_rows:
                     deltas[spec.ref] = (spec, delta)
             else:
@@ -121,13 +146,7 @@ class Evaluator:
         since = snapshot.since(spec.ref) if snapshot is not None else as_of
         resident = self._versions.resident(spec, head)
         if resident is not None:
-            if snapshot is not None and snapshot.refuses:
-                snapshot.check(spec.ref, resident_changed_since(resident, intents, since))
-            delta = reconcile_resident(spec, resident, intents)
-            if snapshot is not None:
-                later = resident_changed_since(resident, delta.rows, since)
-                delta = replace(delta, overtaken=tuple(snapshot.changed(spec.ref, later)))
-            return delta
+            return _against_rows(spec, resident, intents, snapshot, since)
 
         def compare() -> Delta:
             with self._versions.open(spec, head, intents, intents=intents) as stored:
@@ -151,6 +170,35 @@ class Evaluator:
             intents.nbytes, compare, columns=2 * len(row_schema(spec))
         )
 
+    def _over_drafted(
+        self, spec: TypeSpec, newer: ResidentType, intents: pa.Table, delta: Delta
+    ) -> Delta:
+        """A delta against what is stored, corrected where a draft has written the identity."""
+        met = pc.is_valid(newer.positions(intents))
+        if not pc.any(met).as_py():
+            return delta
+        snapshot = self._request.snapshot
+        if snapshot is not None and not snapshot.concerns(spec.ref, newer.upto):
+            snapshot = None
+        since = snapshot.since(spec.ref) if snapshot is not None else newer.upto
+        again = _against_rows(spec, newer, intents.filter(met), snapshot, since)
+        return delta.without(newer).joined(spec, again)
+
+    def _refuse_both(
+        self, error: ConcurrentWriteError, spec: TypeSpec, newer: ResidentType, intents: pa.Table
+    ) -> None:
+        """Name what drafts have changed beside what was found to be stored."""
+        snapshot = self._request.snapshot
+        assert snapshot is not None
+        changed = {
+            identity if isinstance(identity, tuple) else (identity,)
+            for identity in error.identities
+        }
+        later = resident_changed_since(newer, intents, snapshot.since(spec.ref))
+        changed |= {identity for identity, _ in snapshot.changed(spec.ref, later)}
+        stated = zip(*map(_values, intents.select(spec.identity)), strict=True)
+        snapshot.check(spec.ref, ((each, newer.upto) for each in stated if each in changed))
+
     def _refusing(self) -> Snapshot | None:
         """Bulk rows are compared with what others did only where that is asked for."""
         snapshot = self._request.snapshot
@@ -166,16 +214,38 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The rows that a commit must write, how many of them are new, and which of the others
-    somebody else has changed since the writer knew them (with the commits that did)."""
+    """The rows that a commit must write, which of them are new, and which of the others somebody
+    else has changed since the writer knew them (with the commits that did)."""
 
     rows: pa.Table
-    inserted: int
+    new: pa.ChunkedArray  # for each row
     overtaken: tuple[tuple[Identity, int], ...] = ()
+
+    @property
+    def inserted(self) -> int:
+        return pc.sum(self.new).as_py() or 0
 
     @property
     def updated(self) -> int:
         return int(self.rows.num_rows) - self.inserted
+
+    def without(self, known: ResidentType) -> Delta:
+        """Without the identities that are in `known`."""
+        kept = pc.is_null(known.positions(self.rows))
+        gone = {*known.identities(self.rows.filter(pc.invert(kept)))}
+        overtaken = [
+            change
+            for change in self.overtaken
+            if (change[0] if len(change[0]) > 1 else change[0][0]) not in gone
+        ]
+        return Delta(self.rows.filter(kept), self.new.filter(kept), tuple(overtaken))
+
+    def joined(self, spec: TypeSpec, other: Delta) -> Delta:
+        """With the rows of another, which has none of ours."""
+        rows = pa.concat_tables([self.rows, other.rows])
+        new = pa.chunked_array([*self.new.chunks, *other.new.chunks], pa.bool_())
+        ordered = _ordered(spec, rows, new)
+        return replace(ordered, overtaken=tuple(sorted([*self.overtaken, *other.overtaken])))
 
 
 def delta_sql(spec: TypeSpec, *, unique: bool, only: str | None = None) -> str:
@@ -221,8 +291,7 @@ def reconcile_resident(spec: TypeSpec, resident: ResidentType, intents: pa.Table
     write = unknown
     for field in spec.fields:
         write = pc.or_(write, _distinct(intents.column(field.name), stored.column(field.name)))
-    rows = intents.filter(write).sort_by([(name, "ascending") for name in spec.identity])
-    return Delta(rows, pc.sum(unknown).as_py() or 0)
+    return _ordered(spec, intents.filter(write), pa.chunked_array([unknown]).filter(write))
 
 
 def resident_changed_since(
@@ -250,14 +319,38 @@ def _distinct(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def all_new(spec: TypeSpec, rows: pa.Table) -> Delta:
     """Nothing is stored yet: every row is an insert."""
-    ordered = rows.sort_by([(name, "ascending") for name in spec.identity])
-    return Delta(ordered, rows.num_rows)
+    return _ordered(spec, rows, pa.chunked_array([pa.repeat(pa.scalar(True), rows.num_rows)]))
 
 
 def split(spec: TypeSpec, flagged: pa.Table) -> Delta:
     """Take the insert flag off a delta."""
-    inserted = pc.sum(flagged.column(INSERT_FLAG)).as_py() or 0
-    return Delta(flagged.select(row_schema(spec).names).cast(row_schema(spec)), int(inserted))
+    rows = flagged.select(row_schema(spec).names).cast(row_schema(spec))
+    return Delta(rows, flagged.column(INSERT_FLAG))
+
+
+def _ordered(spec: TypeSpec, rows: pa.Table, new: pa.ChunkedArray) -> Delta:
+    """By identity."""
+    if rows.num_rows < 2:
+        return Delta(rows, new)
+    order = pc.sort_indices(rows, [(name, "ascending") for name in spec.identity])
+    return Delta(rows.take(order), new.take(order))
+
+
+def _against_rows(
+    spec: TypeSpec,
+    stored: ResidentType,
+    intents: pa.Table,
+    snapshot: Snapshot | None,
+    since: int,
+) -> Delta:
+    """Against rows in memory; refuses, or notes, what `snapshot` finds changed after `since`."""
+    if snapshot is not None and snapshot.refuses:
+        snapshot.check(spec.ref, resident_changed_since(stored, intents, since))
+    delta = reconcile_resident(spec, stored, intents)
+    if snapshot is None:
+        return delta
+    later = resident_changed_since(stored, delta.rows, since)
+    return replace(delta, overtaken=tuple(snapshot.changed(spec.ref, later)))
 
 
 def changed_since(

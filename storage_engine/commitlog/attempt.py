@@ -1,0 +1,403 @@
+"""One attempt at a swap of head: draft, upload, guard, swap, and tell each what became of it.
+
+Several may ask for a commit at once. Each drafts on what those before it have drafted, all of it is
+uploaded together, and the one swap publishes it all or nothing. So whatever was learned from an
+earlier draft (nothing to do, applied already, refused) is true only once the swap has been won; one
+that fails by itself leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import Chain, HeadVersion
+from storage_engine.commitlog.json_object import (
+    Lost,
+    StillUnknown,
+    Won,
+    create,
+    write_conditionally,
+)
+from storage_engine.commitlog.lock import Lease
+from storage_engine.commitlog.records import Checkpoint, Head, Manifest, TypeRef
+from storage_engine.commitlog.series import Commit, Draft, Mark, Series, Upload
+from storage_engine.errors import (
+    CommitStateUnknownError,
+    LeaseExpiredError,
+    LockContentionError,
+    OntologiaError,
+    StorageBackendError,
+)
+from storage_engine.objectstore.protocol import ObjectStoreError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a draft builds on: a head with its manifest, and the names to write under.
+
+    `version` is the head as the drafts before leave it, `stored` the one in the store.
+    """
+
+    version: HeadVersion
+    manifest: Manifest | None
+    attempt: str
+    lease: Lease
+    stored: HeadVersion
+
+    @property
+    def head(self) -> Head:
+        return self.version.head
+
+    @property
+    def commit_id(self) -> int:
+        return self.version.head.commit_id + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedCommit:
+    """A commit that stands."""
+
+    base: Base
+    manifest: Manifest
+    manifest_path: str
+    attempts: int
+    lock_wait_ms: float
+    carried: TypeRef | None = None  # the type whose snapshot it published too
+
+    @property
+    def head(self) -> Head:
+        """As this commit has made it, whatever came since."""
+        return replace(
+            self.base.head,
+            commit_id=self.manifest.commit_id,
+            manifest_path=self.manifest_path,
+            commit_sha256=None,
+            checkpoint=self.manifest.checkpoint,
+            marks={},
+        )
+
+
+Prepare = Callable[[Base], Draft | Mark | None]
+
+
+class Candidate:
+    """One who asks for a commit: how it drafts, and what became of it."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        self.prepare = prepare
+        self.decided = False
+        self._outcome: PublishedCommit | Exception | None = None
+        # While head may have been swung to its commit, or to one that its answer rests on: what to
+        # tell if nobody learns whether it was.
+        self.unknown: CommitStateUnknownError | None = None
+
+    def decide(self, outcome: PublishedCommit | Exception | None) -> None:
+        """For good."""
+        self._outcome = outcome
+        self.decided = True
+
+    @property
+    def published(self) -> PublishedCommit | None:
+        """Its commit, if there is one."""
+        return self._outcome if isinstance(self._outcome, PublishedCommit) else None
+
+    def result(self) -> PublishedCommit | None:
+        """None when it drafted nothing, or a mark alone. Raises what was its own fault."""
+        assert self.decided
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+class WaitingSnapshot(Protocol):
+    """A snapshot whose files are in the store. A commit carries it: its checkpoint has the
+    snapshot in the place of what was merged, and its CAS publishes both."""
+
+    ref: TypeRef
+    refused: bool  # one of `checks` found so: it must not be published
+    published: bool
+
+    @property
+    def checks(self) -> Sequence[Callable[[], None]]:
+        """Sent beside the uploads, as they hold only from when head was read; they never raise."""
+
+    def place(self, checkpoint: Checkpoint) -> Checkpoint:
+        """With the snapshot, or as it is when that no longer fits."""
+
+
+class WaitingSnapshots(Protocol):
+    def carry(self) -> AbstractContextManager[WaitingSnapshot | None]:
+        """One for an attempt to publish; it waits on afterwards unless `published` was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a candidate is to be told. `commit` is its own; `waits`: it is true only once the swap
+    has been won, as it is of what this candidate drafted, or may rest on what others did."""
+
+    candidate: Candidate
+    outcome: PublishedCommit | Exception | None
+    commit: Commit | None
+    waits: bool
+
+
+class Attempt:
+    """Under one lease, on one head. Use once."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        lease: Lease,
+        version: HeadVersion,
+        *,
+        number: int,
+        waited_ms: float,
+        runtime_id: str,
+        checkpoint_interval: int,
+        waiting: WaitingSnapshots | None,
+    ) -> None:
+        self._chain = chain
+        self._store = chain.store
+        self._lease = lease
+        self._number = number
+        self._waited_ms = waited_ms
+        self._runtime_id = runtime_id
+        self._checkpoint_interval = checkpoint_interval
+        self._waiting = waiting
+        self._snapshot: WaitingSnapshot | None = None
+        self._series = Series(chain, version)
+        self._answers: list[_Answer] = []
+        self.published: Sequence[PublishedCommit] = ()  # oldest first
+        self.settled = False  # else those who are not decided try again
+        self.counts = True  # whether head moved, so that it was an attempt in vain
+        self.failed = False  # nothing was published, and something went wrong
+
+    def run(self, candidates: Sequence[Candidate]) -> None:
+        with self._series, ExitStack() as carried:
+            for candidate in candidates:
+                self._draft(candidate, carried)
+            if not self._series.moved:
+                self.failed = any(isinstance(a.outcome, Exception) for a in self._answers)
+                self._decide()
+            elif self._upload():
+                self._swap()
+
+    # -- drafts -------------------------------------------------------------------------------
+
+    def _draft(self, candidate: Candidate, carried: ExitStack) -> None:
+        series = self._series
+        base = Base(
+            series.version,
+            series.manifest,
+            layout.new_commit_attempt(),
+            self._lease,
+            series.stored,
+        )
+        outcome: PublishedCommit | Exception | None = None
+        commit: Commit | None = None
+        try:
+            draft = candidate.prepare(base)
+            if isinstance(draft, Draft):
+                commit, outcome = self._add(base, draft, carried)
+            elif draft is not None:
+                series.mark(draft)
+        except Exception as error:  # noqa: BLE001 - its own; the others go on without it
+            outcome = error
+        self._answers.append(_Answer(candidate, outcome, commit, waits=series.moved))
+
+    def _add(self, base: Base, draft: Draft, carried: ExitStack) -> tuple[Commit, PublishedCommit]:
+        """The first one carries the snapshot that waits."""
+        snapshot: WaitingSnapshot | None = None
+        if not self._series.commits and self._snapshot is None and self._waiting is not None:
+            snapshot = self._snapshot = carried.enter_context(self._waiting.carry())
+        commit = self._series.add(
+            draft,
+            attempt=base.attempt,
+            now=self._store.now(),
+            runtime_id=self._runtime_id,
+            with_checkpoint=base.commit_id % self._checkpoint_interval == 0,
+            place=snapshot.place if snapshot is not None else None,
+        )
+        return commit, PublishedCommit(
+            base,
+            commit.manifest,
+            commit.path,
+            self._number,
+            self._waited_ms,
+            snapshot.ref if snapshot is not None else None,
+        )
+
+    # -- uploads ------------------------------------------------------------------------------
+
+    def _upload(self) -> bool:
+        """Whether head may be swung now. If not, nothing was published."""
+        store = self._store.bulk if len(self._series.commits) > 1 else self._store
+        common = self._series.fold_marks()
+        owned = [(None, upload) for upload in common] + [
+            (answer, upload)
+            for answer in self._answers
+            if answer.commit is not None
+            for upload in answer.commit.uploads
+        ]
+        created: list[Upload] = []
+        taken: list[str] = []
+
+        def write(upload: Upload, content: bytes) -> None:
+            if create(store, upload.key, content):
+                created.append(upload)
+            else:
+                taken.append(upload.key)
+
+        def write_file(upload: Upload, path: Path) -> None:
+            created.append(upload)
+            self._store.put_file(upload.key, path)
+
+        small = [(a, u, u.content) for a, u in owned if isinstance(u.content, bytes)]
+        large = [(a, u, u.content) for a, u in owned if isinstance(u.content, Path)]
+        checks = self._snapshot.checks if self._snapshot is not None else ()
+        requests: list[Callable[[], None]] = [partial(write, u, data) for _, u, data in small]
+        outcomes = store.parallel.gather_outcomes([*requests, *checks])
+        owners = [answer for answer, _, _ in small]
+        if not taken:
+            # Put without a condition: whoever has created the manifest owns these names.
+            files: list[Callable[[], None]] = [partial(write_file, u, path) for _, u, path in large]
+            outcomes = outcomes[: len(small)] + store.parallel.gather_outcomes(files)
+            owners += [answer for answer, _, _ in large]
+        if self._leave_failed(list(zip(owners, outcomes, strict=False)), created):
+            return False
+        if taken:
+            # It may be named by head by now: nothing of that name is touched.
+            log.warning("%s is there already: the commit is tried under another name", taken[0])
+            return False
+        try:
+            self._lease.guard()
+        except (LeaseExpiredError, LockContentionError):
+            self._discard(created)  # no CAS was sent: certainly not published
+            raise
+        if self._snapshot is not None and self._snapshot.refused:
+            self._discard(created)  # the next attempt goes without it
+            self.counts = False
+            return False
+        return True
+
+    def _leave_failed(
+        self,
+        outcomes: Sequence[tuple[_Answer | None, object]],
+        created: Sequence[Upload],
+    ) -> bool:
+        """Whether an upload has failed: then those whose uploads they were leave, and the others
+        are drafted anew without them."""
+        failures = [(a, o) for a, o in outcomes if isinstance(o, BaseException)]
+        if not failures:
+            return False
+        for _, error in failures:
+            if not isinstance(error, Exception):
+                raise error
+        self._discard(created)
+        self.counts = False
+        for answer, error in failures:
+            assert isinstance(error, Exception)
+            if answer is None:
+                raise error
+            if not answer.candidate.decided:
+                answer.candidate.decide(error)
+        self.settled = all(answer.candidate.decided for answer in self._answers)
+        self.failed = True
+        return True
+
+    def _discard(self, uploads: Sequence[Upload]) -> None:
+        """Delete what a certainly unpublished attempt wrote, as far as that goes."""
+        try:
+            self._store.delete_many([upload.key for upload in uploads if not upload.shared])
+        except (ObjectStoreError, StorageBackendError) as error:
+            log.info("orphans of a lost attempt stay for garbage collection: %s", error)
+
+    # -- the swap -----------------------------------------------------------------------------
+
+    def _swap(self) -> None:
+        series = self._series
+        for answer in self._answers:
+            if answer.waits:
+                answer.candidate.unknown = _unknown(answer.commit, series.head)
+        try:
+            outcome = write_conditionally(
+                self._store,
+                self._chain.head_key,
+                series.head.to_bytes(),
+                write_id=series.head.write_id,
+                etag=series.stored.etag,
+            )
+            won = isinstance(outcome, Won)
+            if isinstance(outcome, Lost):
+                won = self._is_ancestor(outcome)
+        except StillUnknown as error:
+            self._decide_unknown(error)
+            return
+        except StorageBackendError:
+            self._forget_unknown()  # refused: it did not land
+            raise
+        if not won:
+            self._discard([u for commit in series.commits for u in commit.uploads])
+            self._forget_unknown()
+            return
+        if isinstance(outcome, Won):
+            self._chain.note_head(HeadVersion(series.head, outcome.etag))
+        series.note_published()
+        if self._snapshot is not None:
+            self._snapshot.published = True
+        self._decide()
+
+    def _is_ancestor(self, outcome: Lost) -> bool:
+        """Our commits have also won when another writer has already built on them."""
+        if outcome.current is None or not self._series.commits:
+            return False
+        ours = self._series.commits[-1]
+        try:
+            now = Head.parse(outcome.current.data, key=self._chain.head_key)
+            self._chain.note_head(HeadVersion(now, outcome.current.etag))
+            there = self._chain.locate(now, ours.manifest.commit_id)
+        except OntologiaError as error:  # whether ours is below cannot be told
+            raise StillUnknown(self._chain.head_key) from error
+        return there is not None and there.path == ours.path
+
+    def _decide(self) -> None:
+        for answer in self._answers:
+            answer.candidate.decide(answer.outcome)
+        outcomes = [answer.outcome for answer in self._answers]
+        self.published = [each for each in outcomes if isinstance(each, PublishedCommit)]
+        self.settled = True
+
+    def _decide_unknown(self, cause: StillUnknown) -> None:
+        """Nobody can tell: neither those who have drafted, nor those whose answer rests on it."""
+        for answer in self._answers:
+            error = answer.candidate.unknown
+            if error is not None:
+                error.__cause__ = cause
+            answer.candidate.decide(error if error is not None else answer.outcome)
+        self.settled = self.failed = True
+
+    def _forget_unknown(self) -> None:
+        for answer in self._answers:
+            answer.candidate.unknown = None
+
+
+def _unknown(commit: Commit | None, head: Head) -> CommitStateUnknownError:
+    """Of a commit of its own, or of what it rests on."""
+    if commit is None:
+        return CommitStateUnknownError(
+            commit_id=head.commit_id, manifest_path=head.manifest_path or "", write_id=head.write_id
+        )
+    return CommitStateUnknownError(
+        commit_id=commit.manifest.commit_id,
+        manifest_path=commit.path,
+        write_id=commit.manifest.write_id,
+    )
