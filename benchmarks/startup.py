@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.harness import Measured, Report
 
-TIMES = 15
+TIMES = 7
 PROMISED_S = {"onto --help": 0.3, "import storage_engine": 0.25}
 _ROOT = Path(__file__).resolve().parent.parent
 _PROCESSES = {

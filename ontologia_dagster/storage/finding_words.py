@@ -7,33 +7,18 @@ A sentence is short however much was found; tables beside it have the rest.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from storage_engine.wording import counted
+from storage_engine.wording import counted, listed, noun_of
 
 if TYPE_CHECKING:
     from storage_engine.index.verify import IndexFinding
     from storage_engine.maintenance.integrity import Finding
     from storage_engine.maintenance.integrity.report import MissingEnds
 
-SHOWN = 5  # examples in a sentence
 _KINDS = 3  # kinds of findings in a sentence
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_")
-
-
-def noun_of(type_name: str) -> str:
-    """`WeatherObservation` -> `weather observation`."""
-    return " ".join(word for word in _WORDS.split(type_name) if word).lower()
-
-
-def listed(examples: Sequence[str], total: int) -> str:
-    """Some of so many."""
-    shown = ", ".join(examples[:SHOWN])
-    more = total - min(len(examples), SHOWN)
-    return f"{shown} and {more:,} more" if more > 0 and shown else shown
 
 
 # -- deep verification ----------------------------------------------------------------------------
