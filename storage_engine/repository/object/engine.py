@@ -98,7 +98,6 @@ class StorageUpkeep(Protocol):
 class ObjectRepository(ABC):
     """What both engines share."""
 
-    backend = "s3"
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
@@ -112,6 +111,7 @@ class ObjectRepository(ABC):
     ) -> None:
         """`log_id`: of the log that was there when the stamp was read, and its head."""
         self.uri = store.uri
+        self.backend = store.kind
         self.store = store
         self._config = config
         self._stamp = stamp
@@ -541,7 +541,7 @@ class ObjectRepository(ABC):
         info: dict[str, Any] = {
             "backend": self.backend,
             "engine_version": self.engine_version,
-            "store": self.store.kind,
+            "store": self.backend,
             "uri": self.uri,
             "format": self._stamp.format,
             "head_commit_id": head.commit_id,
