@@ -8,6 +8,9 @@ and the handler's position. Every event must be handled once, or the run is void
 Then one, two, four and eight workers, each a process, share a bus in small batches. Their time is
 that from the first claim until the last event was handled; their requests are all of them, until
 the last worker has seen that nothing is left.
+
+Last, handlers that each commit one entity, one worker and four, with one handler at a time and
+with eight. Their time ends when the last commit was told of.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 from benchmarks.harness import Measured, Report, measure, seaweedfs, sized, timed
 from benchmarks.latency_proxy import LATENCY_MS, LatencyProxy, latency_proxy
 from storage_engine import (
+    Entity,
     Event,
     Field,
     HandlerContext,
@@ -37,10 +41,11 @@ from storage_engine import (
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.records import to_json
 from storage_engine.events import records
-from storage_engine.events.dispatcher import Totals
+from storage_engine.events.outcomes import Totals
 from storage_engine.events.records import Policy
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.runtime.worker import HandlerRun
 from tests.servers import REGION
 
 EVENTS = sized(3_000, 100, "BENCH_EVENTS")
@@ -52,6 +57,9 @@ RUNS = sized(3, 1)
 CREWS = (1, 2, 4, 8)
 CREW_EVENTS = sized(900, 40, "BENCH_CREW_EVENTS")
 CREW_LIMIT = 10  # small batches, in which workers would get in one another's way
+WRITERS = ((1, 1), (1, 8), (4, 1), (4, 8))  # workers, and handlers at once in each
+WRITTEN_EVENTS = int(os.environ.get("BENCH_WRITTEN_EVENTS", "1500"))
+WRITTEN_PROMISED = {1: 100, 4: 150}  # events a second, by workers
 
 
 class Ping(Event):
@@ -63,6 +71,18 @@ def nothing(ctx: HandlerContext[Ping]) -> None:
     """As empty as a handler can be."""
     HANDLED.append(ctx.event.n)
     AT.append(time.monotonic())
+
+
+class Invoice(Entity):
+    id: Field[str] = Field(primary_key=True)
+    n: Field[int]
+
+
+@on_event(Ping, id="bench.bill")
+def bill(ctx: HandlerContext[Ping]) -> None:
+    """One entity each, as a commit of its own."""
+    HANDLED.append(ctx.event.n)
+    ctx.ensure(Invoice(id=str(ctx.event.n), n=ctx.event.n))
 
 
 HANDLED: list[int] = []
@@ -97,6 +117,13 @@ def run() -> Report:
             drain_together(f"s3://{bucket}/crew-{n}", server.endpoint, proxy, n) for n in CREWS
         ]
         report.steps += crews
+        written = {
+            (n, at_once): write_together(
+                f"s3://{bucket}/written-{n}-{at_once}", server.endpoint, proxy, n, at_once
+            )
+            for n, at_once in WRITERS
+        }
+        report.steps += written.values()
     alone = crews[0].facts
     report.verdicts = {
         f"at least {PROMISED} events a second": _speeds(rounds[0]),
@@ -108,6 +135,15 @@ def run() -> Report:
         "events a second of 2, 4 and 8 workers, of one's (at least 1)": ", ".join(
             f"{step.facts['events a second'] / alone['events a second']:.2f}" for step in crews[1:]
         ),
+        **{
+            f"at least {promised} events a second, each with a commit, by {workers} "
+            f"worker{'s' if workers > 1 else ''}": ", ".join(
+                f"{step.facts['events a second']} ({at_once} at once)"
+                for (n, at_once), step in written.items()
+                if n == workers
+            )
+            for workers, promised in WRITTEN_PROMISED.items()
+        },
         "latency": ", ".join(f"{kind} {ms:g} ms" for kind, ms in LATENCY_MS.items()),
         "load of the machine (1, 5 and 15 minutes)": " ".join(f"{n:.1f}" for n in os.getloadavg()),
     }
@@ -123,6 +159,7 @@ def config(endpoint: str) -> OntologiaConfig:
     return OntologiaConfig(
         s3_endpoint_url=endpoint,
         s3_region=REGION,
+        s3_lock_timeout_ms=120_000,
         event_claim_limit=CLAIM_LIMIT,
         event_poll_interval_ms=1,
     )
@@ -153,12 +190,37 @@ def drain(uri: str, endpoint: str, count: int) -> dict[str, Any]:
 
 
 def drain_together(uri: str, endpoint: str, proxy: LatencyProxy, workers: int) -> Measured:
+    name = f"{workers} worker{'s' if workers > 1 else ''}, {CREW_EVENTS:,} events"
+    return _together(name, uri, endpoint, proxy, CREW_EVENTS, [(work, ())] * workers)
+
+
+def write_together(
+    uri: str, endpoint: str, proxy: LatencyProxy, workers: int, at_once: int
+) -> Measured:
+    name = f"{workers} worker{'s' if workers > 1 else ''}, {at_once} at once, commits"
+    made = _together(name, uri, endpoint, proxy, WRITTEN_EVENTS, [(write, (at_once,))] * workers)
+    with Session(uri, config=config(endpoint)) as session:
+        assert session.query().entities(Invoice).count() == WRITTEN_EVENTS
+        assert session.snapshot == WRITTEN_EVENTS, "a commit an event"
+    return made
+
+
+def _together(
+    name: str,
+    uri: str,
+    endpoint: str,
+    proxy: LatencyProxy,
+    events: int,
+    crew: Sequence[tuple[Any, tuple[Any, ...]]],
+) -> Measured:
     initialize_storage(uri, config=config(endpoint))
-    measure("send", send, uri, endpoint, CREW_EVENTS)
+    measure("send", send, uri, endpoint, events)
     context = multiprocessing.get_context("spawn")
-    gate, outcomes = context.Barrier(workers + 1), context.SimpleQueue()
-    arguments = (uri, proxy.endpoint, gate, outcomes)
-    processes = [context.Process(target=work, args=arguments) for _ in range(workers)]
+    gate, outcomes = context.Barrier(len(crew) + 1), context.SimpleQueue()
+    processes = [
+        context.Process(target=target, args=(uri, proxy.endpoint, gate, outcomes, *given))
+        for target, given in crew
+    ]
     for process in processes:
         process.start()
     gate.wait()
@@ -168,14 +230,13 @@ def drain_together(uri: str, endpoint: str, proxy: LatencyProxy, workers: int) -
     for process in processes:
         process.join()
     handled = Counter(n for numbers, _ in parts for n in numbers)
-    assert handled == Counter(range(CREW_EVENTS)), "events were lost or handled twice"
+    assert handled == Counter(range(events)), "events were lost or handled twice"
     seconds = max(last for _, last in parts) - started
     facts = {
         "requests": proxy.counts().total,
-        "events a second": round(CREW_EVENTS / seconds),
+        "events a second": round(events / seconds),
         "handled": sorted(len(numbers) for numbers, _ in parts),
     }
-    name = f"{workers} worker{'s' if workers > 1 else ''}, {CREW_EVENTS:,} events"
     return Measured(name, seconds, [round(seconds, 3)], 0, facts)
 
 
@@ -184,6 +245,19 @@ def work(uri: str, endpoint: str, gate: Any, outcomes: Any) -> None:
     with Session(uri, config=settings) as session:
         gate.wait()
         session.drain([nothing])
+    outcomes.put((HANDLED, AT[-1] if AT else 0.0))
+
+
+def write(uri: str, endpoint: str, gate: Any, outcomes: Any, at_once: int) -> None:
+    def told(run: HandlerRun) -> None:
+        assert run.commit is not None, run
+        (change,) = run.commit.changes
+        assert change.inserted == 1
+        AT.append(time.monotonic())
+
+    with Session(uri, config=config(endpoint)) as session:
+        gate.wait()
+        session.drain([bill], concurrency=at_once, observe=told)
     outcomes.put((HANDLED, AT[-1] if AT else 0.0))
 
 

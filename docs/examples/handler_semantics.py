@@ -39,7 +39,22 @@ class Billed(Event):
     order_id: Field[str]
 
 
+class Parcel(Entity):
+    id: Field[str] = Field(primary_key=True)
+
+
+class Packed(Event):
+    order_id: Field[str]
+
+
+class Moved(Event, ordering_key="parcel"):
+    parcel: Field[str]
+    step: Field[int]
+
+
 runs: dict[str, int] = {}
+seen: list[tuple[str, int]] = []
+steps: dict[str, list[int]] = {}
 
 
 @on_event(OrderPlaced, id="shop.bill")
@@ -68,6 +83,18 @@ def thank(ctx: HandlerContext[Billed]) -> None:
 @on_event(EventDeadLetter, id="shop.alarm")
 def alarm(ctx: HandlerContext[EventDeadLetter]) -> None:
     print(f"given up after {ctx.event.attempts} attempts: {ctx.event.last_error}")
+
+
+@on_event(Packed, id="shop.count")
+def count(ctx: HandlerContext[Packed]) -> None:
+    # Its own commit is published together with those of the others, and yet it sees them.
+    seen.append((ctx.event.order_id, ctx.session.query().entities(Parcel).count()))
+    ctx.ensure(Parcel(id=ctx.event.order_id))
+
+
+@on_event(Moved, id="shop.follow")
+def follow(ctx: HandlerContext[Moved]) -> None:
+    steps.setdefault(ctx.event.parcel, []).append(ctx.event.step)
 
 
 def show(session: Session, when: str) -> None:
@@ -99,6 +126,16 @@ def main() -> None:
                 session.drain(handlers)
             session.drain(handlers)
             show(session, "it was given up")
+
+            before = session.list_commits(limit=1)[0]["id"]
+            session.emit([Packed(order_id=order) for order in ("o1", "o2", "o3")])
+            session.drain([count])
+            commits = session.list_commits(since_commit_id=before)
+            print(f"in one round: {seen} parcels seen, and {len(commits)} commits")
+
+            session.emit([Moved(parcel=p, step=n) for n in (1, 2, 3) for p in ("a", "b")])
+            session.drain([follow], concurrency=8)
+            print(f"eight at once, by order: {dict(sorted(steps.items()))}")
 
 
 if __name__ == "__main__":

@@ -36,11 +36,12 @@ from ontologia_dagster.schema.differences import require_agreement, types_in
 from ontologia_dagster.storage import checks, dead_letters, events
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.model.declarations import spec_of
+from storage_engine.runtime.arguments import MOST_AT_ONCE
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from ontologia_dagster.storage.lineage import EventLineage
-    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.outcomes import Totals
     from storage_engine.repository.protocol import Repository
     from storage_engine.runtime.worker import HandlerRun
 
@@ -50,6 +51,9 @@ _ERRORS = 20  # of a handler, shown
 class DrainConfig(dg.Config):
     max_events: int = Field(default=10_000, description="End after about so many")
     max_seconds: float = Field(default=900.0, description="End after so long")
+    concurrency: int = Field(
+        default=1, ge=1, le=MOST_AT_ONCE, description="Run up to so many handlers at once"
+    )
 
 
 def drain_job_name(storage: str) -> str:
@@ -220,16 +224,15 @@ def _drain(
         timer.daemon = True
         timer.start()
 
-        claimed_at_once = ontology.config().event_claim_limit
-
         def progress(totals: "Totals") -> None:
-            # By rounds, as what a round did is settled, and counted, while the next one runs.
-            if totals.iterations * claimed_at_once >= config.max_events:
+            # What was claimed: how it ended is known, and counted, while the next round runs.
+            if totals.claimed >= config.max_events:
                 session.stop()
 
         try:
             totals = session.drain(
                 lineage.handlers,
+                concurrency=config.concurrency,
                 progress=progress,
                 observe=tally.add,
                 meta={

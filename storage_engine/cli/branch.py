@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storage_engine.cli.arguments import Invocation, parse_duration, with_settings
-from storage_engine.cli.output import Output, counted, shown_time
+from storage_engine.cli.output import Output, shown_time
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.branches import Branches

@@ -16,9 +16,10 @@ import typer
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.output import Output, moment
 from storage_engine.commitlog.records import timestamp
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
-    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.outcomes import Totals
     from storage_engine.events.protocol import Peek
 
 
@@ -76,7 +77,8 @@ def _written(at: datetime | None) -> str | None:
 def _glance(seen: Peek, now: datetime) -> str:
     if not seen.pending:
         return "Nothing is left to handle."
-    parts = [f"{seen.pending}{' or more' if seen.more else ''} events pending"]
+    pending = f"{seen.pending:,} or more events" if seen.more else counted(seen.pending, "event")
+    parts = [f"{pending} pending"]
     if seen.oldest is not None:
         parts.append(f"the oldest {max((now - seen.oldest).total_seconds(), 0):.0f} s old")
     if seen.is_exact:
@@ -101,6 +103,15 @@ def run(
         int | None,
         typer.Option("--max-iterations", metavar="N", min=1, help="End after so many rounds."),
     ] = None,
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            help="Run up to so many handlers at once, in threads.",
+        ),
+    ] = 1,
 ) -> None:
     """Run a worker: handle events as they come, until SIGTERM or Ctrl-C."""
     from storage_engine.runtime.session import Session
@@ -114,10 +125,14 @@ def run(
         with _status_line() as status:
             report = status if invocation.output.json else _with_notes(invocation.output, status)
             if drain:
-                totals = session.drain(loaded, progress=report)
+                totals = session.drain(loaded, concurrency=concurrency, progress=report)
             else:
                 totals = session.run(
-                    loaded, schedules=schedules, max_iterations=max_iterations, progress=report
+                    loaded,
+                    schedules=schedules,
+                    concurrency=concurrency,
+                    max_iterations=max_iterations,
+                    progress=report,
                 )
     finally:
         session.close()

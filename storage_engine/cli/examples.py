@@ -89,7 +89,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "events peek": ("onto events peek --handlers shop.handlers",),
     "events run": (
         "onto events run --handlers shop.handlers",
-        "onto events run --handlers shop.handlers --drain",
+        "onto events run --handlers shop.handlers --concurrency 8 --drain",
     ),
     "verify": ("onto verify", "onto verify --deep --json"),
     "index": ("onto index verify", "onto index repair --apply"),

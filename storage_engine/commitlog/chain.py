@@ -67,6 +67,28 @@ class Unpublished:
     pages: dict[str, tuple[CommitPoint, ...]] = field(default_factory=dict)  # by hash
 
 
+@dataclass(slots=True, eq=False)
+class AckedEvents:
+    """Events that commits beyond `above`, up to the one of the manifest `path`, have handled, with
+    the commits; see `state.acked_since`."""
+
+    above: int = 0
+    upto: int = 0
+    path: str = ""
+    commits: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    mutex: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, above: int) -> None:
+        self.above = self.upto = above
+        self.path = ""
+        self.commits.clear()
+
+    def forget(self, above: int) -> None:
+        """What is of no account beyond that."""
+        self.above = max(above, self.above)
+        self.commits = {name: n for name, n in self.commits.items() if n > self.above}
+
+
 _Value = TypeVar("_Value")
 
 
@@ -120,6 +142,7 @@ class Chain:
         self._pages: _Remembered[tuple[CommitPoint, ...]] = _Remembered(_PAGE_BYTES)
         self._checkpoints: OrderedDict[str, Checkpoint] = OrderedDict()
         self._unpublished: tuple[Unpublished, ...] = ()
+        self.acked = AckedEvents()
         self._mutex = threading.Lock()
 
     # -- commits that are being written ---------------------------------------------------------

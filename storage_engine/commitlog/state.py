@@ -36,6 +36,7 @@ from storage_engine.errors import ConfigurationError, IntegrityError
 PAGE_COMMITS = 1000
 _FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
 _RANGES = 32  # of the log that are followed at once
+_ACKS_KEPT = 20_000  # in memory, of commits that are looked at again and again
 _PER_SPLIT = 8  # manifests read before what is left is split once more
 
 
@@ -127,12 +128,23 @@ def _applied(chain: Chain, head: Head, app_id: str) -> Iterator[IdempotencyRecor
 
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
-    """(namespace, event, handler) of the events that commits beyond `above` have handled."""
-    return {
-        (ack["namespace"], ack["event_id"], ack["handler_id"])
-        for _, manifest in carriers(chain, head, "acks", above=above)
-        for ack in manifest.acks
-    }
+    """(namespace, event, handler) of the events that commits beyond `above` have handled.
+
+    What was found is kept, so that whoever asks commit after commit, as those of a group do, reads
+    what is new. It counts where the manifest that it goes up to is one of the log.
+    """
+    acked = chain.acked
+    with acked.mutex:
+        if above < acked.above or not (acked.path and chain.has(head, acked.path)):
+            acked.begin(above)
+        for _, manifest in carriers(chain, head, "acks", above=acked.upto):
+            for ack in manifest.acks:
+                name = ack["namespace"], ack["event_id"], ack["handler_id"]
+                acked.commits[name] = max(manifest.commit_id, acked.commits.get(name, 0))
+        acked.upto, acked.path = max(head.commit_id, acked.upto), head.manifest_path or ""
+        if len(acked.commits) > _ACKS_KEPT:
+            acked.forget(above)
+        return {name for name, commit_id in acked.commits.items() if commit_id > above}
 
 
 def carriers(

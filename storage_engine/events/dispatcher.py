@@ -1,96 +1,47 @@
-"""The worker's loop: claim, hand to handlers, settle; all three at once where there is much to do.
+"""The worker's loop: claim, hand over, publish, settle; all at once where there is much to do.
 
-While one batch is being handled, the next one is claimed and the last one is acked. The loop
-promises that nothing it holds is forgotten: on any way out, what was handled is settled and the
-rest is given back. A storage that does not answer for a while is waited for.
+While handlers run, the next events are claimed, the commits of those before are published, and the
+last ones are acked. The loop promises that nothing it holds is forgotten: on any way out, what was
+handled is settled and the rest is given back. A storage that does not answer for a while is waited
+for.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from storage_engine.errors import OntologiaError
+from storage_engine.events.lanes import Lanes
+from storage_engine.events.outcomes import (
+    Drop,
+    Execute,
+    HandlerFailure,
+    HandlerOutcome,
+    Success,
+    Totals,
+)
 from storage_engine.events.protocol import BackgroundWork, Consumer, EventStore
-from storage_engine.events.records import Claim, Envelope, Failure
+from storage_engine.events.publications import Publications
+from storage_engine.events.records import Claim
 from storage_engine.events.schedules import Scheduler
+from storage_engine.events.settler import Settler
 
 log = logging.getLogger(__name__)
 
-_SETTLE_ATTEMPTS = 5
-_GATHER_S = 0.02  # for what is handled meanwhile to be settled together
 _DRAIN_ATTEMPTS = 5  # of a storage that fails, before drain gives up
 _LONGEST_PAUSE_S = 30.0
 _FOREGROUND = 10  # every so many rounds, suspects that wait get their turn: none is claimed ahead
 _FOR_OTHERS = timedelta(seconds=0.25)  # a drain looks again at what they have yet to do
 _KEEP_UP_S = 2.0  # with other workers, however long a handler takes
-_NOTES_KEPT = 20
 _UNSETTLED = 4  # claim limits of handled events, after which handlers wait for the acks
-
-
-@dataclass(frozen=True, slots=True)
-class Success:
-    """The handler succeeded; `emits` go out before its ack. `committed`: the commit has acked.
-    `notes` are on what may surprise in that commit."""
-
-    emits: Sequence[Envelope] = ()
-    committed: bool = False
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HandlerFailure:
-    """The handler failed; without `retry`, trying again cannot help."""
-
-    error: str
-    retry: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The claim is not ours to settle: it was lost, or nobody knows whether its commit landed."""
-
-    reason: str
-
-
-HandlerOutcome = Success | HandlerFailure | Drop
-
-
-class Execute(Protocol):
-    """Runs the handler of a claim. Raises only what should end the worker."""
-
-    def __call__(self, claim: Claim) -> HandlerOutcome: ...
-
-
-@dataclass(slots=True)
-class Totals:
-    """What a worker has done so far."""
-
-    handled: int = 0
-    failed: int = 0
-    dead_lettered: int = 0
-    dropped: int = 0
-    emitted: int = 0
-    fired: int = 0
-    iterations: int = 0
-    held: int = 0
-    malformed: int = 0  # set aside, as it or its claim cannot be read
-    notes: list[str] = field(default_factory=list)  # of handlers' commits, each text once
-    more_notes: int = 0  # beyond those: a worker may live for long
-
-    def note(self, notes: Sequence[str]) -> None:
-        for text in notes:
-            if text in self.notes:
-                continue
-            if len(self.notes) < _NOTES_KEPT:
-                self.notes.append(text)
-            else:
-                self.more_notes += 1
+_GRACE_S = 5.0  # for handlers that run when something ends the worker, as Ctrl-C does
+_LOOK_S = 1.0  # at what else there is to do, while handlers run
+_REAL_S = 0.02  # between two looks at handlers in threads, where time does not pass by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,106 +52,7 @@ class Pace:
     poll_interval: timedelta
     lease: timedelta
     session_ttl: timedelta
-
-
-class Settler:
-    """Acks and releases what was handled, together with whatever is handled meanwhile."""
-
-    def __init__(self, store: EventStore, consumer: Consumer, totals: Totals) -> None:
-        self._store = store
-        self._consumer = consumer
-        self._totals = totals
-        self._waiting: list[tuple[Claim, Success | HandlerFailure]] = []
-        self._flight: BackgroundWork[None] | None = None
-        self._attempts: dict[int, int] = {}
-        self._went_at = 0.0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def add(self, claim: Claim, outcome: Success | HandlerFailure) -> None:
-        self._waiting.append((claim, outcome))
-
-    def go(self, *, now: bool = False) -> None:
-        """Send what waits, unless the last is still on its way, or (but for `now`) just went."""
-        if self._flight is not None:
-            if not self._flight.done:
-                return
-            self._land()
-        if not (now or not self._store.timers or time.monotonic() - self._went_at > _GATHER_S):
-            return
-        if self._waiting:
-            self._went_at = time.monotonic()
-            work, self._waiting = self._waiting, []
-            self._flight = self._store.background(lambda: self._settle(work))
-
-    def flush(self) -> None:
-        """Settle everything; returns when it is done."""
-        self._land()
-        while self._waiting:
-            self.go(now=True)
-            self._land()
-
-    def _land(self) -> None:
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.wait()
-
-    def _settle(self, work: Sequence[tuple[Claim, Success | HandlerFailure]]) -> None:
-        try:
-            done = [(c, o) for c, o in work if isinstance(o, Success)]
-            failed = [
-                Failure(c, o.error, o.retry) for c, o in work if isinstance(o, HandlerFailure)
-            ]
-            emits = [envelope for _, outcome in done for envelope in outcome.emits]
-            if emits:
-                self._store.enqueue(emits)
-            if done:
-                self._note_acks(done, self._consumer.ack([claim for claim, _ in done]))
-            if failed:
-                released = self._consumer.release(failed)
-                self._totals.failed += sum(record is not None for record in released)
-                self._totals.dead_lettered += sum(
-                    record is not None and record.dead_lettered_at is not None
-                    for record in released
-                )
-        except OntologiaError as error:
-            self._again(work, error)
-
-    def _note_acks(self, done: Sequence[tuple[Claim, Success]], acked: Sequence[bool]) -> None:
-        for (claim, outcome), ok in zip(done, acked, strict=True):
-            self._totals.emitted += len(outcome.emits)
-            if ok or outcome.committed:
-                self._totals.handled += 1
-            else:
-                self._totals.dropped += 1
-                log.warning(
-                    "event %s was handled by %s, but another worker had taken it over meanwhile",
-                    claim.event_id,
-                    claim.handler_id,
-                )
-
-    def _again(
-        self, work: Sequence[tuple[Claim, Success | HandlerFailure]], error: OntologiaError
-    ) -> None:
-        """Leases may still hold: try a few times, then leave it to whoever finds them expired."""
-        for claim, outcome in work:
-            if claim.settled and not claim.lost:
-                continue
-            tried = self._attempts[id(claim)] = self._attempts.get(id(claim), 0) + 1
-            if tried < _SETTLE_ATTEMPTS and error.retryable:
-                self._waiting.append((claim, outcome))
-                continue
-            self._consumer.let_go([claim])
-            self._totals.dropped += 1
-            log.warning(
-                "event %s could not be settled for %s and will come again: %s",
-                claim.event_id,
-                claim.handler_id,
-                error,
-            )
-        if self._waiting:
-            self._store.sleep(0.2)
+    concurrency: int = 1  # handlers that run beside one another
 
 
 @dataclass(slots=True)
@@ -284,6 +136,7 @@ class Dispatcher:
     """One worker on one namespace. Use once.
 
     `flush` waits until the events of the handlers' own commits are where workers look for them.
+    `observe` is told how each event ended, one at a time, in whatever thread that is seen.
     """
 
     def __init__(
@@ -299,6 +152,7 @@ class Dispatcher:
         metadata: Mapping[str, Any],
         flush: Callable[[], None],
         progress: Callable[[Totals], None] | None = None,
+        observe: Callable[[Claim, Success | HandlerFailure], None] | None = None,
     ) -> None:
         self.store = store
         self.consumer = consumer
@@ -312,15 +166,32 @@ class Dispatcher:
         self.metadata = metadata
         self._flush = flush
         self._progress = progress
-        self._stopping = threading.Event()
+        self._observe = observe
+        self._stopping = False
+        self._left = False
+        self._failure: BaseException | None = None  # of another thread, which ends the worker
+        self._settling = threading.Lock()
         self._settler = Settler(store, consumer, self.totals)
+        self._publications = Publications(
+            self._settle,
+            threaded=store.timers,
+            settled=lambda: self._settler.go(now=True),
+            failed=self._fail,
+        )
+        self._lanes = Lanes(pace.concurrency, self._run)
+        self._outlasted: set[Claim] = set()  # handlers that a suspect has waited for in vain
         self._ticker = Ticker(self)
         self._next: BackgroundWork[list[Claim]] | None = None
         self._failures = 0
 
     def stop(self) -> None:
-        """End after the handler that runs now; what is claimed besides is given back."""
-        self._stopping.set()
+        """End after the handlers that run now; what is claimed besides is given back."""
+        self._stopping = True
+        self._lanes.wake()
+
+    def catch_up(self) -> None:
+        """Wait until the commits of handlers that have ended are there to be read."""
+        self._publications.catch_up()
 
     def run(self, *, max_iterations: int | None = None, until_idle: bool = False) -> Totals:
         """Work until stopped, until nothing is due, or for so many rounds."""
@@ -329,8 +200,10 @@ class Dispatcher:
         try:
             self._join()
             self._loop(max_iterations, until_idle)
+            self._await_lanes()
         finally:
             self._leave()
+        self._check()
         return self.totals
 
     def _join(self) -> None:
@@ -344,7 +217,7 @@ class Dispatcher:
 
     def _loop(self, max_iterations: int | None, until_idle: bool) -> None:
         whole = False
-        while not self._stopping.is_set():
+        while not self._stopping:
             self._ticker.tick()
             try:
                 batch = self._claimed(whole)
@@ -353,25 +226,28 @@ class Dispatcher:
                 continue
             self._failures = 0
             self.totals.iterations += 1
+            self.totals.claimed += len(batch)
             last = max_iterations is not None and self.totals.iterations >= max_iterations
+            idle = not (batch or self._lanes.busy)
             if batch:
-                whole = False
                 if batch[0].suspect:
-                    self._settler.flush()  # nothing else may come to harm
+                    self._quiet()  # nothing else may come to harm
                 elif not last and not self._is_turn_of_suspects():
                     self._next = self.store.background(lambda: self._claim(ahead=True))
                 self._handle(batch)
+            elif not idle:
+                self._settler.go(now=True)
             else:
-                self._settler.flush()
+                self._quiet()
                 if until_idle and whole and not self.consumer.shares:
                     return
                 if until_idle and not whole:
                     self._flush()  # the last look must not be too early for our own events
-                whole = until_idle
+            whole = idle and until_idle
             self._report()
             if last:
                 return
-            if not batch and not until_idle:
+            if not batch and not (idle and until_idle):
                 self._pause(self.pace.poll_interval)
             elif not batch and self.consumer.shares:
                 self._pause(max(self.pace.poll_interval, _FOR_OTHERS))
@@ -383,34 +259,58 @@ class Dispatcher:
         pending, self._next = self._next, None
         if pending is not None and (claims := pending.wait()):
             return claims
-        return self._claim(whole=whole)
+        if self.consumer.suspects:
+            self._clear_lanes()
+        return self._claim(whole=whole, ahead=self._lanes.busy)
 
     def _claim(self, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         claims = self.consumer.claim(self.pace.claim_limit, whole=whole, ahead=ahead)
         self.held.add(claims)
         return claims
 
+    def _clear_lanes(self) -> None:
+        """A suspect runs alone: wait for the others to end. Not for long, and once for each: one
+        that hangs stops nobody but the suspects."""
+        running = set(self._lanes.running)
+        if running and not running & self._outlasted:
+            self._lanes.wait_for_all(self.pace.lease.total_seconds())
+        self._outlasted = set(self._lanes.running)
+
     def _handle(self, batch: Sequence[Claim]) -> None:
         for number, claim in enumerate(batch):
-            if self._stopping.is_set():
-                return
             if number and not self.store.timers:
                 self._ticker.tick()
-            if claim.lost:
-                continue
-            outcome = self._execute(claim)
-            if isinstance(outcome, Drop):
-                log.warning("event %s: %s", claim.event_id, outcome.reason)
-                self.totals.dropped += 1
-                self.consumer.let_go([claim])
-            else:
-                if isinstance(outcome, Success):
-                    self.totals.note([f"{claim.handler_id}: {note}" for note in outcome.notes])
-                self._settler.add(claim, outcome)
-                self._settler.go()
+            self._publications.make_room()
+            while self._lanes.full and not self._stopping:
+                self._wait_for_lane()
+            if self._stopping:
+                return
+            if not claim.lost:
+                self._lanes.start(claim)
+        if batch[0].suspect:
+            self._quiet()
+        if not self.store.timers:
+            self._publications.flush()
         self._settler.go(now=True)
-        if len(self._settler) > _UNSETTLED * self.pace.claim_limit or batch[0].suspect:
+        if len(self._settler) > _UNSETTLED * self.pace.claim_limit:
             self._settler.flush()
+
+    def _quiet(self) -> None:
+        """Everything that was begun is ended and settled."""
+        self._await_lanes()
+        self._publications.flush()
+        self._settler.flush()
+
+    def _await_lanes(self) -> None:
+        """Until all handlers have ended, or one of them ends the worker."""
+        self._check()
+        while self._lanes.busy:
+            self._wait_for_lane()
+            self._check()
+
+    def _wait_for_lane(self) -> None:
+        self._lanes.wait(_LOOK_S)
+        self._settler.go()
 
     def _bear(self, error: OntologiaError, until_idle: bool) -> None:
         """A storage that fails for a while is waited for."""
@@ -430,7 +330,9 @@ class Dispatcher:
 
     def _sleep(self, seconds: float) -> None:
         if self.store.timers:
-            self._stopping.wait(seconds)
+            self._lanes.rest(seconds, lambda: self._stopping)
+        elif self._lanes.busy:
+            self._lanes.rest(_REAL_S, lambda: self._stopping)
         else:
             self.store.sleep(seconds)
 
@@ -440,22 +342,81 @@ class Dispatcher:
         if self._progress is not None:
             self._progress(self.totals)
 
+    # -- handlers, in whatever thread -----------------------------------------------------------
+
+    def _run(self, claim: Claim) -> None:
+        try:
+            ended = self._execute(claim)
+            if self._left:
+                return  # nobody waits for it any more
+            if isinstance(ended, Success | HandlerFailure | Drop):
+                self._settle(claim, ended)
+            else:
+                self._publications.add(claim, ended)
+        except BaseException as error:
+            if self.pace.concurrency == 1:
+                raise
+            self._fail(error)
+
+    def _settle(self, claim: Claim, outcome: HandlerOutcome) -> None:
+        with self._settling:
+            if isinstance(outcome, Drop):
+                self._settler.drop(claim, outcome)
+            else:
+                if isinstance(outcome, Success):
+                    self.totals.note([f"{claim.handler_id}: {note}" for note in outcome.notes])
+                self._settler.add(claim, outcome)
+                observe, self._observe = self._observe, None  # if it raises, it is told no more
+                if observe is not None:
+                    observe(claim, outcome)
+                self._observe = observe
+        self._settler.go()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the worker: its own thread raises it."""
+        self._failure = self._failure or error
+        self.stop()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
     # -- the end ------------------------------------------------------------------------------
 
     def _leave(self) -> None:
         """Whatever ends the loop: settle what was handled, give back the rest."""
         pending, self._next = self._next, None
         steps: list[Callable[[], object]] = [
+            lambda: self._lanes.wait_for_all(_GRACE_S),
             *([pending.wait] if pending is not None else []),
+            self._publications.flush,
             self._settler.flush,
             self._ticker.stop,
+            self._let_go_of_undecided,
             lambda: self.consumer.give_back(self.held.all()),
             self.consumer.save,
             lambda: self.store.end_session(self.namespace, self.session_id),
         ]
-        for step in steps:
-            try:
-                step()
-            except OntologiaError as error:
-                log.warning("while a worker ended: %s", error)
+        try:
+            for step in steps:
+                try:
+                    step()
+                except OntologiaError as error:
+                    log.warning("while a worker ended: %s", error)
+        finally:
+            self._left = True
+            self._publications.stop()
+            self._lanes.close()
+            self._ticker.stop()
         self._report()
+
+    def _let_go_of_undecided(self) -> None:
+        """A handler that does not end, or a commit that may land yet: whoever finds the lease
+        expired asks the log. Given back, it would run a second time beside the first."""
+        running = self._lanes.running
+        for claim in running:
+            log.warning(
+                "%s still runs on event %s, and is not waited for", claim.handler_id, claim.event_id
+            )
+            claim.lost = True  # it must not commit any more
+        self.consumer.let_go([*running, *self._publications.claims])

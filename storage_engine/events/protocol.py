@@ -23,6 +23,7 @@ from storage_engine.events.records import (
     Policy,
     require_moment,
 )
+from storage_engine.model.canonical import dumps
 
 if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
@@ -40,6 +41,15 @@ class Subscription:
     handler_id: str
     event_types: frozenset[str]
     priority: int = 100
+    # Of event types whose events are to be handled in order: the field that tells which of them
+    # belong together.
+    ordering_keys: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def order_of(self, envelope: Envelope) -> str | None:
+        """What an event has in common with those that it must not overtake; None if nothing."""
+        name = self.ordering_keys.get(envelope["type"])
+        value = None if name is None else envelope["payload"].get(name)
+        return None if value is None else dumps(value)
 
 
 class Consumer(Protocol):
@@ -54,7 +64,8 @@ class Consumer(Protocol):
 
     def claim(self, limit: int, *, whole: bool = False, ahead: bool = False) -> list[Claim]:
         """Up to `limit` events that are due, by priority. A suspect one, whose handler may be
-        killing its process, comes alone.
+        killing its process, comes alone. One that has an order (`Subscription.order_of`) comes
+        when all before it that are known here, by time, are finished.
 
         whole:  look everywhere a late arrival may be, now rather than within seconds
         ahead:  others are still being handled: prepare the next claim too, and give out no

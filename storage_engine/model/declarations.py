@@ -356,11 +356,12 @@ class Event(Record):
             order_id: Field[str]
 
     Class options: `name="order.placed"` sets the event type (the class name otherwise),
-    `priority=` the default priority (higher runs first), `abstract=True` makes a base; `owners`,
-    `tags` and `sensitive` are those of Entity. Beside its fields an event has `id`, `created_at`,
-    `priority`, `root_event_id` (the event that began the chain, itself by default) and
-    `chain_depth`; all can be given to the constructor. Two events with equal fields are equal only
-    if these are too: each event is an occurrence.
+    `priority=` the default priority (higher runs first), `ordering_key="order_id"` names a field:
+    a worker gives events of one value to a handler one at a time, the oldest first.
+    `abstract=True` makes a base; `owners`, `tags` and `sensitive` are those of Entity. Beside its
+    fields an event has `id`, `created_at`, `priority`, `root_event_id` (the event that began the
+    chain, itself by default) and `chain_depth`; all can be given to the constructor. Two events
+    with equal fields are equal only if these are too: each event is an occurrence.
     """
 
     __slots__ = ()
@@ -368,6 +369,8 @@ class Event(Record):
     event_type: ClassVar[str] = ""
     """The stored name of the event type."""
     default_priority: ClassVar[int] = DEFAULT_PRIORITY
+    ordering_key: ClassVar[str | None] = None
+    """The field whose value keeps events in order."""
 
     if TYPE_CHECKING:
         id: str = ""
@@ -386,6 +389,7 @@ class Event(Record):
         *,
         name: str | None = None,
         priority: int | None = None,
+        ordering_key: str | None = None,
         abstract: bool = False,
         owners: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
@@ -407,6 +411,9 @@ class Event(Record):
             if type(priority) is not int:
                 declaration.fail("", f"priority must be an int, not {priority!r}")
             cls.default_priority = priority
+        if ordering_key is not None:
+            _check_ordering_key(declaration, ordering_key)
+            cls.ordering_key = ordering_key
         cls.event_type = declaration.name
         declare(declaration)
 
@@ -463,6 +470,14 @@ class Event(Record):
                 error, type_name=cls.event_type, identity=None, arguments=(), within=(name,)
             ) from None
         return cls(**given)
+
+
+def _check_ordering_key(declaration: Declaration, given: Any) -> None:
+    names = ", ".join(declaration.fields()) or "none"
+    if not isinstance(given, str):
+        declaration.fail("", f"ordering_key takes the name of a field, not {given!r}")
+    if given not in declaration.fields():
+        declaration.fail("", f"ordering_key names {given!r}, and its fields are {names}")
 
 
 def _envelope(priority: int) -> dict[str, core_schema.CoreSchema]:

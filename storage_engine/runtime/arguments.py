@@ -23,6 +23,7 @@ from storage_engine.model.validation import INT64_MAX, INT64_MIN
 from storage_engine.repository.protocol import Idempotency
 
 StoredClass = type[Entity] | type[Relation[Any, Any]]
+MOST_AT_ONCE = 256  # handlers of one worker
 
 
 class BoundTypes:
@@ -306,6 +307,15 @@ def rounds(given: Any) -> int | None:
     """What `run(max_iterations=...)` takes."""
     if given is not None and (type(given) is not int or given < 1):
         raise ConfigurationError(f"max_iterations takes a number from 1 on, or None, not {given!r}")
+    return given
+
+
+def handlers_at_once(given: Any) -> int:
+    """What `run(concurrency=...)` takes."""
+    if type(given) is not int or not 1 <= given <= MOST_AT_ONCE:
+        raise ConfigurationError(
+            f"concurrency takes a number of handlers from 1 to {MOST_AT_ONCE}, not {given!r}"
+        )
     return given
 
 

@@ -27,6 +27,7 @@ from storage_engine.errors import (
 from storage_engine.model.declarations import Event
 from storage_engine.model.spec import TypeSpec
 from storage_engine.process import renew_after_fork
+from storage_engine.repository.commit_queue import PendingCommit
 from storage_engine.repository.protocol import (
     Ack,
     CommitCounters,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from storage_engine.runtime.worker import EventWorker
 
 log = logging.getLogger(__name__)
+# What states intents, and looks at nothing: it need not wait for what handlers have on their way.
+_BLIND = frozenset({"add_commit_meta", "bind", "commit", "discard", "emit", "ensure", "ingest"})
 
 
 class _HasCommit(Protocol):
@@ -105,6 +108,24 @@ class Terms:
     isolated: bool = False
     events: Sequence[Mapping[str, Any]] = ()
     acks: Sequence[Ack] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedCommit:
+    """A handler's commit on its way. `notes` are on what was stated."""
+
+    pending: PendingCommit
+    notes: Sequence[str] = ()
+
+    def result(self) -> CommitResult | None:
+        """Wait for it; raises what has refused it."""
+        return _with_notes(self.pending.result(), self.notes)
+
+
+def _with_notes(result: CommitResult | None, notes: Sequence[str]) -> CommitResult | None:
+    if result is None or result.already_applied:
+        return result
+    return replace(result, notes=(*notes, *result.notes))
 
 
 class _HandedOut(NamedTuple):
@@ -263,12 +284,22 @@ def _pending(type_names: Sequence[str]) -> str:
     )
 
 
+def _asks_for_something(request: CommitRequest) -> bool:
+    return bool(request.inputs or request.events or request.expect or request.idempotency)
+
+
 class SessionCore:
     """The state of one session. Who reads or changes it says so with `use`."""
 
     def __init__(
-        self, repository: Repository, settings: SessionSettings, *, owns_repository: bool
+        self,
+        repository: Repository,
+        settings: SessionSettings,
+        *,
+        owns_repository: bool,
+        catch_up: Callable[[], None] | None = None,
     ) -> None:
+        """`catch_up`, of a handler's session: waits for the commits of handlers before it."""
         self.repository = repository
         self.settings = settings
         self.types = settings.types
@@ -281,6 +312,7 @@ class SessionCore:
         self._unfinished: Terms | None = None  # of a commit that failed
         self._snapshot: int | None = None
         self._worker: EventWorker | None = None
+        self._catch_up = catch_up
         self._mutex = threading.RLock()
         self._committing = False
         self._closed = False
@@ -299,11 +331,22 @@ class SessionCore:
 
     @contextmanager
     def use(self, operation: str) -> Iterator[None]:
-        """Refuse a session that is closed or busy; other threads wait."""
+        """Refuse a session that is closed or busy; other threads wait. Whoever may look at what is
+        stored sees what handlers have left: here every look begins."""
         with self._mutex:
             self.check_open(operation)
             self._refuse_reentry(operation)
+            if operation not in _BLIND:
+                self.catch_up()
             yield
+
+    def catch_up(self) -> None:
+        """Wait for the commits of handlers that have ended; nothing to do where none is on its
+        way."""
+        if self._catch_up is not None:
+            self._catch_up()
+        elif self._worker is not None:
+            self._worker.catch_up()
 
     def check_open(self, operation: str) -> None:
         if self._closed:
@@ -335,6 +378,12 @@ class SessionCore:
             self._snapshot = self.repository.head_commit_id() if first is None else first
         return self._snapshot
 
+    def state(self) -> None:
+        """Intents are stated: from here on the session has a base. A handler's has none before it
+        looks: to find out would cost each of them a request, and a wait for those before it."""
+        if self._catch_up is None:
+            self.base()
+
     def discard(self) -> None:
         """Drop what was not committed, and what was read: the next use begins anew."""
         self.forget()
@@ -354,41 +403,39 @@ class SessionCore:
         says so if it can be tried `again`."""
         self._unfinished = terms
         try:
-            result = self._publish(
-                CommitRequest(
-                    inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
-                    metadata={
-                        **self.settings.commit_metadata,
-                        **self.metadata,
-                        **terms.metadata,
-                    },
-                    expect=terms.expect,
-                    idempotency=terms.idempotency,
-                    snapshot=self._known(terms.isolated),
-                    events=terms.events,
-                    acks=terms.acks,
-                    holder=self.settings.instance_metadata,
-                )
-            )
+            result = self._publish(self._request(terms))
         except OntologiaError as error:
             if again and self.intents:
                 error.args = (f"{error}; {_pending(self.intents.type_names)}", *error.args[1:])
             raise
-        notes = self.intents.notes
+        result = _with_notes(result, self.intents.notes)
         self.forget()
         self.read_set.next_unit()
         if result is None:
             return None
-        if not result.already_applied:
-            result = replace(result, notes=(*notes, *result.notes))
         self.last_commit = result
         self._snapshot = max(self._snapshot or 0, result.commit_id)
         return result.commit_id
+
+    def _request(self, terms: Terms) -> CommitRequest:
+        return CommitRequest(
+            inputs=self.intents.inputs(limit=self.settings.config.max_batch_size),
+            metadata={**self.settings.commit_metadata, **self.metadata, **terms.metadata},
+            expect=terms.expect,
+            idempotency=terms.idempotency,
+            snapshot=self._known(terms.isolated),
+            events=terms.events,
+            acks=terms.acks,
+            holder=self.settings.instance_metadata,
+        )
 
     def _known(self, isolated: bool) -> Snapshot | None:
         """As of when this unit of work knows what it writes."""
         if not (isolated or self.intents):
             return None  # to find the base may take a request
+        blind = self._snapshot is None and self.read_set.first is None
+        if self._catch_up is not None and blind and not isolated:
+            return None  # who has not looked is not told what came after
         return self.read_set.snapshot(self.base(), refuses=isolated)
 
     def commit_staged(
@@ -452,15 +499,16 @@ class SessionCore:
             self._snapshot = max(self._snapshot or 0, result.commit_id)
         return result
 
-    def commit_handled(
+    def submit_handled(
         self,
         ack: Ack,
         events: Sequence[Mapping[str, Any]],
         *,
         expect: Mapping[StoredClass | str, int] | None = None,
         idempotency: tuple[str, int | str] | None = None,
-    ) -> bool:
-        """The commit of an event handler, which is also its ack; False if nothing differs."""
+    ) -> SubmittedCommit | None:
+        """Send the commit of an event handler, which is also its ack, on its way; None if nothing
+        was asked for."""
         with self.use("commit"):
             terms = Terms(
                 expect=arguments.expectations(expect, self.types),
@@ -468,11 +516,17 @@ class SessionCore:
                 events=events,
                 acks=(ack,),
             )
-            return self.commit(terms, again=False) is not None
+            request = self._request(terms)
+            if not _asks_for_something(request):
+                return None
+            pending = self.repository.submit(request)
+            if pending.alone:  # its rows may be for this thread alone to read
+                with pending, pending:
+                    pending.result()
+            return SubmittedCommit(pending, self.intents.notes)
 
     def _publish(self, request: CommitRequest) -> CommitResult | None:
-        stated = request.inputs or request.events or request.expect or request.idempotency
-        if not stated:
+        if not _asks_for_something(request):
             return None
         self._committing = True
         try:

@@ -20,6 +20,7 @@ from storage_engine.runtime.core import internals
 
 if TYPE_CHECKING:
     from storage_engine.runtime.arguments import StoredClass
+    from storage_engine.runtime.core import SubmittedCommit
     from storage_engine.runtime.session import Session
 
 E = TypeVar("E", bound=Event)
@@ -53,7 +54,13 @@ class Handler(Generic[E]):
         return f"<handler {self.id} of {', '.join(self.event_types)}>"
 
     def subscription(self) -> Subscription:
-        return Subscription(self.id, frozenset(self.event_types), self.priority)
+        keys = {name: cls.ordering_key for name, cls in self.event_types.items()}
+        return Subscription(
+            self.id,
+            frozenset(self.event_types),
+            self.priority,
+            {name: key for name, key in keys.items() if key is not None},
+        )
 
 
 def on_event(
@@ -255,14 +262,14 @@ class HandlerContext(Generic[E]):
         number = str(len(self._events))
         return derived_id("emitted", self.event.id, self._claim.handler_id, number)
 
-    def _finish(self) -> tuple[list[Envelope], bool]:
-        """Publish what the handler left: the events still to emit, and whether it committed."""
+    def _finish(self) -> SubmittedCommit | None:
+        """Send what the handler left on its way: the commit, which is also the ack, or None where
+        there is none to make, and its events are still to be sent."""
         session = self._session
         pending = self._commits or (session is not None and internals(session).has_intents)
         if not pending:
-            return self._events, False
+            return None
         if self._claim.lost:
             raise ClaimLost(self._claim.as_ack())
         core = internals(self.session)
-        committed = core.commit_handled(self._claim.as_ack(), self._events, **self._options)
-        return ([], True) if committed else (self._events, False)
+        return core.submit_handled(self._claim.as_ack(), self._events, **self._options)

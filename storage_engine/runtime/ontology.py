@@ -38,8 +38,8 @@ class Ontology:
     `branch`: what its sessions work on instead of main.
 
     `db_path` is a SQLite file; with `storage_uri` as well, both must mean the same one. Without
-    either it is `onto.db`. Sessions share the opened storage and may live in different threads;
-    closing one leaves it open.
+    either it is what `Session()` opens. Sessions share the opened storage and may live in different
+    threads; closing one leaves it open.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from storage_engine.runtime.sources import open_source
 
 if TYPE_CHECKING:
     from storage_engine.commitlog.branches import Branch
-    from storage_engine.events.dispatcher import Totals
+    from storage_engine.events.outcomes import Totals
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import (
         CompactionPolicy,
@@ -53,7 +53,8 @@ class Session:
         with Session("onto.db") as session:
             session.ensure(Customer(id="c1", name="Ann"))
 
-    `uri_or_path` is a SQLite file (`onto.db` when left out), a directory or a storage URI. Given
+    `uri_or_path` is a SQLite file, a directory or a storage URI; left out, it is what
+    ONTOLOGIA_STORAGE_URI names or this folder has: `onto.db`, or `.ontologia/store`. Given
     `entity_types` and `relation_types` are the only ones that the session takes; otherwise types
     are bound as they come. `namespace` is where events go. `instance_metadata` (text to text)
     tells others who this is, for example while they wait for the write lock. `branch`: what to
@@ -96,7 +97,7 @@ class Session:
         a whole. How many objects one commit takes is limited (`max_batch_size`).
         """
         with self._core.use("ensure"):
-            self._core.base()
+            self._core.state()
             self._core.intents.ensure(objects)
 
     def ingest(self, type: StoredClass, source: Any) -> None:
@@ -111,7 +112,7 @@ class Session:
         with self._core.use("ingest"):
             spec = self._core.types.bind(type)
             opened = open_source(spec, source)
-            self._core.base()
+            self._core.state()
             self._core.intents.ingest(spec, opened)
 
     def add_commit_meta(self, key: str, value: str) -> None:
@@ -431,41 +432,61 @@ class Session:
         handlers: Iterable[Handler[Any]],
         *,
         schedules: Iterable[Schedule] = (),
+        concurrency: int = 1,
         max_iterations: int | None = None,
         progress: Callable[[Totals], None] | None = None,
     ) -> Totals:
         """Handle events as they come, until `stop()`, SIGTERM, or `max_iterations` rounds.
 
-        A round claims up to `event_claim_limit` events and handles them one after the other;
-        while there are none, one is made every `event_poll_interval_ms`. `progress` is called
-        after each round. Several workers share the events of a handler between them.
+        A round claims up to `event_claim_limit` events and hands them to their handlers, by
+        priority; while there are none, one is made every `event_poll_interval_ms`. `progress` is
+        called after each round. Several workers share the events of a handler between them.
+
+        Handlers run one after the other, or with `concurrency` up to so many at once, in threads.
+        Their commits are published together, while the next ones run; a handler that reads with
+        its session sees what those before it have left.
         """
         schedules = arguments.schedules(schedules)
         max_iterations = arguments.rounds(max_iterations)
+        concurrency = arguments.handlers_at_once(concurrency)
         with self._core.use("run"):
             self._refuse_on_branch("run")
             worker, checked = self._core.worker, checked_handlers(handlers)
-        return worker.work(checked, schedules, max_iterations=max_iterations, progress=progress)
+        return worker.work(
+            checked,
+            schedules,
+            concurrency=concurrency,
+            max_iterations=max_iterations,
+            progress=progress,
+        )
 
     def drain(
         self,
         handlers: Iterable[Handler[Any]],
         *,
+        concurrency: int = 1,
         progress: Callable[[Totals], None] | None = None,
         observe: Callable[[HandlerRun], None] | None = None,
         meta: Mapping[str, str] | None = None,
     ) -> Totals:
         """Handle events until none is due. Failed ones that wait for their next attempt stay.
 
-        `observe` is told of each event that was handled or failed, with the commit that it led
-        to; `meta` are texts for every commit that handlers make.
+        `concurrency` and `progress` are those of `run`. `observe` is told of each event that was
+        handled or failed, with the commit that it led to, when that is there: one at a time, and
+        from other threads too. `meta` are texts for every commit that handlers make.
         """
         texts = arguments.texts("meta", meta)
+        concurrency = arguments.handlers_at_once(concurrency)
         with self._core.use("drain"):
             self._refuse_on_branch("drain")
             worker, checked = self._core.worker, checked_handlers(handlers)
         return worker.work(
-            checked, until_idle=True, progress=progress, observe=observe, metadata=texts
+            checked,
+            concurrency=concurrency,
+            until_idle=True,
+            progress=progress,
+            observe=observe,
+            metadata=texts,
         )
 
     def _refuse_on_branch(self, operation: str) -> None:
@@ -476,8 +497,8 @@ class Session:
             )
 
     def stop(self) -> None:
-        """End `run()` or `drain()`, from a handler or another thread, after the handler that
-        runs now. What the worker had claimed besides is given back."""
+        """End `run()` or `drain()`, from a handler or another thread, after the handlers that
+        run now. What the worker had claimed besides is given back."""
         self._core.stop_worker()
 
     @property
@@ -598,6 +619,7 @@ class Session:
     @property
     def repository(self) -> Repository:
         """The storage engine underneath: Arrow tables instead of objects."""
+        self._core.catch_up()
         return self._core.repository
 
     def storage_info(self) -> dict[str, Any]:
@@ -666,8 +688,15 @@ class Session:
         self._core.leave(failed=kind is not None)
 
 
-def session_on(repository: Repository, settings: SessionSettings) -> Session:
-    """A session on a repository that someone else opened and will close."""
+def session_on(
+    repository: Repository,
+    settings: SessionSettings,
+    *,
+    catch_up: Callable[[], None] | None = None,
+) -> Session:
+    """A session on a repository that someone else opened and will close. `catch_up` is called
+    before each look at what is stored."""
     session = Session.__new__(Session)
-    session._begin(SessionCore(repository, settings, owns_repository=False))
+    core = SessionCore(repository, settings, owns_repository=False, catch_up=catch_up)
+    session._begin(core)
     return session

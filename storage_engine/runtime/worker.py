@@ -14,31 +14,31 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from storage_engine.errors import (
     CommitStateUnknownError,
     ConfigurationError,
     EventLoopLimitError,
 )
-from storage_engine.events.dispatcher import (
-    Dispatcher,
+from storage_engine.events.dispatcher import Dispatcher, Pace
+from storage_engine.events.outcomes import (
     Drop,
     Execute,
     HandlerFailure,
     HandlerOutcome,
-    Pace,
+    Publishing,
     Success,
     Totals,
 )
 from storage_engine.events.protocol import EventStore, open_event_store
-from storage_engine.events.records import Claim
+from storage_engine.events.records import Claim, Envelope
 from storage_engine.events.schedules import Schedule, Scheduler
 from storage_engine.model.declarations import Event
 from storage_engine.process import identity
 from storage_engine.repository.protocol import ClaimLost, CommitResult, Repository
 from storage_engine.runtime import arguments
-from storage_engine.runtime.core import SessionSettings, internals
+from storage_engine.runtime.core import SessionSettings, SubmittedCommit, internals
 from storage_engine.runtime.handlers import Handler, HandlerContext
 from storage_engine.runtime.session import session_on
 
@@ -88,11 +88,18 @@ class EventWorker:
         if dispatcher is not None:
             dispatcher.stop()
 
+    def catch_up(self) -> None:
+        """Wait until the commits of handlers that have ended are there to be read."""
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            dispatcher.catch_up()
+
     def work(
         self,
         handlers: Sequence[Handler[Any]],
         schedules: Sequence[Schedule] = (),
         *,
+        concurrency: int = 1,
         max_iterations: int | None = None,
         until_idle: bool = False,
         progress: Callable[[Totals], None] | None = None,
@@ -103,16 +110,12 @@ class EventWorker:
         by_id = {handler.id: handler for handler in handlers}
         settings = replace(self._settings, commit_metadata=metadata or {})
 
-        def execute(claim: Claim) -> HandlerOutcome:
-            handler = by_id[claim.handler_id]
-            outcome, commit, emitted = self._execute(handler, claim, settings)
-            if observe is not None and not isinstance(outcome, Drop):
-                error = outcome.error if isinstance(outcome, HandlerFailure) else None
-                event_type = str(claim.envelope["type"])
-                observe(HandlerRun(handler.id, claim.event_id, event_type, commit, emitted, error))
-            return outcome
+        def execute(claim: Claim) -> HandlerOutcome | Publishing:
+            return self._execute(by_id[claim.handler_id], claim, settings)
 
-        dispatcher = self._new_dispatcher(handlers, schedules, execute, progress)
+        dispatcher = self._new_dispatcher(
+            handlers, schedules, execute, concurrency, progress, _observer(observe)
+        )
         with self._guard:
             if self._dispatcher is not None:
                 raise ConfigurationError(
@@ -130,7 +133,9 @@ class EventWorker:
         handlers: Sequence[Handler[Any]],
         schedules: Sequence[Schedule],
         execute: Execute,
+        concurrency: int,
         progress: Callable[[Totals], None] | None,
+        observe: Callable[[Claim, Success | HandlerFailure], None] | None,
     ) -> Dispatcher:
         config, session_id = self._config, str(uuid.uuid4())
         subscriptions = [handler.subscription() for handler in handlers]
@@ -145,6 +150,7 @@ class EventWorker:
                 poll_interval=timedelta(milliseconds=config.event_poll_interval_ms),
                 lease=timedelta(milliseconds=config.event_lease_ms),
                 session_ttl=timedelta(milliseconds=config.session_ttl_ms),
+                concurrency=concurrency,
             ),
             scheduler=Scheduler(self.store, self._namespace, schedules),
             metadata={
@@ -158,50 +164,103 @@ class EventWorker:
             },
             flush=self._repository.flush,
             progress=progress,
+            observe=observe,
         )
 
     def _execute(
+        self, handler: Handler[Any], claim: Claim, settings: SessionSettings
+    ) -> HandlerOutcome | Publishing:
+        """Run a handler and send its work on its way. What it raises is its failure, not the
+        worker's."""
+
+        def run() -> HandlerOutcome | Publishing:
+            event = handler.event_types[claim.envelope["type"]].from_envelope(claim.envelope)
+            context: HandlerContext[Any] = HandlerContext(
+                event,
+                claim,
+                lambda: session_on(self._repository, settings.fresh(), catch_up=self.catch_up),
+                self._config.max_event_chain_depth,
+            )
+            try:
+                handler(context)
+                commit = context._finish()
+                if commit is not None:
+                    return _HandlerCommit(handler, claim, commit, context._events)
+                return _success(handler, None, context._events)
+            finally:
+                if context._session is not None:
+                    internals(context._session).end_handler()
+
+        return _ended(handler, claim, run)
+
+
+class _HandlerCommit:
+    """See `Publishing`."""
+
+    def __init__(
         self,
         handler: Handler[Any],
         claim: Claim,
-        settings: SessionSettings,
-    ) -> tuple[HandlerOutcome, CommitResult | None, Sequence[str]]:
-        """Run a handler and publish its work: how it ended, its commit, and what it sent. What it
-        raises is its failure, not the worker's."""
-        context: HandlerContext[Any] | None = None
-        try:
-            event_class = handler.event_types[claim.envelope["type"]]
-            event = event_class.from_envelope(claim.envelope)
-            context = HandlerContext(
-                event,
-                claim,
-                lambda: session_on(self._repository, settings.fresh()),
-                self._config.max_event_chain_depth,
-            )
-            handler(context)
-            emitted = tuple(envelope["type"] for envelope in context._events)
-            emits, committed = context._finish()
-            result = context.session.last_commit if committed else None
-            notes = [*(result.notes if result else ()), *_beyond(handler, result, emitted)]
-            return Success(emits, committed, notes), result, emitted
-        except (ClaimLost, CommitStateUnknownError) as error:
-            # The log knows how it ended; whoever finds the lease expired asks it.
-            return Drop(f"{handler.id}: {error}"), None, ()
-        except EventLoopLimitError as error:
-            return self._failed(handler, claim, error, retry=False), None, ()
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            return self._failed(handler, claim, error), None, ()
-        finally:
-            if context is not None and context._session is not None:
-                internals(context._session).end_handler()
+        commit: SubmittedCommit,
+        events: Sequence[Envelope],
+    ) -> None:
+        self._handler = handler
+        self._claim = claim
+        self._commit = commit
+        self._events = events
+        self.size = commit.pending.size
 
-    @staticmethod
-    def _failed(
-        handler: Handler[Any], claim: Claim, error: Exception, *, retry: bool = True
-    ) -> HandlerFailure:
+    def wait(self) -> HandlerOutcome:
+        return _ended(
+            self._handler,
+            self._claim,
+            lambda: _success(self._handler, self._commit.result(), self._events),
+        )
+
+    def withdraw(self) -> None:
+        self._commit.pending.withdraw()
+
+
+T = TypeVar("T")
+
+
+def _ended(handler: Handler[Any], claim: Claim, work: Callable[[], T]) -> T | HandlerOutcome:
+    """What a handler or its commit came to."""
+    try:
+        return work()
+    except (ClaimLost, CommitStateUnknownError) as error:
+        # The log knows how it ended; whoever finds the lease expired asks it.
+        return Drop(f"{handler.id}: {error}", handled=isinstance(error, ClaimLost))
+    except Exception as error:
         log.info("%s failed on event %s", handler.id, claim.event_id, exc_info=error)
         message = "".join(traceback.format_exception_only(error)).strip()
+        retry = not isinstance(error, EventLoopLimitError)
         return HandlerFailure(message[:_ERROR_LENGTH], retry)
+
+
+def _success(
+    handler: Handler[Any], commit: CommitResult | None, events: Sequence[Envelope]
+) -> Success:
+    """A commit has sent the events; without one they are still to be sent."""
+    sent = tuple(envelope["type"] for envelope in events)
+    notes = [*(commit.notes if commit else ()), *_beyond(handler, commit, sent)]
+    return Success(events if commit is None else (), commit, sent, notes)
+
+
+def _observer(
+    observe: Callable[[HandlerRun], None] | None,
+) -> Callable[[Claim, Success | HandlerFailure], None] | None:
+    if observe is None:
+        return None
+
+    def told(claim: Claim, outcome: Success | HandlerFailure) -> None:
+        names = claim.handler_id, claim.event_id, str(claim.envelope["type"])
+        if isinstance(outcome, Success):
+            observe(HandlerRun(*names, outcome.commit, outcome.sent))
+        else:
+            observe(HandlerRun(*names, error=outcome.error))
+
+    return told
 
 
 def _beyond(

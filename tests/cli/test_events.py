@@ -105,7 +105,7 @@ def test_peek(uri: str) -> None:
     assert (seen["pending"], seen["due"], seen["waiting"], seen["more"]) == (1, 1, 0, False)
     assert seen["next_due"] is None
     assert seen["oldest"] is not None
-    assert "1 events pending, the oldest" in onto("events", "peek", *given).out
+    assert "1 event pending, the oldest" in onto("events", "peek", *given).out
     with Session(uri) as session:
         session.drain([bill])
     assert onto("events", "peek", *given).out == "Nothing is left to handle.\n"
@@ -186,9 +186,11 @@ def test_cleanup_previews_and_applies(uri: str) -> None:
 
 
 def test_run_drains(uri: str, module: str) -> None:
-    done = onto("--json", "events", "run", "--handlers", module, "--drain", "--storage-uri", uri)
+    run = ("events", "run", "--handlers", module, "--drain", "--storage-uri", uri)
+    done = onto("--json", *run, "--concurrency", "4")
 
-    assert done.json["handled"] == 1
+    assert (done.json["handled"], done.json["claimed"]) == (1, 1)
+    assert onto(*run, "--concurrency", "0").code == 2
     again = onto(
         "events", "run", "--handlers", module, "--max-iterations", "1", "--storage-uri", uri
     )

@@ -175,6 +175,12 @@ def test_the_run_ends_at_its_limit(ontology: OntologyResource) -> None:
     assert invoices(ontology) == ["o1", "o2", "o3"]
 
 
+def test_handlers_of_a_run_may_run_at_once(ontology: OntologyResource) -> None:
+    place(ontology, "o1", "o2", "o3")
+    assert drain(ontology, dg.DagsterInstance.ephemeral(), concurrency=3)["handled"] >= 3
+    assert invoices(ontology) == ["o1", "o2", "o3"]
+
+
 def test_a_handler_fails_twice_and_then_succeeds(ontology: OntologyResource) -> None:
     shop.failures["o1"] = 2
     place(ontology, "o1")

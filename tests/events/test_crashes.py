@@ -206,7 +206,7 @@ def test_planted_letter_before_the_claim(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_planted_ack_before_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    from storage_engine.events.dispatcher import Settler
+    from storage_engine.events.settler import Settler
 
     original = Settler._settle
 

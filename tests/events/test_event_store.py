@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from storage_engine.errors import LeaseExpiredError
-from storage_engine.events.dispatcher import Dispatcher, Pace, Success
+from storage_engine.events.dispatcher import Dispatcher, Pace
+from storage_engine.events.outcomes import Success
 from storage_engine.events.protocol import Consumer, EventStore
 from storage_engine.events.records import Claim, Failure
 from storage_engine.events.schedules import Scheduler

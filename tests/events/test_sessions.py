@@ -27,7 +27,7 @@ from storage_engine import (
     ValidationError,
     on_event,
 )
-from storage_engine.events.dispatcher import Totals
+from storage_engine.events.outcomes import Totals
 from storage_engine.repository.object import outbox
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.worker import HandlerRun

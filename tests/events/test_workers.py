@@ -30,8 +30,8 @@ from storage_engine import (
 )
 from storage_engine.commitlog import layout
 from storage_engine.errors import StorageBackendError
-from storage_engine.events.dispatcher import Totals
 from storage_engine.events.object.consumer import LONG_PATIENCE, PATIENCE
+from storage_engine.events.outcomes import Totals
 from storage_engine.events.protocol import open_event_store
 from storage_engine.runtime import worker as worker_module
 from tests.commitlog.support import World, made_world

@@ -45,6 +45,7 @@ PATIENCE = timedelta(seconds=5)
 LONG_PATIENCE = timedelta(seconds=30)
 EXCHANGE_INTERVAL = timedelta(seconds=2)  # of positions, between workers
 _IDLE_INTERVAL = timedelta(seconds=0.5)  # the same, of a worker that waits for others
+_BEHIND = 10_000  # events read that wait for one before them; then no more are read
 _NAMES_A_SECOND = 5_000  # that are exchanged: with more, it is done less often
 
 
@@ -57,6 +58,7 @@ class Candidate:
     subscription: Subscription
     stands: StoredClaim | None = None
     was_left: bool = False  # to another worker, which had its time
+    is_behind: bool = False  # one of the same order that is not finished
 
     @property
     def is_open(self) -> bool:
@@ -66,7 +68,68 @@ class Candidate:
     def rank(self) -> tuple[int, int, str, str]:
         envelope = self.envelope
         priority = -envelope["priority"], -self.subscription.priority
-        return *priority, envelope["created_at"], envelope["id"]
+        return *priority, *self.age
+
+    @property
+    def age(self) -> tuple[str, str]:
+        return self.envelope["created_at"], self.envelope["id"]
+
+    @property
+    def order(self) -> tuple[str, str] | None:
+        """In which line it stands, if in any: it must not overtake who is before it there."""
+        key = self.subscription.order_of(self.envelope)
+        return None if key is None else (self.subscription.handler_id, key)
+
+
+class _Lines:
+    """Candidates that must not overtake one another: of each line only the first is ready, and
+    while one is in hand, none."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str], list[tuple[tuple[str, str], int, Candidate]]] = {}
+        self._in_hand: dict[tuple[str, str], Candidate] = {}
+        self._numbers = itertools.count()
+        self.behind = 0  # how many are not ready for that reason alone
+
+    def enter(self, candidate: Candidate) -> None:
+        if (order := candidate.order) is not None:
+            place = candidate.age, next(self._numbers), candidate
+            heapq.heappush(self._lines.setdefault(order, []), place)
+
+    def is_turn_of(self, candidate: Candidate) -> bool:
+        """If not, it is left to `next`."""
+        order = candidate.order
+        if order is None or (self._lines[order][0][2] is candidate and order not in self._in_hand):
+            return True
+        candidate.is_behind = True
+        self.behind += 1
+        return False
+
+    def take(self, candidate: Candidate) -> None:
+        """It is in hand, until it is put `back`."""
+        if (order := candidate.order) is not None:
+            self._in_hand[order] = candidate
+
+    def back(self, candidate: Candidate) -> None:
+        order = candidate.order
+        if order is not None and self._in_hand.get(order) is candidate:
+            del self._in_hand[order]
+
+    def next(self) -> list[Candidate]:
+        """Those whose turn has come, as everyone before them is finished."""
+        turns: list[Candidate] = []
+        for order, line in list(self._lines.items()):
+            while line and not line[0][2].is_open:
+                _, _, ended = heapq.heappop(line)
+                self.behind -= ended.is_behind
+                ended.is_behind = False
+            if not line:
+                del self._lines[order]
+            elif line[0][2].is_behind and order not in self._in_hand:
+                line[0][2].is_behind = False
+                self.behind -= 1
+                turns.append(line[0][2])
+        return turns
 
 
 class ObjectConsumer:
@@ -95,6 +158,7 @@ class ObjectConsumer:
         self._turn = threading.Lock()  # of who claims, or exchanges
         self._ready: list[Candidate] = []
         self._waiting: list[tuple[datetime, int, Candidate]] = []
+        self._lines = _Lines()
         self._numbers = itertools.count()
         self._mutex = threading.Lock()
         self._looked_at: datetime | None = None
@@ -141,6 +205,8 @@ class ObjectConsumer:
         for candidate, outcome in zip(chosen, outcomes, strict=True):
             if isinstance(outcome, Claim):
                 won.append(outcome)
+                with self._mutex:
+                    self._lines.take(candidate)
             elif isinstance(outcome, StorageBackendError):
                 failure = failure or outcome
                 self._wait(candidate, self._store.now() + _PAUSE)
@@ -167,6 +233,7 @@ class ObjectConsumer:
                 candidate = heapq.heappop(self._waiting)[2]
                 if candidate.is_open:
                     self._ready.append(candidate)
+            self._ready += self._lines.next()
             at_hand = len(self._ready) + self._pending.unread
         due = self._looked_at is None or now - self._looked_at >= LOOK_INTERVAL
         if whole or due or at_hand < limit:
@@ -176,6 +243,8 @@ class ObjectConsumer:
             self._must_look = False
             self._pending.look(whole=whole)
         missing = min(limit - len(self._ready), self._pending.unread)
+        if self._lines.behind >= _BEHIND:
+            missing = 0
         if missing > 0:
             self._offer(self._pending.read(missing))
         return max(missing, 0), due and not looks_now
@@ -189,6 +258,7 @@ class ObjectConsumer:
                     event.offered.add(handler_id)
                     candidate = Candidate(event, envelope, self._subscriptions[handler_id])
                     candidate.was_left = event.passed_on > 1
+                    self._lines.enter(candidate)
                     self._ready.append(candidate)
 
     # -- with other workers -------------------------------------------------------------------
@@ -252,6 +322,7 @@ class ObjectConsumer:
         """The best of what is due: ordinary ones together, suspects one by one in between."""
         with self._mutex:
             self._leave_to_others()
+            self._ready = [c for c in self._ready if self._lines.is_turn_of(c)]
             self._ready.sort(key=lambda candidate: candidate.rank)
             suspect = [c for c in self._ready if self._is_suspect(c)]
             self.suspects = bool(suspect)
@@ -304,7 +375,8 @@ class ObjectConsumer:
             else:
                 steps.append(partial(self._take, candidate, head))
         # The next events are read meanwhile, so that the next claim need not wait for them.
-        reading = self._pending.begin_read(ahead if len(self._ready) < _AHEAD * ahead else 0)
+        enough = len(self._ready) >= _AHEAD * ahead or self._lines.behind >= _BEHIND
+        reading = self._pending.begin_read(0 if enough else ahead)
         look = [self._pending.look] if looks else []
         together: list[Callable[[], Any]] = [*look, *steps, *reading.fetches]
         outcomes = self._store.parallel.gather_outcomes(together)
@@ -494,15 +566,19 @@ class ObjectConsumer:
 
     def _wait(self, candidate: Candidate, until: datetime) -> None:
         with self._mutex:
+            self._lines.back(candidate)
             heapq.heappush(self._waiting, (until, next(self._numbers), candidate))
 
     def _finish(self, candidate: Candidate) -> None:
+        with self._mutex:
+            self._lines.back(candidate)
         self._pending.finish(candidate.event, candidate.subscription.handler_id)
 
     # -- the rest -----------------------------------------------------------------------------
 
     def next_due(self) -> datetime | None:
         with self._mutex:
+            self._ready += self._lines.next()
             if self._ready:
                 return self._store.now()
             return self._waiting[0][0] if self._waiting else None

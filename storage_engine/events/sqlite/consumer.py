@@ -36,6 +36,7 @@ _TARGET = (
 )
 COLUMNS = tuple(f.name for f in fields(ClaimRecord))
 CLAIM = ", ".join(f"c.{name}" for name in COLUMNS)
+_CLAIMED = ", ".join(COLUMNS)
 
 
 class Database(Protocol):
@@ -136,30 +137,43 @@ class SqliteConsumer:
         """Malformed ones are set aside, and do not take the places of others."""
         now = timestamp(self._store.now())
         types = sorted(subscription.event_types)
-        marks = ", ".join("?" * len(types))
+        order, order_values = _order(subscription)
+        # Of events that belong together one counts, whenever it is due: the one that somebody has,
+        # else the oldest.
+        place = (
+            f"row_number() OVER (PARTITION BY {order} "
+            "ORDER BY coalesce(c.lease_until, '') > ? DESC, e.created_at, e.id)"
+        )
         aside = self._aside.setdefault(subscription.handler_id, set())
         while True:
-            wanted = limit + len(aside)
+            set_aside = len(aside)
             rows = connection.execute(
-                f"SELECT e.seq, e.id, e.envelope, {CLAIM} FROM events AS e "
-                "LEFT JOIN event_claims AS c "
+                f"SELECT seq, id, envelope, {_CLAIMED} FROM ("
+                f"SELECT e.seq, e.id, e.envelope, e.priority, e.created_at, {CLAIM}, "
+                f"{order} AS line, {place if order_values else 1} AS place "
+                "FROM events AS e LEFT JOIN event_claims AS c "
                 "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
-                f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
+                f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({_marks(types)}) "
                 "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
-                "AND (c.lease_until IS NULL OR ? OR (c.lease_until <= ? AND c.available_at <= ?)) "
                 f"AND coalesce({_TARGET}, ?) = ? "
-                "ORDER BY e.priority DESC, e.created_at, e.id LIMIT ?",
+                "AND e.seq NOT IN (SELECT value FROM json_each(?))) "
+                "WHERE ? OR ((line IS NULL OR place = 1) "
+                "AND (lease_until IS NULL OR (lease_until <= ? AND available_at <= ?))) "
+                "ORDER BY priority DESC, created_at, id LIMIT ?",
                 (
+                    *order_values,
+                    *((*order_values, now) if order_values else ()),
                     subscription.handler_id,
                     self._namespace,
                     self._position(connection, subscription),
                     *types,
+                    subscription.handler_id,
+                    subscription.handler_id,
+                    to_json(sorted(aside)),
                     waiting,
                     now,
                     now,
-                    subscription.handler_id,
-                    subscription.handler_id,
-                    wanted,
+                    limit,
                 ),
             ).fetchall()
             due = [
@@ -167,8 +181,8 @@ class SqliteConsumer:
                 for seq, event_id, text, *columns in rows
                 if (event := self._parsed(aside, seq, event_id, text, columns)) is not None
             ]
-            if len(due) >= limit or len(rows) < wanted:
-                return due[:limit]
+            if len(aside) == set_aside:
+                return due
 
     def _parsed(
         self, aside: set[int], seq: int, event_id: Any, text: Any, columns: Sequence[Any]
@@ -339,12 +353,11 @@ class SqliteConsumer:
         for subscription in self._subscriptions:
             position = self._position(connection, subscription)
             types = sorted(subscription.event_types)
-            marks = ", ".join("?" * len(types))
             aside = self._aside.get(subscription.handler_id, set())
             rows = connection.execute(
                 "SELECT e.seq FROM events AS e LEFT JOIN event_claims AS c "
                 "ON c.namespace = e.namespace AND c.event_id = e.id AND c.handler_id = ? "
-                f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({marks}) "
+                f"WHERE e.namespace = ? AND e.seq > ? AND e.type IN ({_marks(types)}) "
                 "AND c.ack_at IS NULL AND c.dead_lettered_at IS NULL "
                 f"AND coalesce({_TARGET}, ?) = ? ORDER BY e.seq LIMIT ?",
                 (
@@ -371,14 +384,16 @@ class SqliteConsumer:
         with self._store.reading("look for events") as connection:
             if connection is None:
                 return None
-            marks = ", ".join("?" * len(self._subscriptions))
+            if any(s.ordering_keys for s in self._subscriptions) and self._due(connection, 1):
+                return self._store.now()  # its turn has come, as the one before it is finished
+            handlers = [subscription.handler_id for subscription in self._subscriptions]
             rows = connection.execute(
                 "SELECT MAX(lease_until, available_at) AS due FROM event_claims "
-                f"WHERE namespace = ? AND handler_id IN ({marks}) "
+                f"WHERE namespace = ? AND handler_id IN ({_marks(handlers)}) "
                 "AND ack_at IS NULL AND dead_lettered_at IS NULL "
                 "AND typeof(lease_until) = 'text' AND typeof(available_at) = 'text' "
                 "ORDER BY due LIMIT ?",
-                (self._namespace, *(s.handler_id for s in self._subscriptions), _LOOKED_AT),
+                (self._namespace, *handlers, _LOOKED_AT),
             ).fetchall()
         for (due,) in rows:
             with suppress(ValueError):  # malformed: not for this to say
@@ -396,6 +411,23 @@ class SqliteConsumer:
     def save(self) -> None:
         """Positions are kept with every claim."""
         return
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _order(subscription: Subscription) -> tuple[str, Sequence[str]]:
+    """What events have in common that must not overtake one another, as SQL: as
+    `Subscription.order_of` tells."""
+    keys = sorted(subscription.ordering_keys.items())
+    if not keys:
+        return "NULL", ()
+    cases = " ".join(
+        f"WHEN ? THEN json_extract(e.envelope, '$.payload.{field}')" for _, field in keys
+    )
+    case = f"CASE WHEN json_valid(e.envelope) THEN CASE e.type {cases} END END"
+    return case, [event_type for event_type, _ in keys]
 
 
 def _types(subscription: Subscription) -> str:

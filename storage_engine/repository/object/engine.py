@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state, tags
-from storage_engine.commitlog.attempt import Base, PublishedCommit
 from storage_engine.commitlog.branches import Branch, chain_of
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
@@ -26,6 +25,7 @@ from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
 from storage_engine.commitlog.series import FORMAT_OF_BRANCHES, MERGE, UPDATE, Draft
+from storage_engine.commitlog.swap import Base, PublishedCommit
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
@@ -113,7 +113,6 @@ class StorageUpkeep(Protocol):
 class ObjectRepository(ABC):
     """What both engines share."""
 
-    backend = "s3"
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
@@ -131,6 +130,7 @@ class ObjectRepository(ABC):
         head of the branch to work on, instead of main. `beside`: whose store it is, which closes
         it."""
         self.uri = store.uri
+        self.backend = store.kind
         self.store = store
         self._config = config
         self._stamp = stamp
@@ -631,7 +631,7 @@ class ObjectRepository(ABC):
         info: dict[str, Any] = {
             "backend": self.backend,
             "engine_version": self.engine_version,
-            "store": self.store.kind,
+            "store": self.backend,
             "uri": self.uri,
             "format": self._stamp.format,
             **self._branch_facts(head),

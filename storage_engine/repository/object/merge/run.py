@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.attempt import Base
 from storage_engine.commitlog.branches import list_heads
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.records import (
@@ -30,6 +29,7 @@ from storage_engine.commitlog.records import (
     timestamp,
 )
 from storage_engine.commitlog.series import MERGE, UPDATE, Draft, Upload
+from storage_engine.commitlog.swap import Base
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
