@@ -64,9 +64,8 @@ docs: setup ## Build the documentation as a site, into build/site; a warning is 
 	@echo "Open build/site/index.html; for its search: $(BIN)/python -m http.server -d build/site -b 127.0.0.1"
 
 .PHONY: bench
-bench: setup ## Measure against peers (ARGS are passed on)
-	@if [ ! -f benchmarks/__main__.py ]; then echo "There are no benchmarks yet."; exit 1; fi
-	$(WITH_JAVA) $(BIN)/python -m benchmarks $(ARGS)
+bench: setup ## Measure against peers (ARGS are passed on; QUICK=1: all of it small, in minutes)
+	$(WITH_JAVA) QUICK="$(QUICK)" $(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: soak
 soak: setup ## All kinds of work at once under faults and kills, for MINUTES (10); all must be accounted for

@@ -1,4 +1,6 @@
-"""`python -m benchmarks [WORKLOAD ...]`: run workloads, print their tables, keep the figures."""
+"""`python -m benchmarks [WORKLOAD ...]`: run workloads, print their tables, keep the figures.
+
+With `QUICK=1` everything is small: that it works is seen in minutes, and nothing is kept."""
 
 from __future__ import annotations
 
@@ -18,6 +20,8 @@ from benchmarks import (
     location,
     migration,
     missing,
+    plots,
+    processes,
     queries,
     sensors,
     spark,
@@ -27,7 +31,7 @@ from benchmarks import (
     sql,
     writers,
 )
-from benchmarks.harness import Report
+from benchmarks.harness import QUICK, Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
     "commits": commits.run,
@@ -42,6 +46,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "location": location.run,
     "migration": migration.run,
     "missing": missing.run,
+    "processes": processes.run,
     "queries": queries.run,
     "sensors": sensors.run,
     "spark": spark.run,
@@ -61,6 +66,8 @@ def main() -> None:
         report = WORKLOADS[name]()
         report.print()
         report.save()
+    if not QUICK:
+        plots.main()
 
 
 if __name__ == "__main__":

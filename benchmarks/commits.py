@@ -5,14 +5,14 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from benchmarks.harness import Report, measure, seaweedfs, timed
+from benchmarks.harness import Report, measure, seaweedfs, sized, timed
 from storage_engine import Entity, Field, OntologiaConfig, Session, initialize_storage
 from tests.servers import REGION
 
-STORED = 100_000
-BATCH = 10_000
+STORED = sized(100_000, 2_000)
+BATCH = sized(10_000, 500)
 SMALL = 20
-RUNS = 5
+RUNS = sized(5, 1)
 
 
 class Customer(Entity):

@@ -7,12 +7,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, measure, timed
+from benchmarks.harness import Report, measure, sized, timed
 from storage_engine.repository import initialize_storage, open_repository
 from storage_engine.transfer import copy_storage
 from tests.engines import CUSTOMER, PRODUCT, commit, customer, product, rows_of
 
-COMMITS = 2_000
+COMMITS = sized(2_000, 50)
 LIMIT_S = 60.0
 DIRECTORY = "a directory into another, v2"
 

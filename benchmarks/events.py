@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from benchmarks.harness import Measured, Report, measure, seaweedfs, timed
+from benchmarks.harness import Measured, Report, measure, seaweedfs, sized, timed
 from benchmarks.latency_proxy import LATENCY_MS, LatencyProxy, latency_proxy
 from storage_engine import (
     Event,
@@ -43,14 +43,14 @@ from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
 from tests.servers import REGION
 
-EVENTS = int(os.environ.get("BENCH_EVENTS", "3000"))
-HISTORY = int(os.environ.get("BENCH_EVENT_HISTORY", "100000"))
+EVENTS = sized(3_000, 100, "BENCH_EVENTS")
+HISTORY = sized(100_000, 500, "BENCH_EVENT_HISTORY")
 CLAIM_LIMIT = 100
-POLLS = 20
+POLLS = sized(20, 3)
 PROMISED = 250  # events a second
-RUNS = 3
+RUNS = sized(3, 1)
 CREWS = (1, 2, 4, 8)
-CREW_EVENTS = int(os.environ.get("BENCH_CREW_EVENTS", "900"))
+CREW_EVENTS = sized(900, 40, "BENCH_CREW_EVENTS")
 CREW_LIMIT = 10  # small batches, in which workers would get in one another's way
 
 

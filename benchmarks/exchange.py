@@ -6,7 +6,6 @@ SQLite into a directory and out again. An import into an empty type, and one who
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import Report, measure, timed
+from benchmarks.harness import Report, measure, sized, timed
 from storage_engine import Entity, Field, Session, initialize_storage
 
-ROWS = int(os.environ.get("BENCH_EXCHANGE_ROWS", "1000000"))
+ROWS = sized(1_000_000, 10_000, "BENCH_EXCHANGE_ROWS")
 BATCH = 100_000
 MEMORY_MIB = 512
 FORMATS = ("jsonl", "csv", "parquet")

@@ -23,12 +23,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.harness import Measured, Report, measure, timed
+from benchmarks.harness import Measured, Report, measure, sized, timed
 from storage_engine import Entity, Field, Relation, Session, initialize_storage
 from tests.explore.client import serving
 
-ROWS = int(os.environ.get("BENCH_EXPLORE_ROWS", "10000000"))
-ROUNDS = 7
+ROWS = sized(10_000_000, 50_000, "BENCH_EXPLORE_ROWS")
+ROUNDS = sized(7, 1)
 SENSORS = 1_000
 PROMISED_S = 1.0
 _STEP = 500_000

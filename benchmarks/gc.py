@@ -9,16 +9,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, measure, timed
+from benchmarks.harness import Report, measure, sized, timed
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.repository import initialize_storage, open_repository
 from storage_engine.repository.object.engine import ObjectRepository
 from tests.engines import CUSTOMER, commit, customer, rows_of
 from tests.maintenance import beside
 
-SECONDS = 60.0
+SECONDS = float(sized(60, 5))
 GRACE_S = 5.0
-ORPHANS = 20_000
+ORPHANS = sized(20_000, 500)
 PER_SECOND = 1_000
 
 

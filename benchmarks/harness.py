@@ -11,8 +11,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,17 @@ from rich.table import Table
 
 from tests.servers import ACCESS_KEY, REGION, SECRET_KEY, S3Server, run_seaweedfs
 
-RESULTS = Path(__file__).parent / "results"
+QUICK = os.environ.get("QUICK", "") not in ("", "0")
+"""Everything once and small, to see that it works: these figures are no measurements."""
+
+_HERE = Path(__file__).parent
+RESULTS = _HERE.parent / "build" / "benchmarks" if QUICK else _HERE / "results"
+
+
+def sized(full: int, quick: int, setting: str | None = None) -> int:
+    """How much of something: as the environment's `setting` says, else by whether it is `QUICK`."""
+    given = os.environ.get(setting) if setting is not None else None
+    return int(given) if given is not None else quick if QUICK else full
 
 
 @dataclass(frozen=True)
@@ -57,15 +69,30 @@ class Report:
             console.print(f"  {what}: {verdict}")
 
     def save(self) -> None:
-        RESULTS.mkdir(exist_ok=True)
+        RESULTS.mkdir(parents=True, exist_ok=True)
         payload = {
             "workload": self.workload,
-            "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+            "machine": machine(),
             "steps": [asdict(step) for step in self.steps],
             "verdicts": self.verdicts,
         }
         path = RESULTS / f"{self.workload}.json"
         path.write_text(json.dumps(payload, indent=2) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: cores, load, and the versions of what is compared."""
+    versions = {}
+    for package in ("duckdb", "pyarrow", "deltalake", "pylance", "pyiceberg", "pyspark"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return {
+        "cores": os.cpu_count(),
+        "load": [round(load, 1) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "taken": datetime.now(UTC).date().isoformat(),
+        "versions": versions,
+    }
 
 
 def measure(

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Report, measure, seaweedfs, timed
+from benchmarks.harness import Report, measure, seaweedfs, sized, timed
 from storage_engine import Entity, Field, OntologiaConfig, Session, initialize_storage
 from tests.servers import ACCESS_KEY, REGION, SECRET_KEY
 
-ROWS = 2_000_000
+ROWS = sized(2_000_000, 50_000)
 UPSERT = ROWS // 10
-RUNS = 3
+RUNS = sized(3, 1)
 
 
 class Reading(Entity):

@@ -24,7 +24,7 @@ from typing import Any
 
 import dagster as dg
 
-from benchmarks.harness import Report, measure, timed
+from benchmarks.harness import Report, measure, sized, timed
 from ontologia_dagster import (
     Notifier,
     OntologyAsset,
@@ -44,10 +44,10 @@ from storage_engine import (
     on_event,
 )
 
-TYPES = int(os.environ.get("BENCH_LOCATION_TYPES", "200"))
-COMMITS = int(os.environ.get("BENCH_LOCATION_COMMITS", "10000"))
-EVENTS = int(os.environ.get("BENCH_LOCATION_EVENTS", "10000"))
-RUNS = int(os.environ.get("BENCH_LOCATION_RUNS", "3"))
+TYPES = sized(200, 10, "BENCH_LOCATION_TYPES")
+COMMITS = sized(10_000, 100, "BENCH_LOCATION_COMMITS")
+EVENTS = sized(10_000, 100, "BENCH_LOCATION_EVENTS")
+RUNS = sized(3, 1, "BENCH_LOCATION_RUNS")
 DAYS = 50
 FILES = 200  # of the source that a sensor watches
 TICK_S, LOAD_S = 2.0, 3.0

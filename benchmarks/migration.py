@@ -6,7 +6,6 @@ same through a batch upgrader. Beside it DuckDB's own COPY of the stored rows.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -15,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from benchmarks.harness import Report, measure, timed
+from benchmarks.harness import Report, measure, sized, timed
 from storage_engine import Entity, Field, Session, initialize_storage
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.repository import Repository, open_repository
 
-ROWS = int(os.environ.get("BENCH_MIGRATION_ROWS", "5000000"))
-RUNS = 3
+ROWS = sized(5_000_000, 50_000, "BENCH_MIGRATION_ROWS")
+RUNS = sized(3, 1)
 BATCH = 250_000
 MEMORY_MIB = 1024
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from benchmarks.harness import Measured, Report, peak_mib
+from benchmarks.harness import Measured, Report, peak_mib, sized
 from storage_engine import Entity, Field, MissingRowsError, Session, initialize_storage
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from storage_engine.spark import WriteResult
 
-ROWS = int(os.environ.get("BENCH_MISSING_ROWS", "1_000_000"))
-RUNS = int(os.environ.get("BENCH_MISSING_RUNS", "3"))
+ROWS = sized(1_000_000, 20_000, "BENCH_MISSING_ROWS")
+RUNS = sized(3, 1, "BENCH_MISSING_RUNS")
 LOST = ROWS // 1_000
 REGAINED = max(1, LOST // 100)
 FILES = 4

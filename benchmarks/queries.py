@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Measured, Report, measure, seaweedfs, timed
+from benchmarks.harness import Measured, Report, measure, seaweedfs, sized, timed
 from benchmarks.ingest import Reading, make_data
 from benchmarks.latency_proxy import LATENCY_MS, Counts, LatencyProxy, latency_proxy
 from benchmarks.peers import PEERS, peer
@@ -37,12 +37,12 @@ from storage_engine.model.arrow import row_schema
 from storage_engine.repository.duck import Duck, quoted
 from tests.servers import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 
-COMMITS = 200
+COMMITS = sized(200, 10)
 BATCH = 100
 TIER = "Gold"
 SENSOR = "s7"
-ROUNDS = 5
-READS = 5  # in a warm process
+ROUNDS = sized(5, 1)
+READS = sized(5, 2)  # in a warm process
 STATES = ("cold", "warm")
 KEPT = "ontologia, files cached by another process"
 FIELDS = ["id", "sensor", "value", "n", "ok"]
@@ -70,7 +70,7 @@ def large(report: Report, server: S3Server, bucket: str, folder: Path) -> None:
     uri = f"s3://{bucket}/large"
     measure("fill", fill_large, server.endpoint, uri, source)
     listed = server.client().list_objects_v2(Bucket=bucket, Prefix="large/")["Contents"]
-    (file,) = (item["Key"] for item in listed if item["Size"] > 1 << 20)
+    file = max(listed, key=lambda item: item["Size"])["Key"]
     rows = pq.read_table(source)
     right = fingerprint(rows.filter(pc.equal(rows.column("sensor"), SENSOR)), FIELDS)
     readers = {

@@ -23,7 +23,7 @@ from typing import Any
 import dagster as dg
 from dagster_aws.s3 import S3Resource
 
-from benchmarks.harness import Report, measure, seaweedfs, timed
+from benchmarks.harness import Report, measure, seaweedfs, sized, timed
 from benchmarks.latency_proxy import LATENCY_MS, LatencyProxy, latency_proxy
 from ontologia_dagster import (
     Notifier,
@@ -48,11 +48,11 @@ from storage_engine import (
 from storage_engine.objectstore.open import open_store
 from tests.servers import REGION
 
-COMMITS = int(os.environ.get("BENCH_SENSOR_COMMITS", "5000"))
-EVENTS = int(os.environ.get("BENCH_SENSOR_EVENTS", "10000"))
+COMMITS = sized(5_000, 100, "BENCH_SENSOR_COMMITS")
+EVENTS = sized(10_000, 100, "BENCH_SENSOR_EVENTS")
 TYPES = 20
 DAYS = 100
-FOLLOWED = 1_000
+FOLLOWED = sized(1_000, 50)
 PROMISED_S = 20.0
 FIRST_DAY = date(2024, 1, 1)
 

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 
-from benchmarks.harness import Measured, Report, peak_mib
+from benchmarks.harness import Measured, Report, peak_mib, sized
 from storage_engine import Entity, Field, Session, initialize_storage
 from storage_engine.model import spec_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROWS = int(os.environ.get("BENCH_SPARK_ROWS", "10_000_000"))
-RUNS = int(os.environ.get("BENCH_SPARK_RUNS", "3"))
+ROWS = sized(10_000_000, 50_000, "BENCH_SPARK_ROWS")
+RUNS = sized(3, 1, "BENCH_SPARK_RUNS")
 FILES = 8
 COLUMNS = """
     format('r{:010d}', (i * 7919 + 13) % $rows) AS id,
@@ -61,12 +61,13 @@ def run() -> Report:
     return report
 
 
-def make_data(folder: Path) -> None:
+def make_data(folder: Path, *, changed: bool = True) -> None:
     """`source`, and `changed`: the same with another value in every hundredth row."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     rows = ROWS // FILES
-    for name, value in (("source", "value"), ("changed", "value + (n % 100 = 0)::INT")):
+    values = {"source": "value", "changed": "value + (n % 100 = 0)::INT"}
+    for name, value in values.items() if changed else [("source", "value")]:
         (folder / name).mkdir()
         for number in range(FILES):
             columns = COLUMNS.replace("$rows", str(rows * FILES))

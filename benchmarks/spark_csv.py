@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Measured, Report, peak_mib
+from benchmarks.harness import Measured, Report, peak_mib, sized
 from storage_engine import Entity, Field, Session, initialize_storage
 from storage_engine.spark.ingest_spec import IngestSpec, Source
 
-MEGABYTES = int(os.environ.get("BENCH_CSV_MB", "100"))
-RUNS = int(os.environ.get("BENCH_CSV_RUNS", "3"))
+MEGABYTES = sized(100, 1, "BENCH_CSV_MB")
+RUNS = sized(3, 1, "BENCH_CSV_RUNS")
 _BROKEN_EVERY = 50  # rows, of which one has a line end within quotes
 _STEPS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("no line ends in quotes, as it comes", "plain.csv", {}),

@@ -18,12 +18,12 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.harness import Report, measure
+from benchmarks.harness import Report, measure, sized
 from benchmarks.ingest import Reading, make_data
 from storage_engine import Entity, Field, Session, initialize_storage
 
 TYPES = (1, 100, 1_000)
-STATEMENTS = 30
+STATEMENTS = sized(30, 3)
 ONE = "select count(*) as n, max(value) as top from Type0 where value >= $least"
 MANY = "select sensor, count(*) as n, avg(value) as mean from {} where n < 1000 group by sensor"
 

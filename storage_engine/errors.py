@@ -115,19 +115,26 @@ class LockContentionError(OntologiaError):
         holder: Mapping[str, Any] | None = None,
         acquired_at: str = "",
         expires_at: str = "",
+        place: int | None = None,
+        waiting: int | None = None,
     ) -> None:
+        """`place` in the line of the `waiting`, from 1, where it is known."""
         self.waited_ms = waited_ms
         self.owner_id = owner_id
         self.holder = dict(holder or {})
         self.acquired_at = acquired_at
         self.expires_at = expires_at
+        self.place = place
+        self.waiting = waiting
         who = f"held by {owner_id!r}" if owner_id else "held by another writer"
         where = ", ".join(f"{k} {v}" for k, v in self.holder.items() if k not in PROCESS_FACTS)
         since = f" since {acquired_at}, lease until {expires_at}" if acquired_at else ""
+        line = f"; place {place} of {waiting} in line" if place is not None else ""
         look = "; `onto lock show` tells more" if acquired_at else ""
         super().__init__(
             f"write lock not acquired within {waited_ms} ms: {who}"
-            f"{f' ({where})' if where else ''}{since}; try again, or raise s3_lock_timeout_ms{look}"
+            f"{f' ({where})' if where else ''}{since}{line}; try again, or raise "
+            f"s3_lock_timeout_ms{look}"
         )
 
 

@@ -18,8 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ontologia_dagster.demo.local_s3 import free_ports
+
 ROOT = Path(__file__).parents[1]
-_START_S = 180.0
+_START_S = 300.0
 _REGISTERED = re.compile(r"Registering worker", re.I)
 
 
@@ -78,7 +80,7 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Cluster]:
     import pyspark
 
     home = Path(pyspark.__file__).parent
-    port = _free_port()
+    (port,) = free_ports(1)
     environment = {
         **os.environ,
         "SPARK_HOME": str(home),
@@ -124,7 +126,7 @@ def spark_cluster(folder: Path, *, workers: int = 2) -> Iterator[Cluster]:
             process.terminate()
         for process in started:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -158,9 +160,3 @@ def _listens(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

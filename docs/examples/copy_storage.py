@@ -18,7 +18,9 @@ from pyarrow import fs
 
 HEAD = "meta/head.json"
 # Who is at work, and what a directory keeps for itself: nothing of it belongs into a copy.
-LEFT_OUT = re.compile(r"meta/(locks|compaction|attempts)/|meta/probe-|sessions/|\.tmp/|\.locks/")
+LEFT_OUT = re.compile(
+    r"meta/(locks|lines|compaction|attempts)/|meta/probe-|sessions/|\.tmp/|\.locks/"
+)
 BOOKKEEPING = re.compile(r"claims/|dead_letters/|events/[^/]+/_")
 EVENTS = re.compile(r"events/")
 CAN_CHANGE = re.compile(r"meta/(tags|indices|schema)/|meta/[^/]+\.json$")

@@ -6,6 +6,7 @@ program that started it, however that ends.
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,9 @@ from pathlib import Path
 from storage_engine.errors import ConfigurationError
 
 PORTS = 8
+_LOWEST_PORT = 10_000
+_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_chance = random.SystemRandom()
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,30 @@ class LocalS3:
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now; all are held at once, so they differ."""
-    sockets = [socket.socket() for _ in range(count)]
+    """Loopback ports that are free now; all are held at once, so they differ.
+
+    None of those that the system gives to outgoing connections, as far as it tells: such a one may
+    be taken again before a server listens on it, or while it is restarted.
+    """
     try:
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
+        outgoing = int(_OUTGOING.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        outgoing = 0
+    quiet = range(_LOWEST_PORT, outgoing)
+    held: list[socket.socket] = []
+    try:
+        while len(held) < count:
+            made = socket.socket()
+            try:
+                made.bind(("127.0.0.1", _chance.choice(quiet) if len(quiet) > 1000 else 0))
+            except OSError:
+                made.close()  # somebody has it: another one
+            else:
+                held.append(made)
+        return [each.getsockname()[1] for each in held]
     finally:
-        for held in sockets:
-            held.close()
+        for each in held:
+            each.close()
 
 
 def weed_binary() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import cast
 
 import typer
@@ -34,7 +35,13 @@ def _root(_invocation: Invocation, ctx: typer.Context) -> None:
 
 def run(args: Sequence[str]) -> int:
     """Run `onto` with these arguments and return its exit code."""
-    return errors.run(cast("errors.Command", get_command(app)), args)
+    return errors.run(_program(), args)
+
+
+@cache
+def _program() -> errors.Command:
+    """Once a process, however often it is run: building options takes longer than most commands."""
+    return cast("errors.Command", get_command(app))
 
 
 def _fill_closed_streams() -> None:

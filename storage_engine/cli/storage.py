@@ -261,11 +261,12 @@ def lock_group(_invocation: Invocation) -> None:
 @lock_app.command("show")
 @with_settings
 def lock_show(invocation: Invocation) -> None:
-    """Show who holds the write lock, since when, until when, and by which token."""
+    """Show who holds the write lock, since when, until when, by which token, and who waits."""
     with _objects(invocation) as objects:
         lock, problem = _read(objects)
+        waiting = objects.lock.waiting()
     if invocation.output.json:
-        invocation.output.document({"lock": lock, "problem": problem})
+        invocation.output.document({"lock": lock, "problem": problem, "waiting": waiting})
     elif problem is not None:
         invocation.output.line(problem)
     elif lock is None:
@@ -278,8 +279,13 @@ def lock_show(invocation: Invocation) -> None:
                 ("since", lock["acquired_at"]),
                 ("lease until", f"{lock['expires_at']} ({_state(lock)})"),
                 ("token", lock["token"]),
+                ("in line", ", ".join(_waiter(ticket) for ticket in waiting) or "nobody"),
             ]
         )
+
+
+def _waiter(ticket: dict[str, Any]) -> str:
+    return f"{ticket['owner_id']} since {ticket['since']}"
 
 
 @lock_app.command("break")
@@ -340,6 +346,8 @@ def _read(objects: ObjectRepository) -> tuple[dict[str, Any] | None, str | None]
 def _state(lock: dict[str, Any]) -> str:
     if lock["expired"]:
         return "expired: the next writer takes it over"
+    if lock["offered"]:
+        return "offered, as it was next in line: its own for a second, then open to all"
     if lock["gone"]:
         return "its process has ended: the next writer of this machine takes it over"
     return "held"

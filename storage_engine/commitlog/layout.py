@@ -19,6 +19,8 @@ CHECKPOINTS = "meta/checkpoints/"
 PAGES = "meta/commit_pages/"
 ATTEMPTS = "meta/attempts/"
 LEASES = "meta/compaction/"
+LOCKS = "meta/locks/"
+LINES = "meta/lines/"
 INDICES = "meta/indices/"
 SCHEMA = "meta/schema/"
 TAGS = "meta/tags/"
@@ -29,7 +31,7 @@ DEAD_LETTERS = "dead_letters/"
 SESSIONS = "sessions/"
 
 HEAD = "meta/head.json"
-LOCK = "meta/locks/ontology_write.json"
+LOCK = f"{LOCKS}ontology_write.json"
 ENGINE = "meta/engine.json"
 TYPES = f"{SCHEMA}types.json"
 REGISTRY = f"{SCHEMA}registry.json"
@@ -58,6 +60,7 @@ PREFIXES = (
     Prefix(PAGES),  # as long as the chain whose commits they list
     Prefix(ATTEMPTS, collected="silence"),
     Prefix(LEASES, collected="silence"),
+    Prefix(LINES, collected="silence"),
     Prefix(INDICES),
     Prefix(SCHEMA),
     Prefix(TAGS),
@@ -82,6 +85,11 @@ _SNAPSHOT = re.compile(
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
 
+_TICKET = re.compile(
+    r"(\d{8}T\d{6}\.\d{6})_(\d{8}T\d{6}\.\d{6})_([0-9a-f]{32})"
+    r"_(0|[0-9a-f]{16})-(\d{1,10})-(\d{1,20})_([^/]*)\.json"
+)
+_OWNER_CHARACTERS = 48
 _EVENT = re.compile(rf"{EVENTS}[^/]+/\d{{4}}-\d\d-\d\dT[^_/]+_([^/]+)\.json")  # {time}_{id}.json
 
 
@@ -250,6 +258,53 @@ def with_attempt(key: str, attempt: str) -> str:
 
 def compaction_lease(kind: str, name: str) -> str:
     return f"{LEASES}{FOLDERS[kind]}/{name}.json"
+
+
+# -- the line before a lock -----------------------------------------------------------------------
+
+
+class Ticket(NamedTuple):
+    """Who waits for a lock, as the name of its ticket tells: since when, until when at the
+    longest, under which token it is to be served, and which process of which machine it is.
+    `pid` is 0 where that is not known."""
+
+    since: datetime
+    until: datetime
+    token: str
+    machine: str
+    pid: int
+    started: int
+    owner: str
+
+
+def line_of(lock: str) -> str | None:
+    """What tickets at a lock begin with; None where nobody waits in line."""
+    if not lock.startswith(LOCKS):
+        return None
+    return f"{LINES}{lock.removeprefix(LOCKS).removesuffix('.json')}/"
+
+
+def ticket(line: str, ticket: Ticket) -> str:
+    """They sort by time. The owner's name is cut: it is for people."""
+    since, until = (f"{m.astimezone(UTC):%Y%m%dT%H%M%S.%f}" for m in (ticket.since, ticket.until))
+    process = f"{ticket.machine or 0}-{ticket.pid}-{ticket.started}"
+    owner = quote(ticket.owner, safe="")[:_OWNER_CHARACTERS]
+    return f"{line}{since}_{until}_{ticket.token}_{process}_{owner}.json"
+
+
+def parse_ticket(key: str, *, prefix: str) -> Ticket | None:
+    """None when it is no ticket of this line."""
+    match = _TICKET.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+    if match is None:
+        return None
+    try:
+        since, until = (
+            datetime.strptime(match[n], "%Y%m%dT%H%M%S.%f").replace(tzinfo=UTC) for n in (1, 2)
+        )
+    except ValueError:
+        return None
+    machine = match[4] if match[4] != "0" else ""
+    return Ticket(since, until, match[3], machine, int(match[5]), int(match[6]), unquote(match[7]))
 
 
 def _snapshot_stem(kind: str, name: str, low: int, high: int) -> str:

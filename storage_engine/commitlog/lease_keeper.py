@@ -50,7 +50,10 @@ class LeaseKeeper:
         return None
 
     def lingering_release(self, lease: Lease) -> Callable[[], None]:
-        """Offer the lease from now on; the result waits a moment and releases it if unwanted."""
+        """Offer the lease from now on; the result waits a moment and releases it if unwanted.
+        Where others wait in line, it is theirs at once."""
+        if lease.contended:
+            return lambda: self.release_now(lease)
         offer = _Offer(lease)
         with self._mutex:
             self._offer = offer

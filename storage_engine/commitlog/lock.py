@@ -3,21 +3,25 @@
 The lock makes writers wait instead of wasting work; safety rests on the head CAS. Whoever holds
 it renews in time or stops: `Lease.guard()` raises as soon as the lease is not certainly ours.
 All times are the store's clock.
+
+Who had to wait knows that there is a line (`commitlog.line`): it looks who is next, and at the end
+offers the lock to that one instead of deleting it. An offer is a lock object in the name of the
+next, of a second; past that it is open to all, as any lease that has run out. Who got the lock at
+its first request deletes it, and pays for no line.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import (
@@ -25,12 +29,16 @@ from storage_engine.commitlog.json_object import (
     delete_conditionally,
     write_conditionally,
 )
-from storage_engine.commitlog.records import from_json, parse_timestamp, timestamp, to_json
+from storage_engine.commitlog.layout import Ticket
+from storage_engine.commitlog.line import Line, Place, gone, holder_of, tokens_of
+from storage_engine.commitlog.lock_object import LineNotes, LockState
+from storage_engine.commitlog.records import parse_timestamp, timestamp, to_json
+from storage_engine.commitlog.waiting import Early, Pace, Waiting
 from storage_engine.errors import (
     IntegrityError,
     LeaseExpiredError,
     LockBreakError,
-    LockContentionError,
+    OntologiaError,
     StorageBackendError,
 )
 from storage_engine.objectstore.protocol import (
@@ -40,69 +48,20 @@ from storage_engine.objectstore.protocol import (
     ObjectStoreError,
     OutcomeUnknown,
     PreconditionFailed,
-    StoredObject,
 )
-from storage_engine.process import Owner, identity, is_gone
+from storage_engine.process import Owner, identity
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_SLOWEST_POLL_S = 0.5
-_FASTEST_POLL_S = 0.01
-_FIRST_GUESS_S = 0.1  # of how long a wait is, before the first one
+OFFER_MS = 1000  # who does not accept the lock within that has lost its turn
 _UNANSWERED_KEPT = 16
 _RELEASE_ATTEMPTS = 4  # about half a second; others would wait for the whole lease
+_ACCEPT_ATTEMPTS = 3
 _RELEASE_GRACE_S = 1.0  # then the keeper gives back what it was only told not to renew
-_LONGEST_LEASE_MS = 1000 * 60 * 60 * 24 * 366
-_LOOK_AGAIN = timedelta(seconds=1)  # a holder that renews moves its expiry: read it that often
-
-
-@dataclass(frozen=True, slots=True)
-class LockState:
-    """What the lock object says."""
-
-    owner_id: str
-    acquired_at: str
-    expires_at: datetime
-    lease_ttl_ms: int
-    token: str
-    holder: Mapping[str, Any]
-    etag: str
-
-    @classmethod
-    def parse(cls, stored: StoredObject, *, key: str) -> Self:
-        """Raises IntegrityError when it is no lock object: who wrote it cannot be waited for."""
-        try:
-            raw = from_json(stored.data, key=key)
-            return cls(
-                owner_id=_checked(raw["owner_id"], str),
-                acquired_at=_checked(raw["acquired_at"], str),
-                expires_at=parse_timestamp(_checked(raw["expires_at"], str)),
-                lease_ttl_ms=_milliseconds(raw["lease_ttl_ms"]),
-                token=_checked(raw.get("token", ""), str),
-                holder=_checked(raw.get("holder", {}), dict),
-                etag=stored.etag,
-            )
-        except (IntegrityError, KeyError, TypeError, ValueError, OverflowError) as error:
-            problem = str(error) if isinstance(error, IntegrityError) else repr(error)
-            raise IntegrityError(
-                f"{key} is not a lock object ({problem}): nobody can tell whose it is and when it "
-                "ends. If no writer is active, remove it with `onto lock break`",
-                key=key,
-            ) from error
-
-
-def _checked(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value
-
-
-def _milliseconds(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _LONGEST_LEASE_MS:
-        raise ValueError(f"{value!r} is no length of a lease")
-    return value
+_LINE_SHOWN = 64  # tokens in a lock object
+_LISTED = timedelta(seconds=1)  # so long, a listing tells who waits
+_LONGEST_TURN_MS = 60_000
+_PASSED_ON = timedelta(seconds=1)  # so long after it was handed over, the lock counts as taken
 
 
 class Tenure:
@@ -147,6 +106,9 @@ class Lease:
     that only the holder may do.
 
     It belongs to the process that took it: a fork neither renews nor releases it.
+
+    One that is only `promised` (the holder's commit stands, and we are next) has still to be
+    waited for: `guard` does, while whatever needs no lock is under way.
     """
 
     def __init__(self, lock: WriteLock, token: str, acquired_at: str) -> None:
@@ -161,10 +123,39 @@ class Lease:
         self._mutex = threading.Lock()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._keeper: threading.Thread | None = None
+        self._waiting: Waiting | None = None  # for what was promised
+        self._place: Place | None = None  # in line: who has one knows that there is a line
+        self._line: LineNotes | None = None  # what the lock object says of it
+        self._next: list[Ticket] | None = None  # who waits, as far as we have looked
+        self._missed: str | None = None  # the token of who did not accept the lock
 
     @property
     def expires_at(self) -> datetime:
         return self._expires_at
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    @property
+    def promised(self) -> bool:
+        """Whether it was taken for granted before it was ours."""
+        return self._waiting is not None
+
+    @property
+    def contended(self) -> bool:
+        """Whether somebody waits, for all we know: there was a line when we came."""
+        return self._place is not None and (self._next is None or len(self._next) > 0)
+
+    @property
+    def head_commit_id(self) -> int | None:
+        """The commit that head named when it was handed to us, if we were told."""
+        return self._line.head_commit_id if self._line is not None else None
+
+    def note_commit(self, commit_id: int) -> None:
+        """Head names this commit of ours: what the next one builds on."""
+        if self._place is not None:
+            self._line = replace(self._line or LineNotes(), head_commit_id=commit_id)
 
     def safe(self) -> bool:
         """True while the lease has more than a third of its time left."""
@@ -173,6 +164,8 @@ class Lease:
 
     def guard(self) -> None:
         self._owner.check()
+        if (waiting := self._waiting) is not None:
+            waiting.wait_out()
         if not self.safe():
             self._lost = True
             raise LeaseExpiredError(expires_at=timestamp(self._expires_at))
@@ -182,7 +175,7 @@ class Lease:
         with self._mutex:
             if self._lost:
                 return False
-            expires_at, write_id, data = self._lock.payload(self.token, self.acquired_at)
+            expires_at, write_id, data = self._payload()
             try:
                 outcome = write_conditionally(
                     self._lock.store,
@@ -209,8 +202,8 @@ class Lease:
         self._wake.put(None)
 
     def release(self) -> None:
-        """Give the lock back if it is still ours, safe or not: the delete names our version.
-        Never raises: an unreleased lock expires."""
+        """Give the lock back if it is still ours, safe or not: only our version is deleted, or
+        offered to the next in line. Never raises: an unreleased lock expires."""
         if self._owner.elsewhere:
             return
         self.stop()
@@ -220,16 +213,171 @@ class Lease:
         if keeper is not None and keeper is not threading.current_thread():
             with suppress(RuntimeError):  # Ctrl-C kept it from being started
                 keeper.join()
+        self._leave_line()
+
+    # -- the lock object ----------------------------------------------------------------------
+
+    def _payload(self) -> tuple[datetime, str, bytes]:
+        return self._lock.payload(self.token, self.acquired_at, self._line)
+
+    def create(self) -> bool:
+        """Take a lock that nobody holds, in one request. Raises OutcomeUnknown."""
+        expires_at, write_id, data = self._payload()
+        try:
+            etag = self._lock.store.put_if_absent(self._lock.key, data, write_id=write_id)
+        except (PreconditionFailed, ConditionalConflict):
+            return False
+        self._hold(etag, expires_at)
+        return True
+
+    def take_over(self, state: LockState) -> bool:
+        """Take exactly this version of the lock: one that has run out, or of somebody who has
+        ended. Raises OutcomeUnknown."""
+        if state.line is not None:  # whether its holder has made its commit, nobody has told us
+            waiting = tuple(token for token in state.line.waiting if token != self.token)
+            self._line = replace(state.line, waiting=waiting, head_commit_id=None)
+        expires_at, write_id, data = self._payload()
+        try:
+            etag = self._lock.store.put_if_match(
+                self._lock.key, data, state.etag, write_id=write_id
+            )
+        except (PreconditionFailed, ConditionalConflict):
+            return False
+        if state.offered:
+            log.info("%s did not accept the write lock when it was next", state.owner_id)
+            self._missed = state.token
+        else:
+            log.warning("took over the write lock of %s: it has ended or run out", state.owner_id)
+        self._hold(etag, expires_at)
+        return True
+
+    def accept(self, state: LockState) -> bool:
+        """Take the lock that stands in our name: it was offered to us, or an unanswered request
+        of ours has landed."""
+        now = self._lock.store.now()
+        self._line = state.line
+        self.acquired_at = timestamp(now - timedelta(seconds=state.held_for(now)))
+        expires_at, write_id, data = self._payload()
+        try:
+            outcome = write_conditionally(
+                self._lock.store,
+                self._lock.key,
+                data,
+                write_id=write_id,
+                etag=state.etag,
+                attempts=_ACCEPT_ATTEMPTS,
+            )
+        except StorageBackendError as error:
+            if not error.retryable:
+                raise
+            return False  # the next look tells whether it landed
+        if isinstance(outcome, Won):
+            self._hold(outcome.etag, expires_at)
+            return True
+        return False
+
+    def hold(self, state: LockState) -> None:
+        """A request of ours has landed unanswered: the lock stands as we wrote it."""
+        self._line = state.line
+        self._hold(state.etag, state.expires_at)
+
+    def _hold(self, etag: str, expires_at: datetime) -> None:
+        with self._mutex:
+            self._etag, self._expires_at = etag, expires_at
+        if self._stopped:
+            self._give_back()  # who wanted it has gone meanwhile
+        elif self._lock.keep_alive and self._keeper is None:
+            self._start(self._keep_alive)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._keeper = threading.Thread(target=work, name="onto-lease", daemon=True)
+        self._keeper.start()
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def stands_in_line(self, place: Place) -> None:
+        self._place = place
+
+    def promise(self, waiting: Waiting) -> None:
+        """It will be ours soon: go on waiting in the background, where time passes by itself."""
+        self._waiting = waiting
+        if self._lock.keep_alive:
+            self._start(self._wait_and_keep)
+
+    def _wait_and_keep(self) -> None:
+        assert self._waiting is not None
+        if self._waiting.run_to_end(self._rest):
+            self._keep_alive()
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait in the background; False when nobody wants the lock any more."""
+        with suppress(Empty):
+            self._wake.get(timeout=seconds)
+        return not self._stopped
+
+    def _leave_line(self) -> None:
+        """Without having held the lock, or where our ticket could not be taken away. An offer
+        that stands in our name is open to all at once."""
+        line, place = self._lock.line, self._place
+        if line is None or place is None or not place.standing:
+            return
+        line.leave(place)
+        try:
+            state = self._lock.read()
+            if state is not None and state.token == self.token:
+                delete_conditionally(
+                    self._lock.store, self._lock.key, state.etag, attempts=_RELEASE_ATTEMPTS
+                )
+        except (ObjectStoreError, OntologiaError) as error:
+            log.info("nobody can tell whether the write lock was offered to us: %s", error)
+
+    # -- the line behind us -------------------------------------------------------------------
+
+    def _look_at_line(self) -> None:
+        with self._mutex:
+            if self._etag and self._next is None:
+                self._find_next()
+
+    def _listed_long_ago(self) -> bool:
+        listed_at = self._line.listed_at if self._line is not None else None
+        return listed_at is None or self._lock.store.now() > listed_at + _LISTED
+
+    def _find_next(self) -> None:
+        """Who waits behind us. Our own ticket goes before the lock does, else it would be offered
+        to us when we no longer want it."""
+        line, place = self._lock.line, self._place
+        if line is None or place is None:
+            return
+        try:
+            line.leave(place)
+            listed_at = self._lock.store.now()
+            self._next = line.waiting(without={self.token, self._missed or self.token})
+        except (ObjectStoreError, OntologiaError) as error:
+            log.info("nobody can tell who is next in line: %s", error)
+            self._next = []
+            return
+        notes = self._line or LineNotes()
+        self._line = replace(notes, listed_at=listed_at, waiting=tokens_of(self._next))
+
+    # -- giving back --------------------------------------------------------------------------
 
     def _give_back(self) -> None:
         with self._mutex:
             self._lost = True
             if not self._etag:
                 return  # not held, or given back before
+            if not self._next or self._listed_long_ago():
+                self._find_next()  # again: somebody may have come since, or gone
+            ours = identity()
+            waiting = [ticket for ticket in self._next or () if not gone(ticket, ours)]
             try:
-                delete_conditionally(
-                    self._lock.store, self._lock.key, self._etag, attempts=_RELEASE_ATTEMPTS
-                )
+                if waiting:
+                    self._offer(waiting[0], waiting[1:], ours)
+                else:
+                    self._lock.note_passed_on(False)
+                    delete_conditionally(
+                        self._lock.store, self._lock.key, self._etag, attempts=_RELEASE_ATTEMPTS
+                    )
             except PreconditionFailed:
                 log.info("the write lock had already passed to another writer")
             except (ObjectStoreError, StorageBackendError) as error:
@@ -237,43 +385,62 @@ class Lease:
                 self._lock.warn(f"write lock not released, it expires at {expiry}: {error}")
             self._etag = ""
 
-    def _hold(self, etag: str, expires_at: datetime) -> Lease:
-        with self._mutex:
-            self._etag, self._expires_at = etag, expires_at
-        if self._stopped:
-            self._give_back()  # who wanted it has gone meanwhile
-        elif self._lock.keep_alive:
-            self._keeper = threading.Thread(target=self._keep_alive, name="onto-lease", daemon=True)
-            self._keeper.start()
-        return self
+    def _offer(self, to: Ticket, others: list[Ticket], ours: Mapping[str, Any]) -> None:
+        """Write the lock in the name of the next: theirs for a second, and for longer as soon as
+        they renew it."""
+        lock, now = self._lock, self._lock.store.now()
+        before = self._line or LineNotes()
+        held = now - parse_timestamp(self.acquired_at)
+        turn_ms = max(0, round(held.total_seconds() * 1000))
+        if before.turn_ms:
+            turn_ms = (before.turn_ms + turn_ms) // 2  # the last few count most
+        write_id = layout.new_write_id()
+        body = {
+            "owner_id": to.owner,
+            "acquired_at": timestamp(now),
+            "expires_at": timestamp(now + timedelta(milliseconds=OFFER_MS)),
+            "lease_ttl_ms": OFFER_MS,
+            "token": to.token,
+            "holder": holder_of(to, ours),
+            "offered": True,
+            "line": replace(
+                before,
+                waiting=tokens_of(others[:_LINE_SHOWN]),
+                turn_ms=min(max(1, turn_ms), _LONGEST_TURN_MS),
+            ).to_dict(),
+            "write_id": write_id,
+        }
+        lock.note_passed_on(True)
+        outcome = write_conditionally(
+            lock.store,
+            lock.key,
+            to_json(body),
+            write_id=write_id,
+            etag=self._etag,
+            attempts=_RELEASE_ATTEMPTS,
+        )
+        if not isinstance(outcome, Won):
+            log.info("the write lock had already passed to another writer")
 
     def _keep_alive(self) -> None:
         interval = self._lock.lease_ttl_ms / 3000
+        renewed = time.monotonic()
         while not self._stopped:
+            if self._place is not None and self._next is None:
+                self._look_at_line()
             try:
-                self._wake.get(timeout=interval)
+                left = interval - (time.monotonic() - renewed)
+                self._wake.get(timeout=max(0.0, left))
             except Empty:
                 if not self.renew():
                     return
+                renewed = time.monotonic()
         # Who stopped us gives the lock back, unless Ctrl-C keeps it from that.
         deadline = time.monotonic() + _RELEASE_GRACE_S
         while self._etag and (left := deadline - time.monotonic()) > 0:
             with suppress(Empty):
                 self._wake.get(timeout=left)
         self._give_back()
-
-
-class _Stopwatch:
-    """How long something takes by a clock that may be set back meanwhile: as if it stood then."""
-
-    def __init__(self, now: datetime) -> None:
-        self._last = now
-        self._elapsed = timedelta()  # exact, as seconds would not be
-
-    def read(self, now: datetime) -> float:
-        self._elapsed += max(timedelta(), now - self._last)
-        self._last = now
-        return self._elapsed.total_seconds()
 
 
 class WriteLock:
@@ -301,51 +468,36 @@ class WriteLock:
         self.keep_alive = store.timers if keep_alive is None else keep_alive
         self.key = key
         self.warn = warn
+        prefix = layout.line_of(key)
+        self.line = Line(store, prefix) if prefix is not None else None
+        self.pace = Pace()
         self._unanswered: OrderedDict[str, Lease] = OrderedDict()  # by token
-        self._usual_wait_s = _FIRST_GUESS_S
+        self._passed_on_at: datetime | None = None
 
     def try_acquire(self, tenure: Tenure | None = None) -> Lease | None:
         """One conditional create: the uncontended case, in one request."""
         lease = self._new_lease(tenure)
-        expires_at, write_id, data = self.payload(lease.token, lease.acquired_at)
         try:
-            etag = self.store.put_if_absent(self.key, data, write_id=write_id)
-        except (PreconditionFailed, ConditionalConflict):
-            return None
+            return lease if lease.create() else None
         except OutcomeUnknown:
             return self._after_silence(lease)
-        return lease._hold(etag, expires_at)
 
-    def acquire(self, tenure: Tenure | None = None, *, tried: bool = False) -> Lease:
+    def acquire(
+        self,
+        tenure: Tenure | None = None,
+        *,
+        tried: bool = False,
+        early: Early | None = None,
+    ) -> Lease:
         """Wait for the lock up to the timeout, taking it over from a holder that is past its
         lease, or that has ended on this machine. Raises LockContentionError. `tried` when the
-        caller has just found it taken; `tenure` gives the lease back where Ctrl-C may come."""
-        looked_at = self.store.now()
-        waited = _Stopwatch(looked_at)
-        state: LockState | None = None
-        look = True
-        while True:
-            asked = self.store.now()
-            if not tried and (lease := self.try_acquire(tenure)) is not None:
-                self._note_wait(waited.read(asked))
-                return lease
-            tried = False
-            now = self.store.now()
-            expired = state is not None and now >= state.expires_at
-            if look or expired or not looked_at <= now < looked_at + _LOOK_AGAIN:
-                state, looked_at, look = self.read(), now, False
-                if (lease := self._adopt(state)) is not None:
-                    return lease
-                if state is not None and (now >= state.expires_at or is_gone(state.holder)):
-                    lease = self._take_over(state, tenure)
-                    if lease is not None:
-                        return lease
-                    state, look = None, True  # somebody else did: look who, at the next turn
-            waited_s = waited.read(self.store.now())
-            if waited_s * 1000 >= self.timeout_ms:
-                raise self._contention(waited_s, state)
-            pause_s = self._poll_interval(waited_s, (now - asked).total_seconds())
-            self.store.sleep(min(pause_s, self.timeout_ms / 1000 - waited_s))
+        caller has just found it taken; `tenure` gives the lease back where Ctrl-C may come.
+
+        With `early` the lease may be one that is only promised: see `Lease`."""
+        if not tried and (lease := self.try_acquire(tenure)) is not None:
+            self.pace.note(0.0)
+            return lease
+        return Waiting(self, self._new_lease(tenure), early).run()
 
     def read(self) -> LockState | None:
         """Who holds the lock, or None."""
@@ -355,7 +507,16 @@ class WriteLock:
             return None
         return LockState.parse(stored, key=self.key)
 
-    def payload(self, token: str, acquired_at: str) -> tuple[datetime, str, bytes]:
+    def waiting(self) -> list[dict[str, Any]]:
+        """Who waits in line, for people; nothing is changed."""
+        tickets = self.line.waiting(remove=False) if self.line is not None else []
+        return [
+            {"owner_id": t.owner, "since": timestamp(t.since), "token": t.token} for t in tickets
+        ]
+
+    def payload(
+        self, token: str, acquired_at: str, line: LineNotes | None = None
+    ) -> tuple[datetime, str, bytes]:
         """Expiry, write id and bytes of a lock object written now."""
         expires_at = self.store.now() + timedelta(milliseconds=self.lease_ttl_ms)
         write_id = layout.new_write_id()
@@ -368,7 +529,18 @@ class WriteLock:
             "holder": self.holder,
             "write_id": write_id,
         }
+        if line is not None:
+            body["line"] = line.to_dict()
         return expires_at, write_id, to_json(body)
+
+    @property
+    def passed_on(self) -> bool:
+        """Whether we have offered it to somebody else a moment ago: no need to try it first."""
+        at = self._passed_on_at
+        return at is not None and at <= self.store.now() < at + _PASSED_ON
+
+    def note_passed_on(self, passed_on: bool) -> None:
+        self._passed_on_at = self.store.now() if passed_on else None
 
     def _new_lease(self, tenure: Tenure | None) -> Lease:
         lease = Lease(self, layout.new_write_id(), timestamp(self.store.now()))
@@ -376,55 +548,23 @@ class WriteLock:
             tenure.add(lease)
         return lease
 
-    def _take_over(self, state: LockState, tenure: Tenure | None) -> Lease | None:
-        lease = self._new_lease(tenure)
-        expires_at, write_id, data = self.payload(lease.token, lease.acquired_at)
-        try:
-            etag = self.store.put_if_match(self.key, data, state.etag, write_id=write_id)
-        except (PreconditionFailed, ConditionalConflict):
-            return None
-        except OutcomeUnknown:
-            return self._after_silence(lease)
-        log.warning("took over the write lock of %s, which has ended or run out", state.owner_id)
-        return lease._hold(etag, expires_at)
-
     def _after_silence(self, lease: Lease) -> Lease | None:
         """An unanswered request: it has landed, or may land while we go on asking."""
         self._unanswered[lease.token] = lease
         while len(self._unanswered) > _UNANSWERED_KEPT:
             self._unanswered.popitem(last=False)
-        return self._adopt(self.read())
-
-    def _adopt(self, state: LockState | None) -> Lease | None:
-        """A lock with the token of an unanswered request is ours, if it leaves time enough."""
-        lease = self._unanswered.pop(state.token, None) if state is not None else None
-        if state is None or lease is None:
+        state = self.read()
+        if state is None or not self.forget_unanswered(state.token):
             return None
-        held = lease._hold(state.etag, state.expires_at)
-        if held.safe():
-            return held
-        held.release()
+        lease.hold(state)
+        if lease.safe():
+            return lease
+        lease.release()
         return None
 
-    def _note_wait(self, waited_s: float) -> None:
-        self._usual_wait_s = (self._usual_wait_s + waited_s) / 2  # the last few count most
-
-    def _poll_interval(self, waited_s: float, answer_s: float) -> float:
-        # The nearer its usual turn, the more often a writer asks: who has waited longest is likely
-        # to be next, while newcomers leave the store alone. Nobody asks faster than it answers.
-        until_turn_s = 0.3 * (self._usual_wait_s - waited_s)
-        span = min(_SLOWEST_POLL_S, max(_FASTEST_POLL_S, answer_s, until_turn_s))
-        return span * random.uniform(0.5, 1.5)
-
-    def _contention(self, waited_s: float, state: LockState | None) -> LockContentionError:
-        state = state or self.read()
-        return LockContentionError(
-            waited_ms=round(waited_s * 1000),
-            owner_id=state.owner_id if state else "",
-            holder=state.holder if state else None,
-            acquired_at=state.acquired_at if state else "",
-            expires_at=timestamp(state.expires_at) if state else "",
-        )
+    def forget_unanswered(self, token: str) -> bool:
+        """Whether a lock with this token is that of an unanswered request of ours."""
+        return self._unanswered.pop(token, None) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,16 +76,18 @@ class Publisher:
         those before it have drafted. Everyone that was taken is decided, unless this raises, which
         then counts for all of them; one that fails by itself leaves the others alone.
 
-        `take` is called under the lock at each attempt, and tells who is to be decided.
+        `take` is called at each attempt, under the lock or as good as, and tells who is to be
+        decided.
         """
         with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
             number = 0
+            lease: Lease | None = None
             while number < self._max_attempts:
                 number += 1
                 if number > 1:
                     self._back_off(number)
-                lease, version, wait = self._begin(tenure)
+                lease, version, wait = self._begin(tenure, lease)
                 waited_ms += wait
                 swap = self._swap(lease, version, number, waited_ms)
                 swap.run(take())
@@ -96,7 +98,9 @@ class Publisher:
                     return
                 if not swap.counts:
                     number -= 1  # nobody came first
-                tenure.give_back()
+                if not (lease.contended and lease.renew()):  # in line, we would be the last again
+                    tenure.give_back()
+                    lease = None
             raise HeadMismatchError(self._max_attempts)
 
     def _swap(self, lease: Lease, version: HeadVersion, number: int, waited_ms: float) -> Swap:
@@ -126,26 +130,42 @@ class Publisher:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begin(self, tenure: Tenure) -> tuple[Lease, HeadVersion, float]:
+    def _begin(self, tenure: Tenure, held: Lease | None = None) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
+        if held is not None:
+            return held, self._chain.read_head(), 0.0
         head = self._chain.known_head()
         lease = self._leases.take_over(tenure)
         if lease is not None and head is not None:
             return lease, head, 0.0  # we published it and have held the lock since
         started = self._store.now()
-        requests: list[Callable[[], Lease | HeadVersion | None]] = [
-            partial(self._lock.try_acquire, tenure),
-            self._chain.read_head,
-        ]
-        acquired, read = self._parallel.gather_outcomes(requests)
-        if isinstance(acquired, BaseException):
-            raise acquired
-        lease = acquired if isinstance(acquired, Lease) else self._lock.acquire(tenure, tried=True)
-        version = read
-        if acquired is None or not isinstance(version, HeadVersion):
-            version = self._chain.read_head()
+        read: Lease | HeadVersion | BaseException | None = None
+        if not self._lock.passed_on:
+            requests: list[Callable[[], Lease | HeadVersion | None]] = [
+                partial(self._lock.try_acquire, tenure),
+                self._chain.read_head,
+            ]
+            acquired, read = self._parallel.gather_outcomes(requests)
+            if isinstance(acquired, BaseException):
+                raise acquired
+            lease = acquired if isinstance(acquired, Lease) else None
+        if lease is None:
+            lease = self._lock.acquire(tenure, tried=True, early=self._is_past)
+            read = self._chain.known_head() if self._is_told(lease) else None
+        version = read if isinstance(read, HeadVersion) else self._chain.read_head()
         waited = (self._store.now() - started).total_seconds() * 1000
         return lease, version, waited
+
+    def _is_past(self, commit_id: int) -> bool:
+        """Whether head names a later commit."""
+        return self._chain.read_head().head.commit_id > commit_id
+
+    def _is_told(self, lease: Lease) -> bool:
+        """Whether we have read the head that a lease begins with: what its holder before left."""
+        known = self._chain.known_head()
+        return lease.promised or (
+            known is not None and known.head.commit_id == lease.head_commit_id
+        )
 
     def _back_off(self, attempt: int) -> None:
         ceiling = min(1.0, 0.01 * 2 ** (attempt - 1))
@@ -155,6 +175,10 @@ class Publisher:
 
     def _finish(self, published: Sequence[PublishedCommit], lease: Lease) -> None:
         earlier = self._finishing
+        if published:
+            lease.note_commit(published[-1].manifest.commit_id)
+        if lease.contended:
+            self._lock.note_passed_on(True)  # it will be, in a moment
 
         def finish() -> None:
             if earlier is not None:

@@ -30,6 +30,7 @@ from storage_engine.commitlog.records import Checkpoint, Head, Manifest, TypeRef
 from storage_engine.commitlog.series import Commit, Draft, Mark, Series, Upload
 from storage_engine.errors import (
     CommitStateUnknownError,
+    IntegrityError,
     LeaseExpiredError,
     LockContentionError,
     OntologiaError,
@@ -280,7 +281,7 @@ class Swap:
             return False
         try:
             self._lease.guard()
-        except (LeaseExpiredError, LockContentionError):
+        except (LeaseExpiredError, LockContentionError, StorageBackendError, IntegrityError):
             self._discard(created)  # no CAS was sent: certainly not published
             raise
         if self._snapshot is not None and self._snapshot.refused:

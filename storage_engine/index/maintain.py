@@ -33,6 +33,7 @@ def index_writes(
             ref,
             log_id=log_id,
             is_new=ref not in before or before[ref].empty,
+            after=before[ref].commit_id if ref in before else 0,
             change=lambda index: _advanced(chain, index, published, ref, before.get(ref)),
         )
 

@@ -284,7 +284,7 @@ class IndexObjects:
     def read(self, ref: TypeRef, *, log_id: str) -> IndexVersion:
         """The index now: one request, short while it has not changed."""
         version = self._objects.read(layout.index(*ref))
-        return JsonVersion(_of_log(version.value, log_id), version.etag)
+        return JsonVersion(of_log(version.value, log_id), version.etag)
 
     def update(
         self,
@@ -293,15 +293,22 @@ class IndexObjects:
         log_id: str,
         change: Callable[[TypeIndex], TypeIndex | None],
         is_new: bool = False,
+        after: int = 0,
     ) -> None:
         """Read, change, write if nobody else did; again on the newer version if somebody did.
 
         `change` returns None when the version it is given needs no change. `is_new`: the type was
-        just registered, so there is nothing to read.
+        just registered, so there is nothing to read. `after`: the commit before that wrote rows of
+        the type; a version from before it has been replaced by now, as far as anybody can tell,
+        and is not worth a try.
         """
+        key = layout.index(*ref)
+        seen = self._objects.seen(key)
+        if seen is not None and seen.value.max_indexed_commit < after:
+            self._objects.read(key)
         self._objects.update(
-            layout.index(*ref),
-            lambda index: change(_of_log(index, log_id)),
+            key,
+            lambda index: change(of_log(index, log_id)),
             name=f"index of {ref[1]}",
             expect_absent=is_new,
             advice="; the next commit repairs it",
@@ -318,7 +325,7 @@ def _parse_index(key: str, data: bytes | None) -> TypeIndex:
         return TypeIndex(ref[1], log_id=UNREADABLE, problem=str(error))
 
 
-def _of_log(index: TypeIndex, log_id: str) -> TypeIndex:
+def of_log(index: TypeIndex, log_id: str) -> TypeIndex:
     """An index of an erased log counts as empty."""
     if index.log_id and log_id and index.log_id != log_id:
         return TypeIndex(index.type_name, log_id=log_id)

@@ -8,15 +8,24 @@ ahead of head and tells of another history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
-from storage_engine.commitlog.json_object import JsonVersion
 from storage_engine.commitlog.records import Entry, Head, Manifest, Previous, TypeHead, TypeRef
-from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex, same_commit
+from storage_engine.errors import OntologiaError
+from storage_engine.index.record import (
+    IndexObjects,
+    IndexVersion,
+    TypeIndex,
+    of_log,
+    same_commit,
+)
+from storage_engine.objectstore.protocol import ObjectStoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,15 @@ class Resolution:
         return [e for e in self.entries if e.min_commit_id <= upto and e.max_commit_id > since]
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Indices that were read together with the head. `settled`: that was known before, and had not
+    moved, so that they are no older than had they been read after it."""
+
+    indices: Mapping[TypeRef, IndexVersion]
+    settled: bool
+
+
 def resolve(
     chain: Chain,
     indices: IndexObjects,
@@ -38,23 +56,51 @@ def resolve(
     refs: Sequence[TypeRef],
     *,
     watermark_is_head: bool,
+    early: Early | None = None,
 ) -> list[Resolution]:
     """For each type. `watermark_is_head`: v1, where a fresh index has max_indexed_commit == head.
 
-    The head manifest and all indices are asked for together.
+    The head manifest and all indices are asked for together, but for `early` ones: such a one is
+    read again if it is not complete and may have been read too early.
     """
+    known = early.indices if early is not None else {}
+    settled = early is not None and early.settled
     fetches: list[Callable[[], Manifest | IndexVersion | None]]
     fetches = [partial(chain.head_manifest, head)]
-    fetches += [partial(indices.read, ref, log_id=head.log_id) for ref in refs]
-    fetched = chain.parallel.gather(fetches)
-    versions = [version for version in fetched if isinstance(version, JsonVersion)]
+    fetches += [partial(indices.read, r, log_id=head.log_id) for r in refs if r not in known]
+    fetched = iter(chain.parallel.gather(fetches)[1:])
     heads = chain.type_heads_at(head)
-    return chain.parallel.map(
-        lambda item: resolve_type(
-            chain, item[1].value, head, item[0], heads.get(item[0]), watermark_is_head
-        ),
-        zip(refs, versions, strict=True),
-    )
+
+    def resolved(item: tuple[TypeRef, IndexVersion | None]) -> Resolution:
+        ref, version = item
+        top = heads.get(ref)
+        if version is None:
+            index = of_log(known[ref].value, head.log_id)
+            if not settled and not _is_complete(index, head, top, watermark_is_head):
+                index = indices.read(ref, log_id=head.log_id).value
+        else:
+            index = version.value
+        return resolve_type(chain, index, head, ref, top, watermark_is_head)
+
+    versions = [None if ref in known else cast(IndexVersion, next(fetched)) for ref in refs]
+    return chain.parallel.map(resolved, zip(refs, versions, strict=True))
+
+
+def read_early(
+    chain: Chain, indices: IndexObjects, refs: Sequence[TypeRef], expected: Head | None
+) -> tuple[Head, Early]:
+    """The head now, together with the indices of these types, and with the manifest of the head
+    that is `expected`, where it is not at hand: one hop instead of two."""
+
+    def look_ahead() -> None:
+        if expected is not None:
+            with suppress(ObjectStoreError, OntologiaError):  # said by who needs it
+                chain.head_manifest(expected)
+
+    fetches: list[Callable[[], Any]] = [chain.read_head, look_ahead]
+    fetches += [partial(indices.read, ref, log_id="") for ref in refs]
+    version, _, *read = chain.parallel.gather(fetches)
+    return version.head, Early(dict(zip(refs, read, strict=True)), version.head == expected)
 
 
 def resolve_from_chain(chain: Chain, head: Head, refs: Sequence[TypeRef]) -> list[Resolution]:
@@ -97,6 +143,17 @@ def resolve_type(
     truth = tuple(state.entries(chain, head, ref, top=top))
     unproven = _unproven(index, head, top, name, truth)
     return Resolution(truth, True, unproven if index.problem else lag or unproven)
+
+
+def _is_complete(
+    index: TypeIndex, head: Head, top: TypeHead | None, watermark_is_head: bool
+) -> bool:
+    """Whether the index alone tells the entries up to `head`, and proves it."""
+    if top is None or top.empty:
+        return True
+    entries, newest = index.upto(head.commit_id)
+    fresh = _lag(index, head, top, "", watermark_is_head) is None
+    return fresh and newest is not None and _ends_with(entries, newest, top)
 
 
 def _ends_with(entries: Sequence[Entry], newest: Previous, top: TypeHead) -> bool:

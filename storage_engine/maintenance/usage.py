@@ -22,6 +22,7 @@ _KINDS = {
     layout.PAGES: "pages of commits",
     layout.ATTEMPTS: "heartbeats",
     layout.LEASES: "compaction leases",
+    layout.LINES: "tickets of writers that wait",
     layout.INDICES: "indices",
     layout.SCHEMA: "schema",
     layout.TAGS: "tags",

@@ -119,3 +119,9 @@ def columns_of(type_spec: TypeSpec) -> list[str]:
             *([type_spec.instance_key] if type_spec.instance_key else []),
         ]
     return keys + [field.name for field in type_spec.fields]
+
+
+def distinct_from(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
+    """SQL's IS DISTINCT FROM, row by row."""
+    differ = pc.fill_null(pc.not_equal(a, b), True)
+    return pc.and_(differ, pc.invert(pc.and_(pc.is_null(a), pc.is_null(b))))

@@ -170,6 +170,20 @@ class DirectoryStore:
         self.meter.add_bytes(read=len(stored.data))
         return stored
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        path = self._path(key, "get_range")
+        self.meter.count("GET")
+        with self._translated("get_range", key):
+            try:
+                with path.open("rb") as opened:
+                    opened.seek(start)
+                    data = opened.read(size)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self._check_root()
+                raise ObjectNotFound(key) from None
+        self.meter.add_bytes(read=len(data))
+        return data
+
     def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
         stored = self.get(key)
         return None if stored.etag == etag.strip('"') else stored

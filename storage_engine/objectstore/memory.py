@@ -329,6 +329,13 @@ class MemoryStore:
         self.meter.add_bytes(read=len(stored.data))
         return stored
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        check_key(key)
+        stored = self._request("GET", "get_range", key, partial(self.backend.read, key))
+        data = stored.data[start : start + size]
+        self.meter.add_bytes(read=len(data))
+        return data
+
     def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
         check_key(key)
         stored = self._request("GET", "get_if_changed", key, partial(self.backend.read, key))

@@ -102,6 +102,10 @@ class ObjectStore(Protocol):
     def get(self, key: str) -> StoredObject:
         """The whole object, or ObjectNotFound."""
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        """So many bytes of an object from `start` on, fewer where it ends before, or
+        ObjectNotFound. Of objects that never change: two ranges may be of two versions."""
+
     def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
         """The object, or None while its ETag is still `etag`; ObjectNotFound when it is gone."""
 

@@ -174,36 +174,52 @@ class S3Store:
         self.parallel = Parallel(WORKERS)
         self._root = f"{self.prefix}/" if self.prefix else ""
         self._offset = ClockOffset()
+        self._connecting = threading.Lock()
+        self._conditional_client: S3Client | None = None
         try:
             self._session = _new_session(self.settings.region, config.s3_credentials)
             # Repeating a read, or a write of a unique key, is harmless: botocore may.
             self._client = self._connect(_ATTEMPTS, {})
-            # Repeating a conditional write turns "won" into "lost": botocore may not.
-            self._conditional = self._connect(1, _CONDITIONAL_KINDS)
         except (BotoCoreError, ValueError) as error:
             raise ConfigurationError(f"cannot set up S3 access to {self.uri}: {error}") from error
         self.bulk = S3Bulk(self)
+
+    @property
+    def _conditional(self) -> S3Client:
+        """Repeating a conditional write turns "won" into "lost": botocore may not. Made for the
+        first of them, as it takes as long as a few requests, and who only reads needs none."""
+        with self._connecting:
+            if self._conditional_client is None:
+                self._conditional_client = self._connect(1, _CONDITIONAL_KINDS)
+            return self._conditional_client
 
     def get(self, key: str) -> StoredObject:
         stored = self._get("get", key)
         assert stored is not None
         return stored
 
-    def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
-        return self._get("get_if_changed", key, etag)
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        if size <= 0:
+            return b""
+        asked = {"Range": f"bytes={start}-{start + size - 1}"}
+        stored = self._get("get_range", key, asked)
+        return stored.data if stored is not None else b""
 
-    def _get(self, operation: str, key: str, unless: str | None = None) -> StoredObject | None:
-        target = self._target(key)
+    def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
+        return self._get("get_if_changed", key, {"IfNoneMatch": etag})
+
+    def _get(
+        self, operation: str, key: str, extra: Mapping[str, str] | None = None
+    ) -> StoredObject | None:
+        """None where a condition does not hold, or a range begins after the end."""
+        target: Any = {**self._target(key), **(extra or {})}
         for attempt in range(1, _ATTEMPTS + 1):
             with self._translated(operation, key):
                 response: GetObjectOutputTypeDef
                 try:
-                    if unless is None:
-                        response = self._client.get_object(**target)
-                    else:
-                        response = self._client.get_object(**target, IfNoneMatch=unless)
+                    response = self._client.get_object(**target)
                 except self._client.exceptions.ClientError as error:
-                    if status_of(error) == 304:
+                    if status_of(error) in (304, 416):
                         return None
                     raise
                 try:
@@ -365,7 +381,8 @@ class S3Store:
         self.bulk.close()
         self.parallel.close()
         self._client.close()
-        self._conditional.close()
+        if self._conditional_client is not None:
+            self._conditional_client.close()
 
     def _target(self, key: str) -> _ObjectAddress:
         return {"Bucket": self.bucket, "Key": self._root + check_key(key)}

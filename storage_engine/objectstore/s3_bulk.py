@@ -81,6 +81,23 @@ class S3Bulk:
         self.meter.add_bytes(read=len(data))
         return StoredObject(data, etag)
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        name = self._name(key)
+        if name is None or size <= 0:
+            return self._plain.get_range(key, start, size)
+        import obstore
+        from obstore.exceptions import BaseError, NotFoundError
+
+        self.meter.count("GET")
+        try:
+            data = bytes(obstore.get_range(self._connected(), name, start=start, length=size))
+        except (NotFoundError, FileNotFoundError):
+            raise ObjectNotFound(key) from None
+        except BaseError:
+            return self._plain.get_range(key, start, size)
+        self.meter.add_bytes(read=len(data))
+        return data
+
     def put(self, key: str, data: bytes) -> None:
         name = self._name(key)
         if name is None:

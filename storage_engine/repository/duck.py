@@ -11,7 +11,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -21,7 +22,7 @@ import pyarrow as pa
 from storage_engine.config import KIB, size_in_bytes
 from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
-from storage_engine.process import Owner, leave_to_parent, renew_after_fork
+from storage_engine.process import Owner, leave_to_parent, renew_after_fork, unforked
 from storage_engine.repository.sql_functions import bounding_macros
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
 _MANY_COLUMNS = 128
 _COLUMN_BYTES = 512 * KIB  # of a batch of it in each step of a statement, for two threads
 
+_HTTPFS = "httpfs.duckdb_extension"
 _PATH_KEYS = ("entity_key", "left_key", "right_key")
 
 _KINDS = {
@@ -82,6 +84,8 @@ class Duck:
         self._held_back: list[int] = []  # how many threads each of those who want few allows
         self._threads_otherwise = 0  # when nobody does
         self._mutex = threading.Lock()
+        self._opener: threading.Thread | None = None
+        self._expected = False  # by who asked for it to be opened ahead
         self._owner = Owner(uri)
         renew_after_fork(self)
 
@@ -89,6 +93,28 @@ class Duck:
         """In a fork, giving up a connection would wait for ever for threads that are not there."""
         if self._connection is not None:
             leave_to_parent(self._connection)
+
+    def open_ahead(self) -> None:
+        """Begin to open it in another thread, for who will need it but has to ask the store first.
+        Whoever needs it before it is open waits, as always.
+
+        A fork waits for that thread, and so does the end of the process. What fails here fails
+        again, and is told, when it is needed."""
+        self._owner.check()
+        if not self._mutex.acquire(blocking=False):
+            return  # somebody opens or uses it just now
+        try:
+            if self._opener is None and self._connection is None:
+                self._expected = True
+                self._opener = threading.Thread(target=self._open_expected, name="onto-duckdb")
+                self._opener.start()
+        finally:
+            self._mutex.release()
+
+    def _open_expected(self) -> None:
+        with suppress(Exception), unforked(), self._mutex:
+            if self._expected:
+                self._connected()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         self._owner.check()
@@ -253,6 +279,11 @@ class Duck:
         if self._owner.elsewhere:
             return  # connection and spill directory are the parent's
         with self._mutex:
+            self._expected = False
+            opener, self._opener = self._opener, None
+        if opener is not None:
+            opener.join()
+        with self._mutex:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
@@ -274,6 +305,7 @@ class Duck:
                 "preserve_insertion_order": "false",
                 "autoinstall_known_extensions": "false",
                 "python_enable_replacements": "false",  # SQL names tables, not Python variables
+                **self._extension_settings(),
             },
         )
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
@@ -282,6 +314,14 @@ class Duck:
         connection.execute("SET GLOBAL parquet_metadata_cache = true")
         connection.execute("SET GLOBAL validate_external_file_cache = 'NO_VALIDATION'")
         return connection
+
+    def _extension_settings(self) -> dict[str, str]:
+        """To check the signature of what reads S3 takes 0.1 s of the first query. Where that was
+        installed as a package, it came in the way that DuckDB itself and this code did, and is
+        loaded without; nothing else is loaded then, and no statements but ours are run."""
+        if _packaged_httpfs() is None:
+            return {}
+        return {"allow_unsigned_extensions": "true", "autoload_known_extensions": "false"}
 
     def _new_spill(self) -> Path:
         """A folder for what does not fit into memory, of one instance alone."""
@@ -376,6 +416,9 @@ class ConfinedDuck(Duck):
         with self._mutex:
             while self._replaced:
                 self._replaced.pop().close()
+
+    def _extension_settings(self) -> dict[str, str]:
+        return {}  # statements of users are run here: what is signed, and only that
 
     def _replace(self) -> None:
         """The next cursor is of a new instance. To close the old one would end its cursors."""
@@ -605,14 +648,20 @@ def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T
 
 def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
     """From the packaged extension where it is installed, else DuckDB's own download."""
-    package = importlib.util.find_spec("duckdb_extension_httpfs")
-    if package is not None and package.submodule_search_locations:
-        for folder in package.submodule_search_locations:
-            for file in Path(folder).rglob("httpfs.duckdb_extension"):
-                _load_packaged(connection, file)
-                return
+    packaged = _packaged_httpfs()
+    if packaged is not None:
+        _load_packaged(connection, packaged)
+        return
     connection.execute("INSTALL httpfs")
     connection.execute("LOAD httpfs")
+
+
+@cache
+def _packaged_httpfs() -> Path | None:
+    package = importlib.util.find_spec("duckdb_extension_httpfs")
+    folders = package.submodule_search_locations if package is not None else None
+    files = (file for folder in folders or () for file in Path(folder).rglob(_HTTPFS))
+    return next(files, None)
 
 
 def _load_packaged(connection: duckdb.DuckDBPyConnection, file: Path) -> None:

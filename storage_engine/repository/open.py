@@ -157,6 +157,7 @@ def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repos
     stamp, data = store.parallel.both(lambda: read_stamp(store), read_head)
     if data is None:
         raise UninitializedStorageError(store.uri)
+    head: Head | None = None
     try:
         head = Head.parse(data, key=layout.HEAD)
     except IntegrityError:  # said by whoever reads it; verification wants to open all the same
@@ -164,7 +165,7 @@ def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repos
     else:
         stamp, log_id = stamp_for(store, stamp, head), head.log_id
     engine = S3RepositoryV1 if stamp.engine_version == "v1" else S3RepositoryV2
-    return engine(store, config, stamp, log_id)
+    return engine(store, config, stamp, log_id, head)
 
 
 def _open_sqlite(uri: str, path: str, config: OntologiaConfig) -> Repository:

@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BooleanType, StructField, StructType
 
-from storage_engine.config import OntologiaConfig
+from storage_engine.config import MIB, OntologiaConfig
 from storage_engine.errors import IntegrityError, OntologiaError, StorageBackendError
 from storage_engine.maintenance.compaction import (
     CompactionPlan,
@@ -46,19 +45,16 @@ from storage_engine.maintenance.compaction.build import (
     folder_of,
     labelled_part,
 )
-from storage_engine.maintenance.compaction.inputs import Input, open_inputs
+from storage_engine.maintenance.compaction.inputs import CURRENT, SUPERSEDED, Input, open_inputs
 from storage_engine.maintenance.compaction.merge import (
-    CURRENT,
     IDENTITY,
-    SUPERSEDED,
-    Digest,
     MergedFile,
     MergeOrder,
     RoleWriter,
-    demand,
     split,
 )
 from storage_engine.maintenance.compaction.plan import SPARK_ABOVE
+from storage_engine.maintenance.compaction.proof import NEWEST, Digest, demand
 from storage_engine.maintenance.compaction.run import Progress
 from storage_engine.objectstore.open import open_store
 from storage_engine.repository.object.write.parquet import EncodedPart, SnapshotSettings
@@ -78,7 +74,7 @@ if TYPE_CHECKING:
 IS_CURRENT = "__current"  # bool: the row is in a file of that role
 REPORT = pa.schema([pa.field("report", pa.string())])
 REPORT_DDL = "report string"
-_BATCH_ROWS = 64 * 1024
+_BATCH_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
@@ -112,15 +108,9 @@ class ReadTask:
 
 
 def _rows(file: Input, schema: pa.Schema, current: bool) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file.path) as opened:
-        for batch in opened.iter_batches(batch_size=_BATCH_ROWS):
-            arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
-            if file.commit_id is not None:
-                given = pa.scalar(file.commit_id, pa.int64())
-                arrays["commit_id"] = pa.repeat(given, batch.num_rows)
-            columns = [arrays[name] for name in schema.names]
-            rows = pa.RecordBatch.from_arrays(columns, schema=schema).cast(exchanged(schema))
-            yield rows.append_column(IS_CURRENT, pa.repeat(current, batch.num_rows))
+    for batch in file.batches(schema, _BATCH_BYTES):
+        rows = batch.cast(exchanged(schema))
+        yield rows.append_column(IS_CURRENT, pa.repeat(current, batch.num_rows))
 
 
 @dataclass(frozen=True)
@@ -367,7 +357,7 @@ def prove(kind: str, names: Sequence[str], inputs: DataFrame, outputs: DataFrame
     assert after is not None
     for at, what in (
         (0, "the rows of the inputs and of the snapshot"),
-        (2, "the newest rows by identity"),
+        (2, NEWEST),
     ):
         was, became = (Digest(int(r[at] or 0), int(r[at + 1] or 0)) for r in (before, after))
         demand(was, became, what)

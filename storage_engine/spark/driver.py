@@ -182,6 +182,7 @@ def _check_java() -> None:
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
+_DEFAULT_MEMORY = 1 << 30
 
 Progress = Callable[[WriteProgress], None]
 
@@ -189,6 +190,45 @@ Progress = Callable[[WriteProgress], None]
 def is_connect(spark: SparkSession) -> bool:
     """Whether the session talks to a Spark Connect server: there is no SparkContext then."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def driver_memory(spark: SparkSession) -> int:
+    """Bytes that the driver's JVM may have."""
+    classic: Any = spark
+    return int(classic._jvm.java.lang.Runtime.getRuntime().maxMemory())
+
+
+def smallest_memory(spark: SparkSession) -> int:
+    """Bytes that the JVMs of driver and executors may have, whichever is less. A Spark Connect
+    client is not told, and takes Spark's default."""
+    if is_connect(spark):
+        return _DEFAULT_MEMORY
+    driver, context = driver_memory(spark), spark.sparkContext
+    if str(context.master).startswith("local"):
+        return driver
+    classic: Any = spark
+    text = context.getConf().get("spark.executor.memory", "1g")
+    executor = int(classic._jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(text))
+    return min(driver, executor)
+
+
+def expected_bytes(df: DataFrame) -> int | None:
+    """How large Catalyst expects a frame to be: the size of its files, beyond all bounds where it
+    does not know. None on Spark Connect, which does not tell."""
+    if is_connect(df.sparkSession):
+        return None
+    classic: Any = df
+    stats = classic._jdf.queryExecution().optimizedPlan().stats()
+    return int(str(stats.sizeInBytes()))
+
+
+def shuffles(df: DataFrame) -> bool:
+    """Whether evaluating a frame moves rows between executors, so that doing so once more than
+    need be could cost as much as all the rest."""
+    plan: Any = df
+    if is_connect(df.sparkSession):
+        return "Exchange" in plan._explain_string(extended=True)
+    return "Exchange" in plan._jdf.queryExecution().executedPlan().toString()
 
 
 # What gives other values each time: on Spark Connect only the text of a plan can be had.

@@ -8,7 +8,6 @@ there with DuckDB. Beyond that, and where the size of the source cannot be told,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +17,7 @@ from pyspark.sql import DataFrame
 
 from storage_engine.config import MIB
 from storage_engine.repository.duck import Duck
-from storage_engine.spark.driver import is_connect
+from storage_engine.spark.driver import driver_memory, expected_bytes, is_connect
 
 # Bytes of the driver's JVM for each row, through which the hashes pass as 24 each.
 _HEAP_PER_STORED_ROW = 200
@@ -31,14 +30,13 @@ _TOO_MUCH = "spark.driver.maxResultSize"  # named by Spark when it will not brin
 def fits(source: DataFrame, *, stored_rows: int, stored_bytes: int) -> bool:
     """Whether the hashes of both sides are little for the driver, as far as can be told before."""
     if is_connect(source.sparkSession):
-        return False
-    spark: Any = source.sparkSession
-    heap = int(spark._jvm.java.lang.Runtime.getRuntime().maxMemory())
+        return False  # there is no driver of ours
+    heap = driver_memory(source.sparkSession)
     if stored_rows > heap // _HEAP_PER_STORED_ROW:
         return False
-    # What Catalyst expects: the size of files, and beyond all bounds where it does not know.
-    plan: Any = source._jdf
-    size = int(str(plan.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    size = expected_bytes(source)
+    if size is None:
+        return False
     rows = size * stored_rows // max(1, stored_bytes)  # if they are as dense as the stored ones
     return size <= _LITTLE or rows <= heap // _HEAP_PER_SOURCE_ROW
 

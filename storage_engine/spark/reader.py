@@ -26,7 +26,7 @@ from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.open import MEMORY
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.session import Session
-from storage_engine.spark.driver import commit_of, find_type, opened
+from storage_engine.spark.driver import commit_of, find_type, opened, smallest_memory
 from storage_engine.spark.scans import Scan, in_arrow, scan_of
 from storage_engine.spark.schema import (
     COMMIT_ID,
@@ -39,9 +39,12 @@ from storage_engine.spark.staged_parts import exchanged
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# Newer versions up to so many go to every executor; twice as many fit a driver of 1 GB. With more
-# of them all rows are shuffled and sorted, which takes several times as long.
-_BROADCAST_ROWS = 2_000_000
+# Keys of newer versions go to every executor as long as its memory has room for them: bytes of it
+# for each, and for each character of a key. With more of them all rows are shuffled and sorted,
+# which takes several times as long.
+_MEMORY_PER_ROW, _MEMORY_PER_CHARACTER = 400, 4
+_KEY_CHARACTERS = 64  # where the log does not tell
+_HASH = "__hash"
 
 
 def read_entities(
@@ -180,16 +183,33 @@ def visible(
         condition = plan.window.condition([item.entry for item in plan.newer])
         if condition:
             newer = newer.where(condition)
-        if sum(item.file.row_count for item in plan.newer) <= _BROADCAST_ROWS:
+        if _fits_everywhere(newer.sparkSession, plan):
             newer = newer.hint("broadcast")
-        same = " AND ".join(f"q.`{name}` = n.`{name}`" for name in identity)
-        rows = rows.alias("q").join(
-            newer.alias("n"),
-            functions.expr(f"{same} AND n.{COMMIT_ID} > q.{COMMIT_ID}"),
-            "left_anti",
-        )
+        newer = newer.withColumn(_HASH, functions.xxhash64(*identity))
+        rows = rows.alias("q").join(newer.alias("n"), _overtaken(identity), "left_anti")
     lead = [COMMIT_ID] if with_commit_id else []
     return rows.select(*lead, *columns)
+
+
+def _overtaken(identity: Sequence[str]) -> Column:
+    """Whether `n` is a newer version of `q`. Joined by one number, for which Spark has a table that
+    is several times as fast as that for texts; so keys are not compared by `=`, which Spark would
+    take for another key of the join."""
+    hashed = functions.xxhash64(*(functions.col(f"q.{name}") for name in identity))
+    same = " AND ".join(
+        f"n.`{name}` >= q.`{name}` AND n.`{name}` <= q.`{name}`" for name in identity
+    )
+    newer = functions.expr(f"{same} AND n.{COMMIT_ID} > q.{COMMIT_ID}")
+    return (hashed == functions.col(f"n.{_HASH}")) & newer
+
+
+def _fits_everywhere(spark: SparkSession, plan: TypePlan) -> bool:
+    """Whether the keys of newer versions are little for the driver and for every executor."""
+    keys = [item.file.keys(name) for item in plan.newer for name in plan.spec.identity]
+    lengths = [len(bound) for bounds in keys for bound in bounds if bound is not None]
+    characters = len(plan.spec.identity) * max(lengths, default=_KEY_CHARACTERS)
+    each = _MEMORY_PER_ROW + _MEMORY_PER_CHARACTER * characters
+    return sum(item.file.row_count for item in plan.newer) <= smallest_memory(spark) // each
 
 
 def _by_engine(

@@ -6,7 +6,9 @@ meets only the stored one of its identity, for which 64 bits will do (one change
 missed). Hashing passes over nulls, so a bit for each column that can be null tells them apart. Rows
 that cannot be written take no part in the comparison: each goes on to staging, which says why.
 
-The driver joins the hashes where they are few enough for it (`hash_tables`), else Spark does.
+The driver joins the hashes where they are few enough for it (`hash_tables`), else Spark does. Of a
+small source the identities are brought along, and only the stored rows that these meet are compared
+(`increments`).
 
 A source that is a full extract also tells what it lacks: stored identities that none of its rows
 has, bad, older and repeated ones included. That is told by identity alone, and only of rows that
@@ -15,7 +17,7 @@ are to be marked (`open_rows`); the latest rows of these identities are read aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
@@ -29,6 +31,7 @@ from pyspark.sql import functions as F
 
 from storage_engine.model.spec import TypeSpec
 from storage_engine.spark.hash_tables import absent_keys, brought, compare_hashes
+from storage_engine.spark.increments import KeyLookup
 from storage_engine.spark.schema import (
     COMMIT_ID,
     SourceRows,
@@ -94,6 +97,7 @@ class Reconciled:
     cached: DataFrame | None = None
     absent: AbsentRows = AbsentRows(None)
     unchanged_by: Mapping[str, int] | None = None  # None: not counted, or too many values
+    bytes_read: int | None = None  # of stored files; None: all that was asked for
 
 
 @dataclass(frozen=True)
@@ -117,39 +121,67 @@ class _AbsentKeys:
     cached: DataFrame | None = None
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """All versions that a source is compared with."""
+
+    read: Callable[[], DataFrame]  # called where all of them are needed: naming files takes time
+    count: int
+    unique: bool  # no identity is in it twice
+    in_driver: bool  # both sides are little enough to be compared there
+
+
 def reconcile(
     source: SourceRows,
-    stored: DataFrame | None,
+    stored: StoredRows | None,
     spec: TypeSpec,
     *,
-    unique: bool,
     order_by: str | None,
-    stored_count: int = 0,
     sift: bool = True,
-    in_driver: bool = False,
     open_rows: Column | None = None,
     count_by: Column | None = None,
+    look_up: KeyLookup | None = None,
 ) -> Reconciled:
-    """Compare with `stored` (None: there is nothing), which has `stored_count` rows. `unique`: no
-    identity is in it twice. `sift`: keep rows apart that cannot be written. Where one stops the
-    write that is spared: it differs from all that is stored, so staging gets to see it.
-    `in_driver`: both sides are little enough to be compared there. `open_rows`: which of the stored
-    rows are to be told of where the source lacks them. `count_by`: what rows are counted under."""
+    """Compare with `stored` (None: there is nothing). `sift`: keep rows apart that cannot be
+    written. Where one stops the write that is spared: it differs from all that is stored, so
+    staging gets to see it. `open_rows`: which of the stored rows are to be told of where the source
+    lacks them. `count_by`: what rows are counted under. `look_up`: finds the stored rows of some
+    identities; `stored` is read where these are many."""
     sift = sift or order_by is not None or REASONS in source.frame.columns
     seen = open_rows is not None
-    narrow = _narrow(source, spec, order_by, sift=sift, seen=seen, count_by=count_by)
-    hashed = _hashed(stored, spec, order_by, open_rows) if stored is not None else None
+    narrow = _narrow(
+        source, spec, order_by, sift=sift, seen=seen, count_by=count_by, whole=look_up is not None
+    )
+    mine = met = None
+    if look_up is not None:
+        mine = brought(narrow)
+        met = look_up(_given_rows(mine, spec)) if mine is not None else None
+        narrow = narrow.drop(*_given(spec).values())
+    if mine is not None and met is not None:
+        stored = StoredRows(met.rows, met.count, met.unique, in_driver=True)
+        mine = mine.drop_columns(list(_given(spec).values()))
+    else:
+        mine = None
+    versions = stored.read() if stored is not None else None
+    hashed = _hashed(versions, spec, order_by, open_rows) if versions is not None else None
     judged = None
-    if in_driver and hashed is not None and order_by is None:
-        judged = _by_driver(narrow, hashed, unique=unique, seen=seen)
+    if stored is not None and hashed is not None and stored.in_driver and order_by is None:
+        judged = _by_driver(narrow, hashed, mine, unique=stored.unique, seen=seen)
     if judged is None:
-        judged = _by_spark(narrow, hashed, order_by, unique=unique, stored_count=stored_count)
+        if mine is not None:  # it is not read again
+            narrow = narrow.sparkSession.createDataFrame(mine, narrow.schema)
+        judged = _by_spark(narrow, hashed, order_by, stored)
     absent = AbsentRows(None)
-    if seen and stored is not None and hashed is not None:
+    if seen and stored is not None and versions is not None and hashed is not None:
         keys = judged.absent or _absent_by_spark(narrow, hashed)
-        absent = _absent_rows(stored, spec, keys, unique=unique)
+        absent = _absent_rows(versions, spec, keys, unique=stored.unique)
     differing = _differing(source, spec, judged, order_by)
-    return replace(differing, absent=absent, unchanged_by=judged.unchanged_by)
+    return replace(
+        differing,
+        absent=absent,
+        unchanged_by=judged.unchanged_by,
+        bytes_read=met.bytes_read if met is not None else None,
+    )
 
 
 def _differing(
@@ -173,10 +205,13 @@ def _differing(
     return Reconciled(frame, counts, identities, judged.cached)
 
 
-def _by_driver(narrow: DataFrame, hashed: DataFrame, *, unique: bool, seen: bool) -> _Judged | None:
-    """None where there is more of it than was expected."""
+def _by_driver(
+    narrow: DataFrame, hashed: DataFrame, mine: pa.Table | None, *, unique: bool, seen: bool
+) -> _Judged | None:
+    """None where there is more of it than was expected. `mine`: what is in `narrow`, if at hand."""
     theirs = brought(hashed.drop(COMMIT_ID) if unique else hashed)
-    mine = brought(narrow) if theirs is not None else None
+    if mine is None and theirs is not None:
+        mine = brought(narrow)
     if theirs is None or mine is None:
         return None
     commit = None if unique else COMMIT_ID
@@ -212,15 +247,13 @@ def _by_spark(
     narrow: DataFrame,
     hashed: DataFrame | None,
     order_by: str | None,
-    *,
-    unique: bool,
-    stored_count: int,
+    stored: StoredRows | None,
 ) -> _Judged:
     ordered = [] if order_by is None else [_ORDER]
     compared = narrow.alias("mine")
-    if hashed is not None:
-        theirs = _latest(hashed, unique=unique)
-        if _by_hash(theirs, stored_count):
+    if hashed is not None and stored is not None:
+        theirs = _latest(hashed, unique=stored.unique)
+        if _by_hash(theirs, stored.count):
             theirs = theirs.hint("shuffle_hash")
         compared = compared.join(theirs.alias("theirs"), _same("theirs"), "left")
     status = _status(order_by, compared=hashed is not None)
@@ -334,9 +367,15 @@ def _narrow(
     sift: bool,
     seen: bool,
     count_by: Column | None,
+    whole: bool,
 ) -> DataFrame:
-    """Hashes of the source's rows; `seen`: with those of the identities of bad rows."""
+    """Hashes of the source's rows; `seen`: with those of the identities of bad rows; `whole`: with
+    the rows themselves, identities as bytes."""
     hashes = _source_hashes(source, spec, sift=sift)
+    if whole:
+        for name, told_as in _given(spec).items():
+            column = source.columns[name]
+            hashes[told_as] = column.cast("binary") if name in spec.identity else column
     if seen:
         given = given_identity(source, spec)
         told = reduce(and_, (column.isNotNull() for column in given))
@@ -352,6 +391,20 @@ def _narrow(
     # Of the rows of one identity those with the greatest value stay; nulls are the least.
     newest = F.max(_ORDER).over(Window.partitionBy(*_KEYS))
     return narrow.withColumn(_NEWEST, newest)
+
+
+def _given(spec: TypeSpec) -> dict[str, str]:
+    """By stored column: what it is called beside the hashes of a source."""
+    fields = (field.name for field in spec.fields if field.name != spec.primary_key)
+    return {name: f"__given_{name}" for name in (*spec.identity, *fields)}
+
+
+def _given_rows(mine: pa.Table, spec: TypeSpec) -> pa.Table:
+    """Those that can be stored: others match nothing."""
+    given = _given(spec)
+    names = [_KEYS[0], *(given[name] for name in spec.identity)]
+    is_told = reduce(pc.and_, (pc.is_valid(mine.column(name)) for name in names))
+    return mine.filter(is_told).select(list(given.values())).rename_columns(list(given))
 
 
 def _hashed(

@@ -40,6 +40,8 @@ class WriteResult:
     kept: int = 0  # changed by another commit while this job ran: left as that commit made them
     files: int = 0
     bytes: int = 0
+    stored_bytes: int = 0  # of the files with the type's latest rows, before the write
+    stored_bytes_read: int = 0  # of these, to tell what differs: all where columns are not told
     attempts: int = 0
     lock_wait_ms: float = 0.0
     requests: Mapping[str, int] = field(default_factory=dict)  # of the driver

@@ -27,12 +27,12 @@ from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.object.read.files import (
     STAGED_PART_URL,
     DataFile,
-    MissingFileError,
     attempt_in_url,
     decode,
     files_of,
     versioned_schema,
 )
+from storage_engine.repository.object.read.key_lookup import missing_file
 from storage_engine.repository.object.read.plan import Entry
 from storage_engine.repository.object.read.splits import packed
 from storage_engine.repository.object.write.staged_write import StagedWrite
@@ -119,7 +119,8 @@ def same_server(server: str, other: str) -> bool:
     return name(server) == name(other)
 
 
-def _schema(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:
+def row_columns(spec: TypeSpec, columns: Sequence[str], *, with_commit_id: bool) -> pa.Schema:
+    """Columns of the row schema as files have them, after `commit_id` where it is asked for."""
     declared = versioned_schema(spec)
     names = [COMMIT_ID, *columns] if with_commit_id else list(columns)
     return pa.schema([declared.field(name) for name in names])
@@ -167,7 +168,7 @@ class NativeScan:
     def read(
         self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
     ) -> DataFrame:
-        rows = _in_files(_schema(self.spec, columns, with_commit_id=False))
+        rows = _in_files(row_columns(self.spec, columns, with_commit_id=False))
         if not with_commit_id:
             scan = self._open(files, rows)
             return scan.select(*self._shown(scan, columns))
@@ -195,7 +196,7 @@ class NativeScan:
 
         The path tells the commit of a staged part, which costs nothing until somebody asks.
         """
-        schema = _in_files(_schema(self.spec, columns, with_commit_id=bool(own)))
+        schema = _in_files(row_columns(self.spec, columns, with_commit_id=bool(own)))
         scan = self._open([*own, *(item for staged in named.values() for item in staged)], schema)
         commit_columns = [scan[COMMIT_ID]] if own else []  # null where the file has no such column
         if named:
@@ -255,7 +256,7 @@ class ArrowScan:
     def read(
         self, files: Sequence[DataFile], columns: Sequence[str], *, with_commit_id: bool
     ) -> DataFrame:
-        schema = exchanged(_schema(self.spec, columns, with_commit_id=with_commit_id))
+        schema = exchanged(row_columns(self.spec, columns, with_commit_id=with_commit_id))
         tasks = [
             [
                 (
@@ -295,7 +296,7 @@ def _read_tasks(
     tasks: Sequence[_Task],
     numbers: Iterable[int],
 ) -> Iterator[pa.RecordBatch]:
-    store = _store(uri, config)
+    store = task_store(uri, config)
     for number in numbers:
         for path, given, older in tasks[number]:
             if older is None:
@@ -306,7 +307,7 @@ def _read_tasks(
 
 
 @lru_cache(maxsize=8)
-def _store(uri: str, config: OntologiaConfig) -> ObjectStore:
+def task_store(uri: str, config: OntologiaConfig) -> ObjectStore:
     """One for the life of a Python worker, which serves many tasks."""
     return open_store(uri, config)
 
@@ -317,11 +318,7 @@ def _read_file(
     try:
         content = pa.BufferReader(store.bulk.get(path).data)
     except ObjectNotFound:
-        raise MissingFileError(
-            f"{path} was named by the log when this DataFrame was made, and is now missing from "
-            f"{store.uri}: garbage collection has purged it; make the DataFrame again",
-            key=path,
-        ) from None
+        raise missing_file(store, path) from None
     names = [name for name in schema.names if commit_id is None or name != COMMIT_ID]
     with pq.ParquetFile(content) as opened:
         for batch in opened.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):

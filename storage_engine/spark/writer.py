@@ -26,6 +26,7 @@ from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
 from storage_engine.spark.driver import Jobs, evaluated_once, is_steady
 from storage_engine.spark.hash_tables import fits
+from storage_engine.spark.increments import KeyLookup, is_increment
 from storage_engine.spark.missing import Marking, check_marking, with_own_names
 from storage_engine.spark.missing_policy import MissingPolicy
 from storage_engine.spark.publish import (
@@ -43,7 +44,13 @@ from storage_engine.spark.publish import (
 )
 from storage_engine.spark.quality import evaluate, own_references, without_dangling
 from storage_engine.spark.quarantine import tidy
-from storage_engine.spark.reconcile import AbsentRows, Counts, Reconciled, reconcile
+from storage_engine.spark.reconcile import (
+    AbsentRows,
+    Counts,
+    Reconciled,
+    StoredRows,
+    reconcile,
+)
 from storage_engine.spark.results import WriteResult
 from storage_engine.spark.scans import repeated, stored_rows
 from storage_engine.spark.schema import (
@@ -138,6 +145,7 @@ class _Write:
         self._cached: list[DataFrame] = []
         self._published = False
         self._marked_from: int | None = None  # the first part of marked rows
+        self._stored_bytes = self._stored_bytes_read = 0
         check_options(spec, options)
         limit = internals(session).settings.config.max_commit_metadata_bytes
         check_metadata(arguments.texts("meta", options.meta), limit)  # before the job, not after
@@ -205,7 +213,12 @@ class _Write:
             problem = marking.problem(absent) if marking is not None else None
             too_many = str(problem) if problem is not None else None
             preview = previewed(spec, top, reconciled, reports, self._options, too_many)
-            return replace(preview, notes=self._notes(marking, absent))
+            return replace(
+                preview,
+                stored_bytes=self._stored_bytes,
+                stored_bytes_read=self._stored_bytes_read,
+                notes=self._notes(marking, absent),
+            )
         attempt.check_alive()
         check_rows(target, reports)
         check_read_again(spec, reconciled, reports)
@@ -288,32 +301,50 @@ class _Write:
         source = source_rows(df, spec, compared=compared)
         if not compared:
             return Reconciled(source.frame, Counts()), source
-        stored, unique, in_driver, count = None, True, False, 0
+        stored, look_up = None, None
         if attempt.top is not None:
             entries = attempt.entries()
             files = [file for entry in entries for file in entry.files]
             count = sum(file.row_count for file in files)
             size = sum(file.bytes for file in files)
-            in_driver = fits(self._df, stored_rows=count, stored_bytes=size)
-            unique = len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries)
-            columns = [*spec.identity, *(f.name for f in spec.fields)]
-            stored = stored_rows(
-                df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
+            self._stored_bytes = self._stored_bytes_read = size
+            if marking is None and is_increment(self._df, stored_rows=count, stored_bytes=size):
+                look_up = KeyLookup(
+                    df.sparkSession,
+                    attempt.uri,
+                    attempt.config,
+                    spec.without_class(),
+                    entries,
+                    upto=attempt.base.commit_id,
+                    stored_rows=count,
+                    exact=[order_by] if order_by is not None else [],
+                )
+
+            def read() -> DataFrame:
+                columns = [*spec.identity, *(f.name for f in spec.fields)]
+                rows = stored_rows(
+                    df.sparkSession, attempt.uri, attempt.config, spec, entries, columns
+                )
+                return rows if marking is None else with_own_names(rows, spec)
+
+            stored = StoredRows(
+                read,
+                count,
+                unique=len(entries) <= 1 and all(e.unique(attempt.base.commit_id) for e in entries),
+                in_driver=fits(self._df, stored_rows=count, stored_bytes=size),
             )
-            if marking is not None:
-                stored = with_own_names(stored, spec)
         reconciled = reconcile(
             source,
             stored,
             spec,
-            unique=unique,
             order_by=order_by,
-            stored_count=count,
             sift=self._options.on_bad_rows != "fail" or self._options.dry_run,
-            in_driver=in_driver,
             open_rows=marking.open_rows() if marking is not None and stored is not None else None,
             count_by=self._bucket(source, spec),
+            look_up=look_up,
         )
+        if reconciled.bytes_read is not None:
+            self._stored_bytes_read = reconciled.bytes_read
         return reconciled, source
 
     def _bucket(self, source: SourceRows, spec: TypeSpec) -> Column | None:
@@ -368,6 +399,8 @@ class _Write:
             kept=attempt.kept,
             files=len(published),
             bytes=sum(file.bytes for file in published),
+            stored_bytes=self._stored_bytes,
+            stored_bytes_read=self._stored_bytes_read,
             attempts=result.attempts if result is not None else 0,
             lock_wait_ms=result.lock_wait_ms if result is not None else 0.0,
             requests=self._since(before),

@@ -27,11 +27,18 @@ def _quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(params=["directory-v1", "directory-v2", "sqlite-v1", "sqlite-v2"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    backend, engine = request.param.split("-")
-    uri = f"sqlite:///{tmp_path}/shop.db" if backend == "sqlite" else f"file://{tmp_path}/shop"
+ENGINES = ["directory-v1", "directory-v2", "sqlite-v1", "sqlite-v2"]
+
+
+def place_in(folder: Path, name: str) -> Place:
+    backend, engine = name.split("-")
+    uri = f"sqlite:///{folder}/shop.db" if backend == "sqlite" else f"file://{folder}/shop"
     return Place(backend, engine, uri)
+
+
+@pytest.fixture(params=ENGINES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return place_in(tmp_path, request.param)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def test_a_free_lock(uri: str) -> None:
     assert onto("lock", "show", "--storage-uri", uri, "--json").json == {
         "lock": None,
         "problem": None,
+        "waiting": [],
     }
     for confirmed in (["--yes"], []):  # nobody is asked about what cannot be done
         refused = onto("lock", "break", "--storage-uri", uri, "--token", "t", *confirmed)

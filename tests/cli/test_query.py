@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Place
+from tests.cli.conftest import ENGINES, Place, place_in
 from tests.cli.shop import JOINED, fill
 from tests.cli.support import Done, create, onto
 
 MODELS = "tests.cli.shop"
 
 
-@pytest.fixture
-def shop(place: Place) -> str:
+@pytest.fixture(scope="module", params=ENGINES)
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Nobody writes to it."""
+    place = place_in(tmp_path_factory.mktemp("query"), request.param)
     fill(place.uri, place.engine)
     return place.uri
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage_engine.cli.main import run
 from storage_engine.cli.output import Output
 from storage_engine.cli.results import Answer, Format, OutputColumn, csv_cell, json_value, write
 from storage_engine.runtime.session import Session
@@ -44,14 +46,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def arrow(uri: str, *args: str) -> pa.Table:
-    done = subprocess.run(
-        [*PROGRAM, *args, "--storage-uri", uri, "--format", "arrow"],
-        capture_output=True,
-        check=True,
-        timeout=120,
-        env=environment(),
-    )
-    return pa.ipc.open_stream(done.stdout).read_all()
+    written = io.BytesIO()
+    with contextlib.redirect_stdout(io.TextIOWrapper(written, write_through=True)) as out:
+        code = run(["query", *args, "--storage-uri", uri, "--format", "arrow"])
+        out.flush()
+    assert code == 0
+    return pa.ipc.open_stream(written.getvalue()).read_all()
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_format_json_is_json(shop: str) -> None:
 
 
 def test_what_fails_after_rows_were_written_is_told_inside_the_document(shop: str) -> None:
-    statement = "select cast(if(x < 1000000, '1', 'z') as int) z from range(1200000) t(x)"
+    statement = "select cast(if(x < 600000, '1', 'z') as int) z from range(700000) t(x)"
     failed = query(shop, "sql", statement, "--json")
 
     assert failed.code == 2

@@ -100,6 +100,9 @@ def test_prefixes_do_not_overlap_and_hold_every_key() -> None:
         layout.commit_page("0f"): layout.PAGES,
         layout.attempt_heartbeat("a"): layout.ATTEMPTS,
         layout.compaction_lease("entity", "T"): layout.LEASES,
+        layout.ticket(
+            layout.line_of(layout.LOCK) or "", layout.Ticket(now, now, "0" * 32, "", 0, 0, "o")
+        ): layout.LINES,
         layout.index("relation", "T"): layout.INDICES,
         layout.TYPES: layout.SCHEMA,
         layout.schema_versions("entity", "T"): layout.SCHEMA,

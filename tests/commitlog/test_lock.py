@@ -197,7 +197,7 @@ def test_a_waiter_gets_the_lock_when_it_is_released(backend: MemoryBackend) -> N
     asked = [0]
 
     def release_at_third(kind: str, _: str) -> None:
-        asked[0] += kind == "PUT_IF"
+        asked[0] += kind == "GET"
         if asked[0] == 3:
             held.release()
 
@@ -452,7 +452,7 @@ def test_a_clock_that_jumps_while_somebody_waits(backend: MemoryBackend, seconds
     the lease has run out as far as anybody can tell."""
     held = lock_of(backend, "holder").acquire()
     waiting = lock_of(backend, "waiting", timeout_ms=2500)
-    fail(waiting, FaultKind.SKEW, "PUT_IF", nth=2, seconds=seconds)
+    fail(waiting, FaultKind.SKEW, "GET", nth=2, seconds=seconds)
     began = backend.clock.now()
     if seconds > 0:
         assert waiting.acquire().token != held.token

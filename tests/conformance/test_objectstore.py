@@ -161,6 +161,21 @@ def test_get_if_changed(store: ObjectStore) -> None:
     assert store.get_if_changed("head", changed.etag) is None
 
 
+def test_ranges(store: ObjectStore) -> None:
+    store.put("large", bytes(range(200)))
+    before = store.meter.snapshot()
+    assert store.get_range("large", 10, 5) == bytes(range(10, 15))
+    assert store.get_range("large", 0, 200) == bytes(range(200))
+    after = store.meter.snapshot()
+    assert after["total"] - before["total"] == 2
+    assert after["bytes_read"] - before["bytes_read"] == 205
+    assert store.get_range("large", 190, 100) == bytes(range(190, 200)), "no more than there is"
+    assert store.get_range("large", 200, 10) == b""
+    assert store.get_range("large", 7, 0) == b""
+    with pytest.raises(ObjectNotFound):
+        store.get_range("no/such", 0, 10)
+
+
 def test_quotes_around_etags_do_not_matter(store: ObjectStore) -> None:
     etag = store.put_if_absent("head", b"1", write_id="w1")
     assert store.get_if_changed("head", etag.strip('"')) is None

@@ -1,10 +1,13 @@
-"""The cluster that Pipes tests submit to, started when first asked for."""
+"""What tests of Dagster share: the cluster that Pipes tests submit to, started when first asked
+for, and Dagster's own migrations, read once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from tests.spark_cluster import spark_cluster
 
@@ -13,3 +16,21 @@ from tests.spark_cluster import spark_cluster
 def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster:
         yield cluster.master
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_are_read_once() -> Iterator[None]:
+    """Every new instance, in memory too, is stamped as migrated: Dagster has its sixty migrations
+    compiled for that, which is most of what it costs."""
+    read: dict[str | None, ScriptDirectory] = {}
+    from_config = ScriptDirectory.from_config
+
+    def once(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in read:
+            read[place] = from_config(config)
+        return read[place]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "from_config", once)
+        yield

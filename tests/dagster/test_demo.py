@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from ontologia_dagster.declaration import INGEST_POOL
-from ontologia_dagster.demo import events
+from ontologia_dagster.demo import events, local_s3
 from ontologia_dagster.demo.definitions import demo_definitions
 from ontologia_dagster.demo.events import HANDLERS, SEVERE_DELAY
 from ontologia_dagster.demo.instance import (
@@ -285,3 +285,18 @@ def test_the_wheel_has_every_file_that_packages_need() -> None:
                 for pattern in (*patterns["*"], *patterns.get(".".join(parts[:depth]), ()))
             )
             assert packed, f"{file} is not packed"
+
+
+def test_ports_of_servers_are_none_that_outgoing_connections_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of those may be taken again between the moment it is chosen and the server's start."""
+    told = tmp_path / "ip_local_port_range"
+    monkeypatch.setattr(local_s3, "_OUTGOING", told)
+    told.write_text("32768\t60999\n")
+    found = local_s3.free_ports(50)
+    assert len(set(found)) == 50
+    assert all(10_000 <= port < 32_768 for port in found)
+    for unusual in ("1024 65535\n", ""):  # all are given away; the system does not tell
+        told.write_text(unusual)
+        assert len(set(local_s3.free_ports(8))) == 8

@@ -215,6 +215,8 @@ def test_a_materialisation_has_numbers_to_plot_a_sample_and_its_commit(
         *(
             "rows_quarantined",
             "bytes",
+            "stored_bytes",
+            "stored_bytes_read",
             "files",
             "spark_s",
             "lock_wait_ms",

@@ -389,6 +389,26 @@ def test_the_lease_of_a_compactor_that_died_goes(world: World) -> None:
     check(world)
 
 
+def test_the_ticket_of_a_writer_that_died_in_line_goes(world: World) -> None:
+    held = world.open("holder").repo.lock.acquire()
+    waiting = world.open("waiting")
+    waiting.fail(FaultKind.CRASH_AFTER, "PUT_IF", f"{layout.LINES}*")
+    with pytest.raises(SimulatedCrash):
+        waiting.put(customer("a"))
+    held.release()
+    assert plan_module.EXPIRED_TICKET not in collect(world)[0].by_reason()
+    days(world, 8)
+    _, report = collect(world)
+    assert report.reasons[plan_module.EXPIRED_TICKET] == 1
+    assert world.stored_keys(layout.LINES) == []
+    check(world)
+
+
+def test_all_that_is_collected_by_silence_is_known_here() -> None:
+    silent = {prefix.path for prefix in layout.PREFIXES if prefix.collected == "silence"}
+    assert silent == {layout.ATTEMPTS, *plan_module.EXPIRING}
+
+
 def test_a_lease_that_is_taken_between_plan_and_sweep_stays(world: World) -> None:
     lease = died_compacting(world)
     days(world, 8)

@@ -128,6 +128,7 @@ def test_the_copy_knows_every_prefix(example: ModuleType) -> None:
     assert kinds == {
         layout.ATTEMPTS: example.LEFT_OUT,
         layout.LEASES: example.LEFT_OUT,
+        layout.LINES: example.LEFT_OUT,
         layout.SESSIONS: example.LEFT_OUT,
         layout.INDICES: example.CAN_CHANGE,
         layout.SCHEMA: example.CAN_CHANGE,

@@ -184,6 +184,7 @@ def test_reads_and_repeatable_writes_may_be_tried_again(
     attempts: list[Callable[[MemoryStore], object]] = [
         lambda c: c.get("k"),
         lambda c: c.get_if_changed("k", "e"),
+        lambda c: c.get_range("k", 0, 1),
         lambda c: list(c.list("")),
         lambda c: c.put("k", b""),
         lambda c: c.delete_many(["k"]),

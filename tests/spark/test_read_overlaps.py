@@ -132,7 +132,7 @@ def test_more_commits_than_one_expression_tells_apart(
 def test_more_newer_versions_than_are_sent_to_everybody(
     spark: SparkSession, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "_BROADCAST_ROWS", 0)
+    monkeypatch.setattr(reader, "smallest_memory", lambda _: 0)
     overlapping(session)
     assert rows(read_type(spark, Sample, session)) == expected(session, Sample)
 

@@ -150,7 +150,8 @@ class BackgroundMerges:
         carried = {each.carried for each in published}
         for ref in touched:
             if ref not in carried and self._is_full(ref) and self._claim():
-                self._work = self._store.parallel.start(lambda ref=ref: self._run(ref))  # type: ignore[misc]
+                contended = published[-1].base.lease.contended
+                self._work = self._store.parallel.start(partial(self._run, ref, contended))
                 return
 
     @contextmanager
@@ -214,10 +215,10 @@ class BackgroundMerges:
             self._busy = True
             return True
 
-    def _run(self, ref: TypeRef) -> None:
+    def _run(self, ref: TypeRef, contended: bool) -> None:
         snapshot: MergedSnapshot | None = None
         try:
-            snapshot = self._merge(ref)
+            snapshot = self._merge(ref, contended)
             if snapshot is None:
                 self._paused[ref] = self._pause
         except GivenUpMerge:
@@ -244,9 +245,10 @@ class BackgroundMerges:
             )
             self._waiter.start()
 
-    def _merge(self, ref: TypeRef) -> MergedSnapshot | None:
-        """None when the log says that there is nothing to do."""
-        if self._due(ref) is None:
+    def _merge(self, ref: TypeRef, contended: bool) -> MergedSnapshot | None:
+        """None when the log says that there is nothing to do. Of many writers that find the tail
+        full at once only the one with the lease reads the log for that."""
+        if not contended and self._due(ref) is None:
             return None
         with ExitStack() as held:
             lease = self._lock(layout.compaction_lease(*ref), timeout_ms=0).acquire()

@@ -1,7 +1,7 @@
 """Makes the snapshot of a run, as one announced attempt to publish it.
 
-`LocalBuild` does it on this machine: DuckDB merges, the proof follows, then the upload. It needs
-scratch space for the run; `storage_engine.spark.compaction` is for runs that have outgrown it.
+`LocalBuild` does it on this machine: the merge, its proof, then the upload. It may need scratch
+space for the run; `storage_engine.spark.compaction` is for runs that have outgrown it.
 
 While the attempt's heartbeat stands, garbage collection leaves its outputs alone. Whoever wants to
 collect those of a silent attempt deletes the heartbeat first, then fences head; the attempt checks
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from storage_engine.commitlog import layout
@@ -22,15 +23,10 @@ from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.config import MIB
 from storage_engine.errors import LeaseExpiredError
 from storage_engine.maintenance.compaction.inputs import open_inputs
-from storage_engine.maintenance.compaction.merge import (
-    MergedFile,
-    MergeOrder,
-    Workspace,
-    merge,
-    open_workspace,
-    prove,
-)
+from storage_engine.maintenance.compaction.merge import IDENTITY, MergedFile, MergeOrder, merge
 from storage_engine.maintenance.compaction.plan import RunPlan
+from storage_engine.maintenance.compaction.proof import Digest, demand, prove
+from storage_engine.maintenance.compaction.workspace import Workspace, open_workspace
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.repository.object.write.parquet import EncodedPart, SnapshotSettings
 
@@ -73,6 +69,7 @@ class Attempt:
         )
 
 
+_SMALL = 2 * MIB  # of a run
 _CREATE_WHOLE = 128 * MIB  # what a conditional create takes, which needs it in memory
 
 Tell = Callable[[str, int], None]  # stage, rows done
@@ -87,7 +84,7 @@ class Build(Protocol):
 
 
 class LocalBuild:
-    """`Build` with DuckDB."""
+    """`Build` on this machine."""
 
     def __init__(self, repository: ObjectRepository) -> None:
         self._repository = repository
@@ -96,7 +93,8 @@ class LocalBuild:
         self._settings = SnapshotSettings.of(repository.config)
 
     def __call__(self, run: RunPlan, attempt: Attempt, *, tell: Tell, guard: Guard) -> Entry:
-        with open_workspace(self._config.s3_duckdb_memory_limit) as workspace:
+        small = self._repository.duck.cursor if run.bytes <= _SMALL else None
+        with open_workspace(self._config.s3_duckdb_memory_limit, small) as workspace:
             outputs = self._merge(run, attempt, workspace, tell)
             guard()
             tell("upload", 0)
@@ -122,9 +120,21 @@ class LocalBuild:
             expected_bytes=run.expected_bytes,
             mark=attempt.id,
         )
-        outputs = merge(workspace, inputs, order, advance)
+        outputs, digest = merge(workspace, inputs, order, advance)
         tell("prove", run.rows)
-        prove(workspace, run.kind, inputs, outputs)
+        counted = Digest(run.rows, digest.content)
+        demand(counted, digest, "the rows that the log counts and those of its files")
+        by_role: dict[str | None, list[Path]] = {}
+        for output in outputs:
+            by_role.setdefault(output.role, []).append(output.path)
+        prove(
+            workspace,
+            digest,
+            by_role,
+            columns=inputs.varying.names,
+            identity=IDENTITY[run.kind],
+            constants=inputs.constants,
+        )
         return outputs
 
     def _upload(self, run: RunPlan, attempt: Attempt, outputs: Sequence[MergedFile]) -> Entry:

@@ -1,158 +1,33 @@
-"""Many files to few: sorted by DuckDB, which spills, written as a stream, and proven.
+"""Many files to few: sorted runs merged as a stream, split by role, encoded meanwhile.
 
 v2 rows go in identity order to two kinds of files: `current` (the newest row of each identity in
 the run) and `superseded` (the others), each in parts of about the target size whose identities do
 not overlap. v1 has one file in the order that the specification gives it.
-
-A merge has a scratch folder and a DuckDB of its own, in bounded memory: it must not take the memory
-of queries, and with a thread for each core of a large machine it would not fit into the limit.
-
-Nothing is published without the proof that the merge lost, changed and invented nothing. It looks
-at the inputs and at the encoded outputs, not at how one became the other: as many rows, the same
-multiset of rows (a sum of row hashes does not depend on order), and in the `current` files exactly
-the newest row of each identity, because latest reads open nothing else.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
-from storage_engine.maintenance.compaction.inputs import Inputs
+from storage_engine.maintenance.compaction.inputs import CURRENT, SUPERSEDED, Inputs
+from storage_engine.maintenance.compaction.proof import Digest, InputDigest
+from storage_engine.maintenance.compaction.sorted_runs import RowOrder, RunMaker, merged
+from storage_engine.maintenance.compaction.workspace import Workspace
 from storage_engine.model.columns import EngineVersion
-from storage_engine.repository.duck import quoted
-from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
     SnapshotPart,
     SnapshotSettings,
 )
 
-if TYPE_CHECKING:
-    import duckdb
-
-_THREADS = 2
-
-
-class Workspace:
-    """A folder for files, and cursors that spill into it."""
-
-    def __init__(self, folder: Path, connection: duckdb.DuckDBPyConnection) -> None:
-        self.folder = folder
-        self._connection = connection
-
-    def cursor(self) -> duckdb.DuckDBPyConnection:
-        return self._connection.cursor()
-
-
-@contextmanager
-def open_workspace(memory_limit: str) -> Iterator[Workspace]:
-    """Gone with all its files at the end. What DuckDB cannot do for want of memory or disk is
-    raised as an error that says so."""
-    import duckdb  # here: importing storage_engine stays light
-
-    with tempfile.TemporaryDirectory(prefix="ontologia-compact-") as folder:
-        connection = duckdb.connect(
-            ":memory:",
-            config={
-                "memory_limit": memory_limit,
-                "temp_directory": f"{folder}/spill",
-                "threads": _THREADS,
-                "preserve_insertion_order": "false",
-                "autoinstall_known_extensions": "false",
-            },
-        )
-        try:
-            connection.execute("SET GLOBAL TimeZone = 'UTC'")
-            connection.execute("SET enable_progress_bar = false")
-            yield Workspace(Path(folder), connection)
-        except duckdb.OutOfMemoryException as error:
-            raise ConfigurationError(
-                f"the merge does not fit into s3_duckdb_memory_limit ({memory_limit}), raise it; "
-                f"nothing was published: {_first_line(error)}"
-            ) from error
-        except (duckdb.IOException, OSError) as error:
-            raise StorageBackendError(
-                f"the merge failed in {tempfile.gettempdir()}, where temporary files are; nothing "
-                f"was published: {_first_line(error)}",
-                operation="compact",
-                retryable=True,
-            ) from error
-        finally:
-            connection.close()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Digest:
-    """Of a multiset of rows."""
-
-    rows: int
-    content: int
-
-    def __str__(self) -> str:
-        return f"{self.rows} rows (content {self.content:x})"
-
-
-def prove(workspace: Workspace, kind: str, inputs: Inputs, outputs: Sequence[MergedFile]) -> Digest:
-    """The digest that inputs and outputs share. Raises IntegrityError when they do not."""
-    columns = inputs.names
-    keys = [*IDENTITY[kind], "commit_id"]
-    before = _digest(workspace, inputs.sql(), columns)
-    after = _digest(workspace, _files(outputs), columns)
-    demand(before, after, "the rows of the inputs and of the snapshot")
-    current = [output for output in outputs if output.role == CURRENT]
-    if current:
-        identity = ", ".join(quoted(name) for name in IDENTITY[kind])
-        newest = (
-            f"SELECT {identity}, max(commit_id) AS commit_id FROM ({inputs.sql()}) "
-            f"GROUP BY {identity}"
-        )
-        expected = _digest(workspace, newest, keys)
-        demand(expected, _digest(workspace, _files(current), keys), "the newest rows by identity")
-    return before
-
-
-def _files(outputs: Sequence[MergedFile]) -> str:
-    return f"FROM {parquet([str(output.path) for output in outputs])}"
-
-
-def _digest(workspace: Workspace, rows: str, columns: Sequence[str]) -> Digest:
-    hashed = ", ".join(quoted(name) for name in columns)
-    cursor = workspace.cursor()
-    try:
-        row = cursor.execute(
-            f"SELECT count(*), coalesce(sum(hash({hashed})::HUGEINT), 0) FROM ({rows})"
-        ).fetchone()
-    finally:
-        cursor.close()
-    assert row is not None
-    return Digest(int(row[0]), int(row[1]))
-
-
-def demand(before: Digest, after: Digest, what: str) -> None:
-    """Raises IntegrityError when the digests differ."""
-    if before != after:
-        raise IntegrityError(
-            f"compaction is refused: {what} differ, {before} before and {after} after; "
-            "nothing was published"
-        )
-
-
-_BATCH_ROWS = 64 * 1024
 IDENTITY = {"entity": ("entity_key",), "relation": ("left_key", "right_key", "instance_key")}
-CURRENT, SUPERSEDED = "current", "superseded"
 
 Advance = Callable[[int], None]  # told how many more rows are merged
 
@@ -184,35 +59,46 @@ class MergeOrder:
 
 def merge(
     workspace: Workspace, inputs: Inputs, order: MergeOrder, advance: Advance
-) -> list[MergedFile]:
-    """Write all rows of the inputs to new files in the workspace."""
-    folder = workspace.folder
+) -> tuple[list[MergedFile], Digest]:
+    """Write all rows of the inputs to new files in the workspace; with the inputs' digest."""
     identity = IDENTITY[order.kind]
-    keys = [*identity, "commit_id"] if order.engine_version == "v2" else ["commit_id", *identity]
-    ordered = f"{inputs.sql()} ORDER BY {', '.join(quoted(key) for key in keys)}"
+    v2 = order.engine_version == "v2"
+    rows = RowOrder((*identity, "commit_id") if v2 else ("commit_id", *identity))
     schema = inputs.schema.with_metadata({"ontologia.attempt": order.mark})
-    cursor = workspace.cursor()
-    writers: list[RoleWriter] = []
+    digest = InputDigest(workspace, inputs.varying.names)
+    writers = [
+        RoleWriter(
+            workspace.folder, role, schema, identity, order, rolling=v2, constants=inputs.constants
+        )
+        for role in ((CURRENT, SUPERSEDED) if v2 else (None,))
+    ]
     try:
-        reader = cursor.execute(ordered).to_arrow_reader(_BATCH_ROWS)
-        batches = _counted((pa.Table.from_batches([b]).cast(schema) for b in reader), advance)
-        if order.engine_version == "v1":
-            whole = RoleWriter(folder, None, schema, identity, order, rolling=False)
-            writers.append(whole)
-            for batch in batches:
-                whole.add(batch)
-            return whole.close()
-        current = RoleWriter(folder, CURRENT, schema, identity, order)
-        superseded = RoleWriter(folder, SUPERSEDED, schema, identity, order)
-        writers += [current, superseded]
-        for newest, older in split(batches, identity):
-            current.add(newest)
-            superseded.add(older)
-        return [*current.close(), *superseded.close()]
+        runs = RunMaker(workspace, inputs.varying, rows, digest.add).runs(
+            inputs.files, lambda: advance(0)
+        )
+        tables = _counted(merged(workspace, runs, rows), advance)
+        _write(workspace, writers, split(tables, identity) if v2 else ((t,) for t in tables))
+        return [file for writer in writers for file in writer.close()], digest.total
     finally:
-        cursor.close()
+        workspace.settle()
         for writer in writers:
             writer.abort()
+
+
+def _write(
+    workspace: Workspace, writers: Sequence[RoleWriter], shares: Iterable[tuple[pa.Table, ...]]
+) -> None:
+    """Give each writer its share. Each encodes in a thread while the next share is made."""
+    begun: list[Callable[[], None]] = []
+    for share in shares:
+        for wait in begun:
+            wait()
+        begun = [
+            workspace.start(partial(writer.add, rows))
+            for writer, rows in zip(writers, share, strict=True)
+        ]
+    for wait in begun:
+        wait()
 
 
 def split(
@@ -263,7 +149,10 @@ class RoleWriter:
         order: MergeOrder,
         *,
         rolling: bool = True,
+        constants: Mapping[str, Any] | None = None,
     ) -> None:
+        """`constants`: columns that the rows come without, each with its value."""
+        self._constants = constants or {}
         self._folder = folder
         self._role = role
         self._schema = schema
@@ -277,8 +166,17 @@ class RoleWriter:
     def add(self, rows: pa.Table) -> None:
         """A row group at a time: after each one a part may be full."""
         step = self._order.settings.row_group_rows
+        rows = self._whole(rows)
         for start in range(0, rows.num_rows, step):
             self._add(rows.slice(start, step))
+
+    def _whole(self, rows: pa.Table) -> pa.Table:
+        for name, value in self._constants.items():
+            at = self._schema.get_field_index(name)
+            field = self._schema.field(at)
+            column = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+            rows = rows.append_column(field, column)
+        return rows.select(self._schema.names) if self._constants else rows
 
     def _add(self, rows: pa.Table) -> None:
         if self._open is not None and self._rolling and self._open.full:

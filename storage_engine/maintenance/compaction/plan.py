@@ -70,19 +70,20 @@ class CompactionPolicy:
     def runs(self, entries: Sequence[Entry]) -> list[tuple[Entry, ...]]:
         """All entries in adjacent runs, oldest first; one of a single entry is to be kept."""
         runs: list[list[Entry]] = []
+        newer, all_small = 0, True  # of the run at hand: its rows, and whether all are small
         for entry in reversed(entries):
-            if runs and self._joins(entry, runs[-1]):
+            small, count = self._is_small(entry), rows(entry)
+            if (
+                runs
+                and entry.schema_version_id == runs[-1][0].schema_version_id  # the same columns
+                and ((small and all_small) or count <= self.ratio * newer)
+            ):
                 runs[-1].append(entry)
+                newer, all_small = newer + count, all_small and small
             else:
                 runs.append([entry])
+                newer, all_small = count, small
         return [tuple(reversed(run)) for run in reversed(runs)]
-
-    def _joins(self, older: Entry, run: Sequence[Entry]) -> bool:
-        if older.schema_version_id != run[0].schema_version_id:
-            return False  # other columns
-        if self._is_small(older) and all(self._is_small(entry) for entry in run):
-            return True
-        return rows(older) <= self.ratio * sum(rows(entry) for entry in run)
 
     def _is_small(self, entry: Entry) -> bool:
         return entry.is_single and size(entry) < self.small_bytes

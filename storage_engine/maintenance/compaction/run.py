@@ -212,17 +212,21 @@ def compact(
 ) -> CompactionReport:
     """Carry out a plan, or plan by a policy (for `types` or all) and carry that out.
 
-    `build` may name, for a run, what makes its snapshot instead of this machine's DuckDB.
+    `build` may name, for a run, what makes its snapshot instead of this machine.
 
     Types that another compactor works on are skipped; runs that no longer stand as planned are
     left alone. Raises IntegrityError, with nothing published of that run, when inputs are damaged
     or a merge cannot be proven; LockContentionError and LeaseExpiredError as a commit does.
     """
+    objects = repository.objects
+    if objects is not None:
+        # Before planning: a merge of our own that is on its way would supersede the plan, and our
+        # own lingering lease would only keep us waiting.
+        objects.flush()
     if isinstance(plan_or_policy, CompactionPlan):
         plan = plan_or_policy
     else:
         plan = plan_compaction(repository, plan_or_policy, types)
-    objects = repository.objects
     if objects is None or plan.note is not None:
         return CompactionReport(repository.uri, note=plan.note)
     return _Compactor(objects, plan.log_id, progress, build).run(plan)
@@ -247,7 +251,6 @@ class _Compactor:
         self._lock = self._lease_on(layout.LOCK, patience_ms)
 
     def run(self, plan: CompactionPlan) -> CompactionReport:
-        self._repository.flush()  # our own lingering lease would only keep us waiting
         reports: list[RunReport] = []
         skipped: dict[str, str] = {}
         reindexed: list[str] = []

@@ -39,8 +39,12 @@ ORPHAN_SNAPSHOT = "snapshot that nothing needs"
 OLD_CHECKPOINT = "checkpoint that nothing needs"
 SILENT_ATTEMPT = "heartbeat of a silent writer"
 EXPIRED_LEASE = "lease of a compaction that has ended"
+EXPIRED_TICKET = "ticket of a writer that waits no more"
 COMPACTED = "replaced by a snapshot"
 PURGED = "of a type that was purged"
+
+# Objects that say themselves until when somebody needs them.
+EXPIRING = {layout.LEASES: EXPIRED_LEASE, layout.LINES: EXPIRED_TICKET}
 
 Progress = Callable[[int], None]  # objects looked at
 
@@ -179,7 +183,7 @@ class _Planner:
             *self._snapshots(candidates, now, floor, heartbeats, checkpoints, dead),
             *self._checkpoints(checkpoints, now, floor, dead),
             *self._attempts(heartbeats),
-            *self._leases(),
+            *self._expired(),
         ]
         if self._purge and floor is None:
             self._notes.append(
@@ -379,13 +383,13 @@ class _Planner:
             heartbeat is None for heartbeat in heartbeats.values()
         )
 
-    def _leases(self) -> Iterator[GarbageObject]:
-        """A compactor that died left its lease; one that lives has renewed it."""
-        for info in self._chain.store.list(layout.LEASES):
-            if info.modified <= self._silence and self._said(info, "expires_at"):
-                yield GarbageObject(
-                    info.key, info.size, info.modified, EXPIRED_LEASE, Fence.UNCHANGED
-                )
+    def _expired(self) -> Iterator[GarbageObject]:
+        """A compactor that died left its lease, a writer its ticket at the lock; a compactor that
+        lives has renewed it, and nobody waits for so long."""
+        for prefix, reason in EXPIRING.items():
+            for info in self._chain.store.list(prefix):
+                if info.modified <= self._silence and self._said(info, "expires_at"):
+                    yield GarbageObject(info.key, info.size, info.modified, reason, Fence.UNCHANGED)
 
 
 def moment_in(data: bytes, name: str, modified: datetime) -> datetime:

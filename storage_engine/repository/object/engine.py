@@ -108,8 +108,9 @@ class ObjectRepository(ABC):
         config: OntologiaConfig,
         stamp: Stamp,
         log_id: str | None = None,
+        opened_with: Head | None = None,
     ) -> None:
-        """`log_id`: of the log that was there when the stamp was read."""
+        """`log_id`: of the log that was there when the stamp was read, and its head."""
         self.uri = store.uri
         self.store = store
         self._config = config
@@ -150,6 +151,7 @@ class ObjectRepository(ABC):
             self._stored_types,
             self._commit_at,
             v1=self.engine_version == "v1",
+            opened_with=opened_with,
         )
         self.lock = WriteLock(
             store,
@@ -584,6 +586,7 @@ class ObjectRepository(ABC):
             "expires_at": timestamp(held.expires_at),
             "holder": dict(held.holder),
             "token": held.token,
+            "offered": held.offered,
             "expired": held.expires_at <= self.store.now(),
             "gone": is_gone(held.holder),
         }

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from storage_engine.cli.output import printable
+from storage_engine.cli.output import size as as_size
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec, Source
@@ -173,7 +174,11 @@ def summary(result: WriteResult) -> str:
         outcome = "nothing to publish"
     else:
         outcome = f"commit {result.commit_id}"
-    return f"{result.type_name}: {outcome}; {result.rows} rows read, {', '.join(counts)}"
+    told = f"{result.type_name}: {outcome}; {result.rows} rows read, {', '.join(counts)}"
+    if result.stored_bytes_read < result.stored_bytes:
+        read, stored = as_size(result.stored_bytes_read), as_size(result.stored_bytes)
+        told += f"; compared by {read} of the {stored} stored"
+    return told
 
 
 def _print(result: WriteResult, call: IngestCall) -> None:

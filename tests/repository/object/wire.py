@@ -62,6 +62,9 @@ class Client:
     def get(self, key: str) -> StoredObject:
         return self._send("get", key, lambda: self._inner.get(key))
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        return self._send("get", key, lambda: self._inner.get_range(key, start, size))
+
     def get_if_changed(self, key: str, etag: str) -> StoredObject | None:
         return self._send("get", key, lambda: self._inner.get_if_changed(key, etag))
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef
-from storage_engine.index.resolve import Resolution
+from storage_engine.index.resolve import Early, Resolution
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import arrow_type
 from storage_engine.model.expressions import Operand
@@ -126,6 +126,7 @@ class Engine:
     stored_types: Callable[[Head, Sequence[TypeRef]], Sequence[TypeSpec]]
     commit_at: Callable[[Head, Reference], int]
     v1: bool
+    opened_with: Head | None = None  # what was head when the storage was opened
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,9 @@ class ObjectExecutor:
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> Rows:
         engine = self._engine
-        head = self._head()
+        engine.sql_duck.open_ahead()
+        head = engine.chain.read_head().head
+        self._tell_head(head)
 
         def provide(tables: Tables) -> Callable[[duckdb.DuckDBPyConnection], None]:
             window = self._window(When(), head)
@@ -391,17 +394,22 @@ class ObjectExecutor:
 
     def read(self, spec: TypeSpec, window: ReadWindow, keys: pa.Table | None = None) -> pa.Table:
         """Rows of a window, as `Repository.read` promises them."""
-        head = self._engine.chain.read_head().head
+        head, early = self._begin([spec])
         upto = head.commit_id if window.as_of is None else _clamp(window.as_of, head)
         seen = CommitWindow(upto, max(window.since or 0, 0), window.history)
-        return self._fetch(head, spec, seen, keys)[1]
+        return self._fetch(head, spec, seen, keys, early)[1]
 
     def _fetch(
-        self, head: Head, spec: TypeSpec, window: CommitWindow, keys: pa.Table | None
+        self,
+        head: Head,
+        spec: TypeSpec,
+        window: CommitWindow,
+        keys: pa.Table | None,
+        early: Early | None = None,
     ) -> tuple[TypePlan, pa.Table]:
         """`keys` may be some of the identity columns."""
         schema = versioned_schema(spec)
-        (plan,), brought = self._opened(head, window, [spec], keys=keys)
+        (plan,), brought = self._opened(head, window, [spec], keys=keys, early=early)
         if keys is not None and not keys.num_rows:
             return plan, schema.empty_table()
         columns = ", ".join(map(quoted, schema.names))
@@ -424,10 +432,23 @@ class ObjectExecutor:
             return plan, table.cast(schema)
 
     def _head(self) -> Head:
+        self._engine.scanner.open_ahead()
         head = self._engine.chain.read_head().head
+        self._tell_head(head)
+        return head
+
+    def _begin(self, specs: Sequence[TypeSpec]) -> tuple[Head, Early]:
+        """The head, and what is known of these types without having waited for it."""
+        self._engine.scanner.open_ahead()
+        known = self._engine.chain.known_head()
+        expected = known.head if known is not None else self._engine.opened_with
+        head, early = self._engine.versions.read_early(specs, expected)
+        self._tell_head(head)
+        return head, early
+
+    def _tell_head(self, head: Head) -> None:
         if self._on_head is not None:
             self._on_head(head.commit_id)
-        return head
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -440,7 +461,7 @@ class ObjectExecutor:
     ) -> _PreparedQuery:
         """`also` are types whose files are planned, for `explain`, but not read."""
         engine = self._engine
-        head = self._head()
+        head, early = self._begin([spec.type])
         window = self._window(spec.when, head)
         sides: list[Side] = [s for s, asks in (("left", spec.left), ("right", spec.right)) if asks]  # type: ignore[misc]
         ends = {side: self._end(spec.type, side, head) for side in sides}
@@ -449,12 +470,17 @@ class ObjectExecutor:
         )
         conjuncts = compiler.conjuncts(spec.where)
         (own, *others), brought = self._opened(
-            head, window, [spec.type, *ends.values(), *also], conjuncts=conjuncts, unread=len(also)
+            head,
+            window,
+            [spec.type, *ends.values(), *also],
+            conjuncts=conjuncts,
+            unread=len(also),
+            early=early,
         )
-        early: dict[str, Any] = {}
+        given: dict[str, Any] = {}
         for conjunct in conjuncts:
             if conjunct.reach in ("identity", "typed"):
-                early |= conjunct.parameters
+                given |= conjunct.parameters
         cursor = engine.duck.cursor()
         try:
             with engine.duck.errors():
@@ -467,7 +493,7 @@ class ObjectExecutor:
                     )
             body = make(compiler)
             statement = Statement(
-                f"WITH {', '.join(ctes)} {body.sql}", {**early, **body.parameters}, body.columns
+                f"WITH {', '.join(ctes)} {body.sql}", {**given, **body.parameters}, body.columns
             )
             return _PreparedQuery(cursor, statement, (own, *others))
         except BaseException:
@@ -486,6 +512,7 @@ class ObjectExecutor:
         conjuncts: Sequence[Conjunct] = (),
         keys: pa.Table | None = None,
         unread: int = 0,
+        early: Early | None = None,
     ) -> tuple[list[TypePlan], Brought]:
         """Plans of the types, and the files they name, but for those of the last `unread`.
 
@@ -493,7 +520,7 @@ class ObjectExecutor:
         (any more), the log itself is asked, anew: a purge may have gone by since.
         """
         try:
-            plans = self._plan(head, window, specs, conjuncts, keys)
+            plans = self._plan(head, window, specs, conjuncts, keys, early=early)
             return plans, _bring(self._engine, plans[: len(plans) - unread])
         except MissingFileError:
             head = self._engine.chain.read_head().head
@@ -509,6 +536,7 @@ class ObjectExecutor:
         keys: pa.Table | None,
         *,
         trust_index: bool = True,
+        early: Early | None = None,
     ) -> list[TypePlan]:
         engine = self._engine
         resolutions = engine.versions.resolve_all(
@@ -518,6 +546,7 @@ class ObjectExecutor:
             only=window.schema_version,
             upto=window.upto,
             history=window.history,
+            early=early,
         )
         plans = []
         for n, (spec, resolution) in enumerate(zip(specs, resolutions, strict=True)):

@@ -144,6 +144,10 @@ class Scanner:
         """What the cursors of `versions` are cursors of."""
         return self._duck
 
+    def open_ahead(self) -> None:
+        """Have DuckDB opened while the log is asked what to read."""
+        self._duck.open_ahead()
+
     @contextmanager
     def versions(
         self, spec: TypeSpec, entries: Sequence[Entry], **tables: pa.Table

@@ -23,7 +23,14 @@ from storage_engine.commitlog.ranges import KeyRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
 from storage_engine.config import MIB
 from storage_engine.index.record import IndexObjects
-from storage_engine.index.resolve import Resolution, resolve, resolve_from_chain
+from storage_engine.index.resolve import (
+    Early,
+    Resolution,
+    read_early,
+    resolve,
+    resolve_from_chain,
+    resolve_type,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, Scanner
@@ -35,6 +42,7 @@ _TYPE_FILE_BYTES = 16 * MIB  # of Parquet, which grows several times in memory
 _TYPE_ROWS = 250_000
 _KEPT_ROWS = 500_000
 _CHUNKS = 64
+_UNREAD = 256  # entries that are left unread at most
 
 # Log id and schema version: rows of another log (the storage was erased and begun anew), or of
 # another version, are not brought forward.
@@ -52,6 +60,7 @@ class ResidentType:
         self.upto = 0
         self.epoch = epoch
         self.top = top
+        self.unread: list[Entry] = []  # entries up to `upto` whose rows nobody has asked for
         self._identity = spec.identity
         self._rows = versions.schema.empty_table()
         self._positions: dict[Hashable, int] = {}
@@ -75,6 +84,32 @@ class ResidentType:
             self._positions[identity] = start + offset
         self.upto = upto
         self.top = top
+        self._tidy_if_needed()
+
+    def add_late(self, versions: pa.Table) -> None:
+        """Take in versions of commits that we have been past already, where they are newer than
+        what we know of their identities."""
+        ordered = versions.sort_by("commit_id")
+        commit_ids = ordered.column("commit_id").to_pylist()
+        known = self._rows.column("commit_id").take(self.positions(ordered)).to_pylist()
+        latest: dict[Hashable, int] = {}
+        newer = []
+        for identity, commit_id, before in zip(
+            self.identities(ordered), commit_ids, known, strict=True
+        ):
+            # A snapshot and a commit that it spans may both be among them.
+            is_newer = commit_id <= self.upto and latest.get(identity, before or 0) < commit_id
+            newer.append(is_newer)
+            if is_newer:
+                latest[identity] = commit_id
+        start = self._rows.num_rows
+        taken = ordered.filter(pa.array(newer, pa.bool_()))
+        self._rows = pa.concat_tables([self._rows, taken])
+        for offset, identity in enumerate(self.identities(taken)):
+            self._positions[identity] = start + offset
+        self._tidy_if_needed()
+
+    def _tidy_if_needed(self) -> None:
         if self._rows.column(0).num_chunks > _CHUNKS or self._rows.num_rows > 2 * len(self) + 1000:
             self._tidy()
 
@@ -158,6 +193,11 @@ def prune_by_keys(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table) -> l
     ]
 
 
+def _met(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table | None) -> list[Entry]:
+    """The entries that may hold one of `keys`, where only those matter."""
+    return list(entries) if keys is None else prune_by_keys(entries, spec, keys)
+
+
 class Versions:
     """Finds and opens the rows of types for reading and for reconciling."""
 
@@ -182,6 +222,15 @@ class Versions:
     def duck(self) -> Duck:
         """What `open` and `scan` give cursors of."""
         return self._scanner.duck
+
+    def open_ahead(self) -> None:
+        """Have DuckDB opened for who is about to `open` or `scan`."""
+        self._scanner.open_ahead()
+
+    def read_early(self, specs: Sequence[TypeSpec], expected: Head | None) -> tuple[Head, Early]:
+        """The head now, with what `resolve_all` takes to need one hop less."""
+        refs = [spec.ref for spec in specs]
+        return read_early(self._chain, self._indices, refs, expected)
 
     def type_head(self, spec: TypeSpec, head: Head) -> TypeHead | None:
         return self._chain.type_heads_at(head).get(spec.ref)
@@ -208,6 +257,7 @@ class Versions:
         only: int | None = None,
         upto: int | None = None,
         history: bool = False,
+        early: Early | None = None,
     ) -> list[Resolution]:
         """The same for several types, which costs no more hops.
 
@@ -217,7 +267,7 @@ class Versions:
         refs = [spec.ref for spec in specs]
         if trust_index:
             resolutions = resolve(
-                self._chain, self._indices, head, refs, watermark_is_head=self._v1
+                self._chain, self._indices, head, refs, watermark_is_head=self._v1, early=early
             )
         else:
             resolutions = resolve_from_chain(self._chain, head, refs)
@@ -304,9 +354,17 @@ class Versions:
             yield cursor
 
     def resident(
-        self, spec: TypeSpec, head: Head, *, trust_index: bool = True
+        self,
+        spec: TypeSpec,
+        head: Head,
+        *,
+        keys: pa.Table | None = None,
+        trust_index: bool = True,
     ) -> ResidentType | None:
-        """The type's latest rows in memory as of `head`; None when it is too large to keep."""
+        """The type's latest rows in memory as of `head`; None when it is too large to keep.
+
+        With `keys`, what others have written since is left unread where none of them can be in it.
+        """
         top = self.type_head(spec, head)
         if top is None:
             return None
@@ -315,34 +373,79 @@ class Versions:
         at = (top.commit_id, top.manifest_path)
         if kept is not None and kept.epoch != epoch:
             kept = None
-        if kept is not None and kept.top == at:
+        if kept is not None and kept.top == at and not _met(kept.unread, spec, keys):
             return kept
         missing: list[Entry] = []
-        if kept is not None:
-            missing = state.entries(self._chain, head, spec.ref, top=top, above=kept.upto)
+        if kept is not None and kept.top != at:
+            missing = self._since(spec, head, top, kept)
             if not self._follow(missing, kept, head):
                 kept = None  # of a history that head does not have: it was put back
         if kept is None:
             missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
         missing = newest(missing, head.commit_id)
-        files = [file for entry in missing for file in entry.files]
+        unread = kept.unread if kept is not None else []
+        files = [file for entry in [*unread, *missing] for file in entry.files]
         if not self._resident.fits(
             file_bytes=sum(f.bytes for f in files), rows=sum(f.row_count for f in files)
         ):
             self._resident.drop(spec.ref)
             return None
         try:
-            rows = self._scanner.table(spec, missing)
+            if kept is None:
+                rows = self._scanner.table(spec, missing)
+                kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch, top=at)
+            else:
+                self._bring_forward(kept, spec, missing, keys, upto=head.commit_id, top=at)
         except MissingFileError:
-            if kept is not None or not trust_index:
+            if not unread and (kept is not None or not trust_index):
                 raise
-            return self.resident(spec, head, trust_index=False)
-        if kept is None:
-            kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch, top=at)
-        else:
-            kept.add(rows, upto=head.commit_id, top=at)
+            self._resident.drop(spec.ref)  # what was left unread may have been merged and be gone
+            return self.resident(spec, head, keys=keys, trust_index=bool(unread))
         self._resident.keep(spec.ref, kept)
         return kept
+
+    def _since(self, spec: TypeSpec, head: Head, top: TypeHead, kept: ResidentType) -> list[Entry]:
+        """The entries past what is kept. The manifest of the type's head tells of one; more come
+        from the index, which is one request for all of them, or from the chain where it lags."""
+        chain, above = self._chain, kept.upto
+        manifest = chain.head_manifest(head)
+        if manifest is not None and manifest.commit_id == top.commit_id:
+            previous = next((file.previous for file in manifest.files_of(spec.ref)), None)
+            if previous is not None and previous.commit_id > kept.top[0]:
+                index = self._indices.read(spec.ref, log_id=head.log_id).value
+                entries, last = index.upto(head.commit_id)
+                if last is not None and last.commit_id > kept.top[0]:
+                    entries = resolve_type(chain, index, head, spec.ref, top, self._v1).entries
+                    return [entry for entry in entries if entry.max_commit_id > above]
+        return state.entries(chain, head, spec.ref, top=top, above=above)
+
+    def _bring_forward(
+        self,
+        kept: ResidentType,
+        spec: TypeSpec,
+        missing: Sequence[Entry],
+        keys: pa.Table | None,
+        *,
+        upto: int,
+        top: Top,
+    ) -> None:
+        """Read what `keys` may be in: of the entries that were left before, and of new ones."""
+        late = _met(kept.unread, spec, keys)
+        if len(kept.unread) + len(missing) > _UNREAD:
+            keys, late = None, kept.unread
+        now = _met(missing, spec, keys)
+        rows = self._scanner.table(spec, [*late, *now]) if late or now else None
+        read = {id(entry) for entry in (*late, *now)}
+        left = [entry for entry in (*kept.unread, *missing) if id(entry) not in read]
+        if late:
+            assert rows is not None
+            kept.upto, kept.top = upto, top
+            kept.add_late(rows)
+        elif rows is not None:
+            kept.add(rows, upto=upto, top=top)
+        else:
+            kept.upto, kept.top = upto, top
+        kept.unread = left
 
     def _follow(self, missing: Sequence[Entry], kept: ResidentType, head: Head) -> bool:
         """Whether entries go on from what is kept; without a request where they say so."""

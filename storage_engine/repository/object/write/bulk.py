@@ -108,6 +108,8 @@ class BulkInput:
     def spool(self, stream: Iterable[pa.RecordBatch], *, stage_at_once: bool) -> None:
         """Read the stream to its end. `stage_at_once` when the type is new: then what is spooled
         is what will be published, unless identities repeat."""
+        if not stage_at_once:
+            self._versions.open_ahead()  # to compare with what is stored
         stage = self._stage if stage_at_once else None
         rows = ((chunk, chunk.num_rows) for chunk in chunks(stream, self._part_bytes))
         self._spool = self._encode(rows, stage)

@@ -34,6 +34,8 @@ _SMALL_PAGE_ROWS = 20_000
 # with 2 threads in 256 MB works with pages of 2 MiB and does not with 4 MiB.
 _PAGES_IN_MEMORY = 128
 _KEY_COLUMNS = ("entity_key", "left_key", "right_key")
+_BLOOM_ROWS = 50_000  # of a part in no order, where ranges of keys tell nothing: from here on
+_BLOOM_FPP = 0.01
 _STAT_TEXT = 64  # longer text is cut: a bound may be loose, never wrong
 _STAT_COLUMNS = 64
 _HASH_CHUNK = 1 << 20
@@ -179,6 +181,10 @@ class _HashingSink(io.RawIOBase):
 
 def _write(sink: Any, table: pa.Table) -> pq.FileMetaData:
     collected: list[pq.FileMetaData] = []
+    blooms = None
+    if table.num_rows >= _BLOOM_ROWS:
+        values = min(table.num_rows, _ROW_GROUP_ROWS)
+        blooms = _blooms(table.column_names, values, _BLOOM_FPP)
     pq.write_table(
         table,
         sink,
@@ -188,6 +194,7 @@ def _write(sink: Any, table: pa.Table) -> pq.FileMetaData:
         write_page_index=True,
         # Keys and other near-unique text gain nothing from a dictionary and pay for building it.
         use_dictionary=_repetitive(table),
+        bloom_filter_options=blooms,
         metadata_collector=collected,
         store_schema=True,
     )
@@ -294,11 +301,7 @@ class SnapshotPart:
         blooms = None
         if settings.bloom_fpp:
             values = max(1, min(self._expected_rows, settings.row_group_rows))
-            blooms = {
-                name: {"ndv": values, "fpp": settings.bloom_fpp}
-                for name in self._identity
-                if name in _KEY_COLUMNS
-            }
+            blooms = _blooms(self._identity, values, settings.bloom_fpp)
         return pq.ParquetWriter(
             self._sink,
             self._schema,
@@ -312,6 +315,11 @@ class SnapshotPart:
             metadata_collector=self._collected,
             store_schema=True,
         )
+
+
+def _blooms(names: Sequence[str], values: int, fpp: float) -> dict[str, Any]:
+    """Bloom filters of the keys among some columns, of so many values in a row group."""
+    return {name: {"ndv": values, "fpp": fpp} for name in names if name in _KEY_COLUMNS}
 
 
 def _repetitive(table: pa.Table) -> list[str]:

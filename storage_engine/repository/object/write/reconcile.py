@@ -24,6 +24,7 @@ from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef
 from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchError
 from storage_engine.model.arrow import row_schema
+from storage_engine.model.columns import distinct_from
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.commit_history import applied
@@ -144,7 +145,7 @@ class Evaluator:
         if snapshot is not None and not snapshot.concerns(spec.ref, as_of):
             snapshot = None  # nothing of this type was changed since by somebody else
         since = snapshot.since(spec.ref) if snapshot is not None else as_of
-        resident = self._versions.resident(spec, head)
+        resident = self._versions.resident(spec, head, keys=intents)
         if resident is not None:
             return _against_rows(spec, resident, intents, snapshot, since)
 
@@ -290,7 +291,7 @@ def reconcile_resident(spec: TypeSpec, resident: ResidentType, intents: pa.Table
     unknown = pc.is_null(positions)
     write = unknown
     for field in spec.fields:
-        write = pc.or_(write, _distinct(intents.column(field.name), stored.column(field.name)))
+        write = pc.or_(write, distinct_from(intents.column(field.name), stored.column(field.name)))
     return _ordered(spec, intents.filter(write), pa.chunked_array([unknown]).filter(write))
 
 
@@ -309,12 +310,6 @@ def resident_changed_since(
 
 def _values(column: pa.ChunkedArray) -> list[str]:
     return column.to_pylist()  # type: ignore[no-any-return]
-
-
-def _distinct(a: pa.ChunkedArray, b: pa.ChunkedArray) -> pa.ChunkedArray:
-    """IS DISTINCT FROM."""
-    differ = pc.fill_null(pc.not_equal(a, b), True)
-    return pc.and_(differ, pc.invert(pc.and_(pc.is_null(a), pc.is_null(b))))
 
 
 def all_new(spec: TypeSpec, rows: pa.Table) -> Delta:

@@ -1,0 +1,687 @@
+"""The line before the write lock: first come first, handed over, and never in anybody's way."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage_engine import process
+from storage_engine.commitlog import layout
+from storage_engine.commitlog import line as line_module
+from storage_engine.commitlog import lock as lock_module
+from storage_engine.commitlog.json_object import Won
+from storage_engine.commitlog.line import Line, Place
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock, break_lock
+from storage_engine.commitlog.lock_object import LineNotes, LockState
+from storage_engine.commitlog.records import timestamp
+from storage_engine.errors import IntegrityError, LeaseExpiredError, LockContentionError
+from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
+from storage_engine.objectstore.open import open_store
+from storage_engine.objectstore.protocol import ObjectStore
+from storage_engine.testing.faults import Fault, FaultKind, FaultRule, plan_of
+from tests.commitlog.support import at
+
+TTL_MS = 30_000
+TIMEOUT_MS = 10_000
+PREFIX = layout.line_of(layout.LOCK) or ""
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are known by /proc")
+
+
+@pytest.fixture
+def backend() -> MemoryBackend:
+    return MemoryBackend("line")
+
+
+def lock_of(backend: MemoryBackend, owner: str, *, skew: float = 0.0, **options: Any) -> WriteLock:
+    settings = {"lease_ttl_ms": TTL_MS, "timeout_ms": TIMEOUT_MS, "keep_alive": False, **options}
+    return WriteLock(backend.client(owner, skew=skew), owner_id=owner, **settings)
+
+
+def store_of(lock: WriteLock) -> MemoryStore:
+    assert isinstance(lock.store, MemoryStore)
+    return lock.store
+
+
+def fail(lock: WriteLock, kind: FaultKind, request: str, key: str, **rule: Any) -> None:
+    plan_of(store_of(lock)).rules.append(FaultRule(Fault(kind), request, key, **rule))
+
+
+def stored(backend: MemoryBackend) -> dict[str, Any]:
+    return dict(json.loads(backend.objects()[layout.LOCK]))
+
+
+def tickets(backend: MemoryBackend) -> list[str]:
+    return [key for key in backend.objects() if key.startswith(layout.LINES)]
+
+
+def requests_of(backend: MemoryBackend, client: str) -> list[str]:
+    return [record.kind for record in backend.log if record.client == client]
+
+
+def waited(
+    backend: MemoryBackend, owner: str = "waited", **options: Any
+) -> tuple[WriteLock, Lease]:
+    """One that found the lock taken, waited, and holds it now."""
+    before = lock_of(backend, "before").acquire()
+    lock = lock_of(backend, owner, **options)
+    at(store_of(lock), "GET", layout.LOCK, before.release)
+    return lock, lock.acquire()
+
+
+def stand(backend: MemoryBackend, owner: str = "ghost", **ticket: Any) -> Place:
+    """A ticket whose owner never looks at the lock; of a process that nobody here can know."""
+    store = backend.client()
+    line = Line(store, PREFIX)
+    place = line.place(layout.new_write_id(), owner_id=owner, patience_ms=60_000)
+    facts = {"machine": "", "pid": 0, "started": 0, **ticket}
+    place.ticket = place.ticket._replace(**facts)
+    line.join(place, owner_id=owner, holder={})
+    backend.clock.sleep(0.001)
+    return place
+
+
+def passed(backend: MemoryBackend, since: datetime) -> float:
+    return (backend.clock.now() - since).total_seconds()
+
+
+# -- nobody waits -------------------------------------------------------------------------------
+
+
+def test_a_lone_writer_pays_for_no_line(backend: MemoryBackend) -> None:
+    for _ in range(3):
+        lock_of(backend, "alone").acquire().release()
+    assert requests_of(backend, "alone") == ["PUT_IF", "DELETE_IF"] * 3
+    assert backend.objects() == {}
+
+
+def test_who_asks_once_leaves_no_ticket(backend: MemoryBackend) -> None:
+    lock_of(backend, "holder").acquire()
+    with pytest.raises(LockContentionError) as caught:
+        lock_of(backend, "hasty", timeout_ms=0).acquire()
+    assert tickets(backend) == []
+    assert caught.value.place is None
+    assert requests_of(backend, "hasty") == ["PUT_IF", "GET"]
+
+
+def test_other_locks_have_no_line(backend: MemoryBackend) -> None:
+    key = layout.compaction_lease("entity", "T")
+    lock_of(backend, "holder", key=key).acquire()
+    with pytest.raises(LockContentionError):
+        lock_of(backend, "other", key=key).acquire()
+    assert {record.key for record in backend.log} == {key}
+
+
+def test_who_waited_and_finds_nobody_deletes_the_lock(backend: MemoryBackend) -> None:
+    _, lease = waited(backend)
+    lease.release()
+    assert backend.objects() == {}
+
+
+# -- tickets ------------------------------------------------------------------------------------
+
+
+def test_tickets_sort_by_time_and_tell_who_waits() -> None:
+    now = datetime(2026, 1, 1, 23, 59, 59, 999_999, tzinfo=UTC)
+    made = [
+        layout.Ticket(
+            now + timedelta(microseconds=n), now + timedelta(days=n), f"{9 - n:032x}", m, p, s, o
+        )
+        for n, (m, p, s, o) in enumerate(
+            [("", 0, 0, ""), ("0123456789abcdef", 7, 2**40, "a_b/c.json"), ("", 0, 0, "ü%\n" * 50)]
+        )
+    ]
+    keys = [layout.ticket(PREFIX, ticket) for ticket in made]
+    assert keys == sorted(keys)
+    store = MemoryBackend("names").client()
+    for key, ticket in zip(keys, made, strict=True):
+        store.put_if_absent(key, b"{}", write_id="w")  # a key that every store can hold
+        read = layout.parse_ticket(key, prefix=PREFIX)
+        assert read is not None
+        assert read._replace(owner="") == ticket._replace(owner="")
+    assert layout.parse_ticket(keys[1], prefix=PREFIX) == made[1]
+    for stranger in ("x", keys[0] + "x", keys[0].replace("T235959", "T995959"), layout.LOCK):
+        assert layout.parse_ticket(stranger, prefix=PREFIX) is None
+
+
+@pytest.mark.parametrize(
+    "kind", [FaultKind.TIMEOUT, FaultKind.UNAVAILABLE, FaultKind.RESPONSE_LOST, FaultKind.CONFLICT]
+)
+def test_who_cannot_leave_a_ticket_waits_without(backend: MemoryBackend, kind: FaultKind) -> None:
+    before = lock_of(backend, "before").acquire()
+    lock = lock_of(backend, "ours")
+    fail(lock, kind, "PUT_IF", f"{PREFIX}*", times=None)
+    at(store_of(lock), "GET", layout.LOCK, before.release)
+    lock.acquire().release()
+    assert backend.objects() == {}
+
+
+def waiter_gives_up(backend: MemoryBackend) -> None:
+    lock_of(backend, "holder").acquire()
+    stand(backend, "first")
+    with pytest.raises(LockContentionError, match="place 2 of 2 in line") as caught:
+        lock_of(backend, "second", timeout_ms=700).acquire()
+    assert (caught.value.place, caught.value.waiting) == (2, 2)
+    assert len(tickets(backend)) == 1
+
+
+def test_a_ticket_goes_when_its_owner_gives_up(backend: MemoryBackend) -> None:
+    waiter_gives_up(backend)
+
+
+def test_planted_a_ticket_that_is_never_removed_is_found(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Line, "leave", lambda *_: None)
+    with pytest.raises(AssertionError):
+        waiter_gives_up(backend)
+
+
+@pytest.mark.parametrize("moment", ["sleep", "PUT_IF", "GET", "LIST"])
+def test_a_ticket_goes_at_ctrl_c(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    lock_of(backend, "holder").acquire()
+    lock = lock_of(backend, "ours", timeout_ms=500)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if moment == "sleep":
+        monkeypatch.setattr(lock.store, "sleep", interrupt)
+    else:
+        at(store_of(lock), moment, "meta/*", interrupt, when="after")
+    with pytest.raises(KeyboardInterrupt), Tenure() as tenure, tenure:
+        lock.acquire(tenure, tried=True)
+    assert tickets(backend) == []
+    assert stored(backend)["owner_id"] == "holder"
+
+
+# -- handing over -------------------------------------------------------------------------------
+
+
+def test_who_waited_offers_the_lock_to_the_next(backend: MemoryBackend) -> None:
+    _, lease = waited(backend)
+    places = [stand(backend, name) for name in ("next", "third")]
+    lease.note_commit(41)
+    backend.clock.sleep(0.2)
+
+    lease.release()
+
+    offer = stored(backend)
+    now = backend.clock.now()
+    assert offer["token"] == places[0].ticket.token
+    assert (offer["owner_id"], offer["offered"], offer["holder"]) == ("next", True, {})
+    assert datetime.fromisoformat(offer["expires_at"]) == now + timedelta(seconds=1)
+    assert offer["line"]["waiting"] == [places[1].ticket.token]
+    assert offer["line"]["head_commit_id"] == 41
+    assert 200 <= offer["line"]["turn_ms"] < 400
+    # What programs that know of no line read, as it always was.
+    assert {"owner_id", "acquired_at", "expires_at", "lease_ttl_ms", "token", "holder"} <= {*offer}
+    assert not lease.safe()
+    assert not lease.renew()
+
+
+def test_the_next_accepts_and_holds_a_lease_like_any_other(backend: MemoryBackend) -> None:
+    _, lease = waited(backend)
+    lock = lock_of(backend, "next")
+    at(store_of(lock), "GET", layout.LOCK, lease.release)
+
+    ours = lock.acquire(tried=True)
+
+    ours.guard()
+    payload = stored(backend)
+    assert (payload["owner_id"], payload["token"]) == ("next", ours.token)
+    assert "offered" not in payload
+    assert ours.expires_at == backend.clock.now() + timedelta(milliseconds=TTL_MS)
+    assert ours.renew()
+    assert requests_of(backend, "next")[:3] == ["PUT_IF", "GET", "PUT_IF"]  # ticket, look, accept
+    ours.release()
+    assert backend.objects() == {}, "lock and tickets are gone"
+
+
+def test_payloads_of_offers_differ_byte_for_byte(backend: MemoryBackend) -> None:
+    """The clock stands still and the same one is next: equal bytes would let a stale CAS pass."""
+    place = stand(backend)
+    seen = []
+    for _ in range(3):
+        _, lease = waited(backend)
+        lease.release()
+        seen.append(backend.objects()[layout.LOCK])
+        assert stored(backend)["token"] == place.ticket.token
+        backend.remove([layout.LOCK])
+    assert len({*seen}) == 3
+
+
+def test_who_has_lost_its_lease_hands_nothing_over(backend: MemoryBackend) -> None:
+    _, lease = waited(backend)
+    stand(backend)
+    backend.clock.sleep(TTL_MS / 1000)
+    other = lock_of(backend, "other").acquire()
+    lease.release()
+    assert stored(backend)["token"] == other.token
+    other.guard()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    "kind", [FaultKind.RESPONSE_LOST, FaultKind.TIMEOUT, FaultKind.SERVER_ERROR, FaultKind.CONFLICT]
+)
+def test_an_unanswered_hand_over_is_settled(
+    backend: MemoryBackend, kind: FaultKind, times: int
+) -> None:
+    warnings: list[str] = []
+    lock, lease = waited(backend, warn=warnings.append)
+    place = stand(backend)
+    fail(lock, kind, "PUT_IF", layout.LOCK, times=times)
+    lease.release()
+    assert stored(backend)["token"] == place.ticket.token
+    assert warnings == []
+
+
+def test_a_hand_over_that_landed_and_was_accepted_unheard_leaves_the_next_alone(
+    backend: MemoryBackend,
+) -> None:
+    lock, lease = waited(backend)
+    other = lock_of(backend, "next")
+    held: list[Lease] = []
+    fail(lock, FaultKind.RESPONSE_LOST, "PUT_IF", layout.LOCK)
+
+    def release() -> None:
+        at(store_of(lock), "GET", layout.LOCK, lambda: None)
+        lease.release()
+
+    at(store_of(other), "GET", layout.LOCK, release)
+    held.append(other.acquire(tried=True))
+    held[0].guard()
+    assert stored(backend)["token"] == held[0].token
+
+
+def test_a_hand_over_that_cannot_be_written_is_told(backend: MemoryBackend) -> None:
+    warnings: list[str] = []
+    lock, lease = waited(backend, warn=warnings.append)
+    stand(backend)
+    fail(lock, FaultKind.TIMEOUT, "PUT_IF", layout.LOCK, times=None)
+    lease.release()
+    assert "not released" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "kind", [FaultKind.RESPONSE_LOST, FaultKind.TIMEOUT, FaultKind.SERVER_ERROR, FaultKind.CONFLICT]
+)
+def test_an_unanswered_acceptance_is_settled(backend: MemoryBackend, kind: FaultKind) -> None:
+    _, lease = waited(backend)
+    lock = lock_of(backend, "next")
+    at(store_of(lock), "GET", layout.LOCK, lease.release)
+    fail(lock, kind, "put_if_match", layout.LOCK)
+    ours = lock.acquire(tried=True)
+    ours.guard()
+    assert stored(backend)["token"] == ours.token
+    ours.release()
+    assert backend.objects() == {}
+
+
+def test_a_line_that_cannot_be_listed_keeps_nobody(backend: MemoryBackend) -> None:
+    lock, lease = waited(backend)
+    stand(backend)
+    fail(lock, FaultKind.UNAVAILABLE, "LIST", "*", times=None)
+    lease.release()
+    assert layout.LOCK not in backend.objects(), "free for all"
+
+
+# -- who is next does not come --------------------------------------------------------------------
+
+
+def ghost_is_passed_over(backend: MemoryBackend) -> None:
+    """The next in line is dead, and nobody here can tell: a second is lost, once."""
+    _, lease = waited(backend)
+    stand(backend)
+    lease.release()
+    began = backend.clock.now()
+    lock = lock_of(backend, "after")
+    ours = lock.acquire()
+    assert 0.9 <= passed(backend, began) < 2
+    ours.guard()
+    ours.release()
+    assert backend.objects() == {}, "nobody is offered the lock for the dead one again"
+
+
+def test_an_offer_that_is_not_accepted_is_open_to_all_after_a_second(
+    backend: MemoryBackend,
+) -> None:
+    ghost_is_passed_over(backend)
+
+
+def test_planted_an_offer_that_nobody_opens_is_found(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "OFFER_MS", 10**8)
+    with pytest.raises(LockContentionError):
+        ghost_is_passed_over(backend)
+
+
+def offer_is_accepted_late(backend: MemoryBackend) -> None:
+    """Its owner was paused while it was next: somebody else has taken the lock meanwhile."""
+    _, lease = waited(backend)
+    lock = lock_of(backend, "paused")
+    held: list[Lease] = []
+
+    def pass_by() -> None:
+        backend.clock.sleep(1.5)
+        held.append(lock_of(backend, "other").acquire())
+
+    at(store_of(lock), "GET", layout.LOCK, lease.release)
+    for kind in ("PUT", "PUT_IF"):  # the acceptance is on its way
+        at(store_of(lock), kind, layout.LOCK, pass_by)
+    with pytest.raises(LockContentionError):
+        lock.acquire(tried=True)
+    assert held[0].safe()
+    assert stored(backend)["token"] == held[0].token
+    assert held[0].renew()
+
+
+def test_an_offer_is_accepted_by_one_alone(backend: MemoryBackend) -> None:
+    offer_is_accepted_late(backend)
+
+
+def test_planted_an_offer_accepted_twice_is_found(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Lease.accept
+
+    def careless(store: ObjectStore, key: str, data: bytes, **_: Any) -> Won:
+        store.put(key, data)
+        return Won(store.get(key).etag)
+
+    def accept(self: Lease, state: LockState) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(lock_module, "write_conditionally", careless)
+            return original(self, state)
+
+    monkeypatch.setattr(Lease, "accept", accept)
+    with pytest.raises(pytest.fail.Exception):
+        offer_is_accepted_late(backend)
+
+
+def test_who_was_passed_over_stands_in_line_again(backend: MemoryBackend) -> None:
+    """It was paused for longer than a second, lost its turn and its ticket; it lives."""
+    _, lease = waited(backend)
+    lock = lock_of(backend, "paused")
+
+    def turn() -> None:
+        """The one after it takes the lock, and is overtaken by nobody."""
+        lease.release()
+        backend.clock.sleep(1.5)
+        taken = lock_of(backend, "other").acquire()
+        stand(backend, "third")
+        backend.clock.sleep(0.1)
+        taken.release()
+        assert stored(backend)["owner_id"] == "third"
+
+    at(store_of(lock), "GET", layout.LOCK, turn)
+    at(store_of(lock), "GET", layout.LOCK, lambda: None, times=2)
+    ours = lock.acquire(tried=True)  # after the third, who does not come
+    ours.guard()
+    written = [r.key for r in backend.log if r.client == "paused" and r.kind == "PUT_IF"]
+    assert len([key for key in written if key.startswith(PREFIX)]) > 1, "its ticket, again"
+    ours.release()
+    assert backend.objects() == {}
+
+
+@linux
+def test_the_dead_of_this_machine_are_passed_over_at_once(backend: MemoryBackend) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", "from storage_engine.process import *; print(identity())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    dead = eval(child.stdout)
+    facts = {
+        "machine": line_module._machine(dead),
+        "pid": dead["pid"],
+        "started": dead["pid_started"],
+    }
+    assert facts["machine"] == line_module._machine(process.identity())
+    _, lease = waited(backend)
+    stand(backend, "dead", **facts)
+    living = stand(backend, "living")
+    lease.release()
+    assert stored(backend)["token"] == living.ticket.token
+    assert len(tickets(backend)) == 1, "the dead one's is taken away"
+
+
+@linux
+def test_who_dies_after_the_offer_is_followed_at_once(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = process.identity()
+    facts = {"machine": line_module._machine(ours), "pid": ours["pid"], "started": 1}
+    _, lease = waited(backend)
+    stand(backend, "next", **facts)
+    with monkeypatch.context() as patch:  # it lives when the lock is offered
+        patch.setattr(lock_module, "gone", lambda *_: False)
+        patch.setattr(line_module, "gone", lambda *_: False)
+        lease.release()
+    assert stored(backend)["holder"]["pid_started"] == 1
+    began = backend.clock.now()
+    lock_of(backend, "after").acquire().guard()
+    assert passed(backend, began) == 0
+
+
+def test_who_gives_up_while_the_lock_is_offered_to_it_opens_it(backend: MemoryBackend) -> None:
+    _, lease = waited(backend)
+    lock = lock_of(backend, "next")
+
+    def interrupt() -> None:
+        lease.release()
+        raise KeyboardInterrupt
+
+    at(store_of(lock), "GET", layout.LOCK, interrupt)
+    with pytest.raises(KeyboardInterrupt), Tenure() as tenure, tenure:
+        lock.acquire(tenure, tried=True)
+    assert backend.objects() == {}
+
+
+def test_a_ticket_whose_patience_is_over_does_not_count(backend: MemoryBackend) -> None:
+    stand(backend, "late")
+    backend.clock.sleep(120)
+    _, lease = waited(backend)
+    lease.release()
+    assert backend.objects() == {}
+
+
+# -- a lease that is promised ---------------------------------------------------------------------
+
+
+class Turn:
+    """Somebody holds the lock, and we are next; head shows a commit when `committed` is set."""
+
+    def __init__(self, backend: MemoryBackend, **options: Any) -> None:
+        self.backend = backend
+        self.holding = lock_of(backend, "holder")
+        self.lock = lock_of(backend, "next", **options)
+        self.asked: list[int] = []
+        self.committed_at = 2  # the number of the look at head that shows the holder's commit
+        at(store_of(self.lock), "GET", layout.LOCK, self._begin)
+
+    def _begin(self) -> None:
+        (key,) = tickets(self.backend)
+        ticket = layout.parse_ticket(key, prefix=PREFIX)
+        assert ticket is not None
+        self.holder = self.holding._new_lease(None)
+        now = self.backend.clock.now()
+        notes = LineNotes((ticket.token,), listed_at=now, turn_ms=200, head_commit_id=7)
+        _, _, data = self.holding.payload(self.holder.token, timestamp(now), notes)
+        self.backend.write(layout.LOCK, data)
+
+    def is_past(self, commit_id: int) -> bool:
+        self.asked.append(commit_id)
+        return len(self.asked) == self.committed_at
+
+    def begin_early(self, tenure: Tenure | None = None) -> Lease:
+        return self.lock.acquire(tenure, tried=True, early=self.is_past)
+
+    def hand_over(self) -> None:
+        state = self.holding.read()
+        assert state is not None
+        assert self.holder.accept(state)
+        self.holder.stands_in_line(stand(self.backend, "holder"))
+        self.holder.note_commit(8)
+        self.holder.release()
+
+
+def test_who_is_next_begins_when_head_shows_the_holders_commit(backend: MemoryBackend) -> None:
+    turn = Turn(backend)
+
+    lease = turn.begin_early()
+
+    assert turn.asked == [7, 7]
+    assert lease.promised
+    assert not lease.safe(), "it is not ours yet"
+    assert stored(backend)["owner_id"] == "holder"
+    at(store_of(turn.lock), "GET", layout.LOCK, turn.hand_over)
+    lease.guard()
+    assert stored(backend)["token"] == lease.token
+    assert lease.head_commit_id == 8
+    lease.guard()
+    lease.release()
+    assert backend.objects() == {}
+
+
+def test_a_promise_that_does_not_come_true_ends_at_the_timeout(backend: MemoryBackend) -> None:
+    turn = Turn(backend, timeout_ms=2000)
+    lease = turn.begin_early()
+    began = backend.clock.now()
+    with pytest.raises(LockContentionError, match="held by 'holder'"):
+        lease.guard()
+    assert passed(backend, began) < 3
+    with pytest.raises(LockContentionError):
+        lease.guard()
+    lease.release()
+    assert tickets(backend) == []
+    assert stored(backend)["owner_id"] == "holder"
+
+
+def test_a_promised_lease_that_nobody_wants_any_more_leaves_the_line(
+    backend: MemoryBackend,
+) -> None:
+    turn = Turn(backend)
+    with Tenure() as tenure, tenure:
+        assert turn.begin_early(tenure).promised
+    assert tickets(backend) == []
+    assert stored(backend)["owner_id"] == "holder"
+
+
+def test_a_holder_that_dies_after_its_commit_is_followed(backend: MemoryBackend) -> None:
+    turn = Turn(backend, timeout_ms=2 * TTL_MS)
+    lease = turn.begin_early()
+    lease.guard()  # when its lease has run out
+    assert stored(backend)["token"] == lease.token
+    assert lease.head_commit_id is None, "whether it has made its commit, the lock does not tell"
+
+
+def test_a_promise_comes_true_in_the_background(tmp_path: Path) -> None:
+    """In real time, on a directory: who is next uploads while it waits."""
+    with closing(open_store(f"file://{tmp_path}")) as store:
+        locks = [
+            WriteLock(store, owner_id=f"w{n}", lease_ttl_ms=TTL_MS, timeout_ms=60_000)
+            for n in range(3)
+        ]
+        first = locks[0].acquire()
+        second = threading.Thread(target=lambda: held.append(locks[1].acquire()))
+        held: list[Lease] = []
+        second.start()
+        wait_for(lambda: len(list(store.list(PREFIX))) == 1)
+        first.release()
+        second.join(60)
+        shown = threading.Event()
+        third = threading.Thread(
+            target=lambda: held.append(locks[2].acquire(early=lambda _: shown.is_set()))
+        )
+        third.start()
+        wait_for(lambda: len(list(store.list(PREFIX))) == 1)  # the second's is gone by then
+        held[0].note_commit(1)
+        held[0].release()
+        third.join(60)
+        held[1].guard()
+        state = locks[2].read()
+        assert state is not None
+        assert (state.token, state.offered) == (held[1].token, False)
+        held[1].release()
+        assert list(store.list("meta/")) == []
+    assert not [t for t in threading.enumerate() if t.name == "onto-lease"]
+
+
+def wait_for(state: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not state():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# -- what others see ------------------------------------------------------------------------------
+
+
+def test_an_offer_can_be_shown_and_broken(backend: MemoryBackend) -> None:
+    _, lease = waited(backend)
+    place = stand(backend, "next")
+    lease.release()
+    lock = lock_of(backend, "looking")
+    assert [w["owner_id"] for w in lock.waiting()] == ["next"]
+    broken = break_lock(lock.store, place.ticket.token).state
+    assert broken is not None
+    assert broken.offered
+    assert layout.LOCK not in backend.objects()
+    lock.acquire(tried=True).guard()
+
+
+def test_a_clock_that_is_ahead_opens_an_offer_early_and_nobody_is_hurt(
+    backend: MemoryBackend,
+) -> None:
+    _, lease = waited(backend)
+    lock = lock_of(backend, "next")
+    hasty: list[Lease] = []
+
+    def hand_over() -> None:
+        lease.release()
+        hasty.append(lock_of(backend, "hasty", skew=5).acquire())
+
+    at(store_of(lock), "GET", layout.LOCK, hand_over)
+    at(store_of(lock), "GET", layout.LOCK, lambda: hasty[0].release() if hasty else None, times=3)
+    ours = lock.acquire(tried=True)
+    assert [hasty[0].safe(), ours.safe()] == [False, True]
+    with pytest.raises(LeaseExpiredError):
+        hasty[0].guard()
+
+
+BAD_LINES: list[Any] = [
+    [],
+    "x",
+    {"waiting": "x"},
+    {"waiting": [1]},
+    {"listed_at": "yesterday"},
+    {"turn_ms": -1},
+    {"turn_ms": 1.5},
+    {"head_commit_id": "x"},
+]
+
+
+@pytest.mark.parametrize("bad", [{"line": line} for line in BAD_LINES] + [{"offered": "yes"}])
+def test_a_lock_object_with_a_line_that_is_none_is_named(
+    backend: MemoryBackend, bad: dict[str, Any]
+) -> None:
+    lock_of(backend, "holder").acquire()
+    backend.write(layout.LOCK, json.dumps({**stored(backend), **bad}).encode())
+    with pytest.raises(IntegrityError, match="onto lock break"):
+        lock_of(backend, "ours").acquire()
+    assert tickets(backend) == []
