@@ -136,9 +136,11 @@ def test_only_reads_open_it(tmp_path: Path) -> None:
     uri = str(tmp_path / "store")
     initialize_storage(uri)
     repository: Any = open_repository(uri)
-    with closing(repository):
+    try:
         put(repository, customer("a"))
         assert repository.duck._opener is None
         assert repository.read(CUSTOMER).num_rows == 1
         assert repository.duck._opener is not None
+    finally:
+        repository.close()
     assert repository.duck._connection is None
