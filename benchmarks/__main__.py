@@ -18,6 +18,7 @@ from benchmarks import (
     growth,
     ingest,
     location,
+    many_types,
     migration,
     missing,
     plots,
@@ -29,6 +30,7 @@ from benchmarks import (
     spark_read,
     spark_small,
     sql,
+    startup,
     writers,
 )
 from benchmarks.harness import QUICK, Report
@@ -44,6 +46,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "growth": growth.run,
     "ingest": ingest.run,
     "location": location.run,
+    "many_types": many_types.run,
     "migration": migration.run,
     "missing": missing.run,
     "processes": processes.run,
@@ -54,6 +57,7 @@ WORKLOADS: dict[str, Callable[[], Report]] = {
     "spark_read": spark_read.run,
     "spark_small": spark_small.run,
     "sql": sql.run,
+    "startup": startup.run,
     "writers": writers.run,
 }
 

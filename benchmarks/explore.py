@@ -178,7 +178,7 @@ def pages(backend: str, uri: str, folder: Path, *, related: bool) -> Iterator[Me
         )
     with serving("--storage-uri", uri, cwd=folder) as (program, url):
         for name, (path, right) in wanted.items():
-            yield _page(f"{backend}, {name}", url + path, right, program.pid)
+            yield page_of(f"{backend}, {name}", url + path, right, program.pid)
 
 
 def _processor_s(pid: int) -> float:
@@ -190,7 +190,7 @@ def _processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _page(name: str, url: str, right: Callable[[Any], bool], pid: int) -> Measured:
+def page_of(name: str, url: str, right: Callable[[Any], bool], pid: int) -> Measured:
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     with urllib.request.urlopen(request) as answer:
         if not right(json.load(answer)):

@@ -52,7 +52,7 @@ def against_history(results: Results) -> Iterator[Figure]:
         yield Figure(
             f"history-{what.split()[0].lower()}",
             f"One commit and one warm read, {what}, against the commits before",
-            "One row a commit into one type of 500 identities, in a directory; medians of 30 at "
+            "One row a commit into one type of 50 identities, in a directory; medians of 30 at "
             "each size. Storages keep themselves compact meanwhile.",
             "commits of history",
             "milliseconds",

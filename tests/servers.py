@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +72,9 @@ class S3Server:
 
 
 @contextmanager
-def run_moto() -> Iterator[S3Server]:
-    """moto's server in a thread, one request at a time: its checks and writes are not atomic."""
+def run_moto(refused: Collection[str] = ()) -> Iterator[S3Server]:
+    """moto's server in a thread, one request at a time: its checks and writes are not atomic. All
+    of one process have the same objects; `refused` methods are answered with 403."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -85,6 +86,9 @@ def run_moto() -> Iterator[S3Server]:
     turn = threading.Lock()
 
     def serialised(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in refused:
+            start_response("403 Forbidden", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"]
         with turn:
             return list(application(environ, start_response))
 

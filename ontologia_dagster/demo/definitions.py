@@ -18,8 +18,8 @@ from ontologia_dagster import (
 from ontologia_dagster.dagster_compat import without_check
 from ontologia_dagster.demo.assets import ASSETS, declarations
 from ontologia_dagster.demo.instance import DELIVERY, STORAGE, demo_storage_uri
-from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
 from ontologia_dagster.storage.checks import DEEP_VERIFY, INDEX_VERIFY, SCHEMA_MATCHES
+from storage_engine.repository.open import STORAGE_URI_VARIABLE
 
 LOCATION = "flights"  # as workspace.yaml names it
 HANDLER_MODULE = "ontologia_dagster.demo.events"

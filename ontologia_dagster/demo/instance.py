@@ -22,8 +22,8 @@ import yaml
 
 from ontologia_dagster import EVENTS_POOL, INGEST_POOL, MAINTENANCE_POOL
 from ontologia_dagster.dagster_compat import free_slots, limit_pool
-from ontologia_dagster.resources.environments import STORAGE_URI_VARIABLE
 from storage_engine.errors import ConfigurationError
+from storage_engine.repository.open import STORAGE_URI_VARIABLE
 
 HOME_VARIABLE = "ONTOLOGIA_HOME"
 SOURCE_VARIABLE = "ONTOLOGIA_DEMO_SOURCE"

@@ -16,9 +16,9 @@ import dagster as dg
 
 from ontologia_dagster.dagster_compat import last_evaluation
 from ontologia_dagster.downstream.metadata import table
-from ontologia_dagster.storage.finding_words import counted, listed
 from storage_engine.errors import BadRowsError
 from storage_engine.model.expectations import parse_expectation
+from storage_engine.wording import counted, listed
 
 if TYPE_CHECKING:
     from ontologia_dagster.declaration import OntologyAsset

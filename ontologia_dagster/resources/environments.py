@@ -24,11 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic import ValidationError as PydanticValidationError
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.repository.open import target_of
+from storage_engine.repository.open import DEFAULT_FOLDER, STORAGE_URI_VARIABLE, target_of
 
 ENVIRONMENT_VARIABLE = "ONTOLOGIA_ENV"
 FILE_VARIABLE = "ONTOLOGIA_ENVIRONMENTS"
-STORAGE_URI_VARIABLE = "ONTOLOGIA_STORAGE_URI"
 DEFAULT_FILE = "environments.toml"
 DEVELOPMENT = "development"
 PRODUCTION = "production"
@@ -72,7 +71,7 @@ class Environment(_Table):
     """One environment: its storage, its tenants, its Spark."""
 
     name: str = DEVELOPMENT
-    storage_uri: str = ".ontologia/store"
+    storage_uri: str = DEFAULT_FOLDER
     prefix: str = ""
     production: bool = False
     runtime_id: str = "dagster"

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
@@ -33,6 +34,7 @@ from storage_engine.errors import (
     UninitializedStorageError,
 )
 from storage_engine.repository import initialize_storage, open_repository
+from storage_engine.repository.open import DEFAULT_FOLDER, DEFAULT_PATH, STORAGE_URI_VARIABLE
 
 if TYPE_CHECKING:
     from storage_engine import Entity, Relation, Session
@@ -183,12 +185,27 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
         except UninitializedStorageError:
             if not self.creates_storage:
                 raise
+        _refuse_beside_default(self.storage_uri)
         initialize_storage(self.storage_uri, config=self.config(), exist_ok=True)
         return open_it()
 
     def _guard(self) -> None:
         if self.guarded:
             refuse_production(self.storage_uri, self.environment, tuple(self.production_uris))
+
+
+def _refuse_beside_default(uri: str) -> None:
+    """A folder that has a storage for `onto` and Python does not get another one unasked."""
+    folder, default = Path(uri), Path(DEFAULT_FOLDER).parts
+    if folder.parts[-len(default) :] != default:
+        return
+    other = folder.parents[len(default) - 1] / DEFAULT_PATH
+    if other.is_file():
+        raise ConfigurationError(
+            f"{other} is the storage of this folder, and Spark does not write to SQLite: bring it "
+            f"along with `onto copy {shlex.quote(str(other))} {shlex.quote(uri)} --apply` and move "
+            f"the file away, or name the storage that you mean in {STORAGE_URI_VARIABLE}"
+        )
 
 
 def _refuse_unknown(s3: S3Resource) -> None:

@@ -21,6 +21,7 @@ from ontologia_dagster.declaration import checks_of
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage import dead_letters, events
 from storage_engine.config import duration
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -274,7 +275,7 @@ def _lag_alerts(ontology: "OntologyResource", storage: str, limit: int) -> Itera
         if lag > limit:
             yield Alert(
                 key=f"index_lag/{storage}/{name}",
-                title=f"the index of {name} is {lag} commits behind",
+                title=f"the index of {name} is {counted(lag, 'commit')} behind",
                 text="reads stay right, but each reads more of the log; run the repair job",
                 facts={"type": name, "lag": lag},
             )

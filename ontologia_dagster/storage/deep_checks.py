@@ -26,15 +26,11 @@ from ontologia_dagster.storage.checks import (
     failed_check,
     repair_metadata,
 )
-from ontologia_dagster.storage.finding_words import (
-    ends_sentence,
-    findings_sentence,
-    noun_of,
-    plural_of,
-)
+from ontologia_dagster.storage.finding_words import ends_sentence, findings_sentence
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.errors import ConfigurationError, OntologiaError
 from storage_engine.runtime.arguments import declared_types
+from storage_engine.wording import noun_of, plural_of
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource

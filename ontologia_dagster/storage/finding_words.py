@@ -7,43 +7,18 @@ A sentence is short however much was found; tables beside it have the rest.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from storage_engine.wording import counted, listed, noun_of
 
 if TYPE_CHECKING:
     from storage_engine.index.verify import IndexFinding
     from storage_engine.maintenance.integrity import Finding
     from storage_engine.maintenance.integrity.report import MissingEnds
 
-SHOWN = 5  # examples in a sentence
 _KINDS = 3  # kinds of findings in a sentence
-_S_AFTER = re.compile(r"(s|x|z|ch|sh)$")
-_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_")
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """`1 flight`, `7,602 flights`."""
-    return f"{number:,} {noun if number == 1 else plural or plural_of(noun)}"
-
-
-def plural_of(noun: str) -> str:
-    if re.search(r"[^aeiou]y$", noun):
-        return f"{noun[:-1]}ies"
-    return f"{noun}es" if _S_AFTER.search(noun) else f"{noun}s"
-
-
-def noun_of(type_name: str) -> str:
-    """`WeatherObservation` -> `weather observation`."""
-    return " ".join(word for word in _WORDS.split(type_name) if word).lower()
-
-
-def listed(examples: Sequence[str], total: int) -> str:
-    """Some of so many."""
-    shown = ", ".join(examples[:SHOWN])
-    more = total - min(len(examples), SHOWN)
-    return f"{shown} and {more:,} more" if more > 0 and shown else shown
 
 
 # -- deep verification ----------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past, list_workers
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -274,7 +275,7 @@ class _Tail:
         waiting = sum(self._lag(asset) for asset in self._followed)
         text = f"{len(self.events)} changes told up to commit {self.position.commit}"
         if behind:
-            text += f", {behind} commits behind"
+            text += f", {counted(behind, 'commit')} behind"
         if waiting:
             text += f", {waiting} assets to be caught up with"
         if self.position.held:

@@ -39,8 +39,6 @@ def parse_duration(text: str) -> timedelta:
         raise typer.BadParameter(str(error)) from None
 
 
-STORAGE_URI_VARIABLE = "ONTOLOGIA_STORAGE_URI"
-DB_VARIABLE = "ONTOLOGIA_DB"
 CONFIG_VARIABLE = "ONTOLOGIA_CONFIG"
 LOG_LEVEL_VARIABLE = "ONTOLOGIA_LOG_LEVEL"
 LOGGER = "storage_engine"
@@ -85,17 +83,14 @@ class Invocation:
 
     def target(self) -> Location:
         """The storage that is meant. An option that names one makes the environment irrelevant."""
-        from storage_engine.repository.open import bind
+        from storage_engine.repository.open import bind, default_storage
 
         self.models()  # what is wrong with them is told by commands that need none, too
         db, uri = self.settings.db, self.settings.storage_uri
-        if db is None and uri is None:
-            db = self.environ.get(DB_VARIABLE) or None
-            uri = self.environ.get(STORAGE_URI_VARIABLE) or None
         for name, value in (("--db", db), ("--storage-uri", uri)):
             if value is not None and not value.strip():
                 raise ConfigurationError(f"{name} is empty: name a storage or leave it out")
-        return bind(db, uri)
+        return default_storage(self.environ) if db is None and uri is None else bind(db, uri)
 
     def config(self) -> OntologiaConfig:
         from storage_engine.config import OntologiaConfig
@@ -148,7 +143,8 @@ def _shared(
             "--storage-uri",
             metavar="URI",
             help="Storage: s3://bucket/prefix, file:///path, a directory or sqlite:///path.db "
-            f"(env {STORAGE_URI_VARIABLE}). Without any storage: onto.db.",
+            "(env ONTOLOGIA_STORAGE_URI). Without any: onto.db, or .ontologia/store if that is "
+            "what is here.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -157,7 +153,7 @@ def _shared(
         typer.Option(
             "--db",
             metavar="PATH",
-            help=f"SQLite file; the same as --storage-uri sqlite:///PATH (env {DB_VARIABLE}).",
+            help="SQLite file; the same as --storage-uri sqlite:///PATH (env ONTOLOGIA_DB).",
             rich_help_panel=_PANEL,
         ),
     ] = None,

@@ -10,7 +10,8 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, with_settings
 from storage_engine.cli.errors import CommandError
-from storage_engine.cli.output import Output, counted, shown_time
+from storage_engine.cli.output import Output, shown_time
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.maintenance.restore import Restore
@@ -297,7 +298,7 @@ def _show_restore(output: Output, done: Restore, ref: str) -> None:
     if later:
         output.line()
         output.line(
-            f"{counted(done.created_after, 'identity', 'identities')} came after {to}. Nothing is "
+            f"{counted(done.created_after, 'identity')} came after {to}. Nothing is "
             "ever deleted, so they stay as they are:"
         )
         output.table(["type", "identity"], later)

@@ -16,6 +16,7 @@ import typer
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.output import Output, moment
 from storage_engine.commitlog.records import timestamp
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.events.outcomes import Totals
@@ -75,7 +76,8 @@ def _written(at: datetime | None) -> str | None:
 def _glance(seen: Peek, now: datetime) -> str:
     if not seen.pending:
         return "Nothing is left to handle."
-    parts = [f"{seen.pending}{' or more' if seen.more else ''} events pending"]
+    pending = f"{seen.pending:,} or more events" if seen.more else counted(seen.pending, "event")
+    parts = [f"{pending} pending"]
     if seen.oldest is not None:
         parts.append(f"the oldest {max((now - seen.oldest).total_seconds(), 0):.0f} s old")
     if seen.is_exact:

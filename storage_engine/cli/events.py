@@ -16,6 +16,7 @@ from storage_engine.cli.errors import CommandError
 from storage_engine.cli.event_worker import Namespace, checked, peek, run
 from storage_engine.cli.output import Output, moment, one_line
 from storage_engine.commitlog.records import timestamp
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.events.protocol import (
@@ -413,10 +414,11 @@ def cleanup(
             }
         )
     elif apply:
-        invocation.output.line(f"Deleted {count} events from before {moment(before)}.")
+        invocation.output.line(f"Deleted {counted(count, 'event')} from before {moment(before)}.")
     else:
         invocation.output.line(
-            f"Would delete {count} events from before {moment(before)}. To do it, add --apply."
+            f"Would delete {counted(count, 'event')} from before {moment(before)}. "
+            "To do it, add --apply."
         )
 
 

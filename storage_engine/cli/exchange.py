@@ -13,7 +13,8 @@ import typer
 
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.errors import CONFLICT, FAILED, prompt_interrupts
-from storage_engine.cli.output import BROKEN_PIPE, Output, one_line, printable, progress, size
+from storage_engine.cli.output import BROKEN_PIPE, Output, one_line, printable, progress
+from storage_engine.wording import counted, size
 
 if TYPE_CHECKING:
     from storage_engine.repository.protocol import Idempotency
@@ -120,13 +121,9 @@ def _show_export(output: Output, report: ExportReport) -> None:
     since = report.summary.history_since
     what = "" if since is None else f", every version after commit {since}"
     output.line(
-        f"{_count(report.rows, 'row')} of {_count(len(types), 'type')} as of commit "
+        f"{counted(report.rows, 'row')} of {counted(len(types), 'type')} as of commit "
         f"{report.summary.commit_id}{what}, in {report.output}"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # --- import -----------------------------------------------------------------------------------
@@ -242,7 +239,7 @@ def _show_problems(output: Output, report: ImportReport) -> None:
         output.line(str(problem))
     more = "" if report.problems_complete else "at least "
     _say(
-        f"{report.source}: {more}{_count(len(report.problems), 'problem')}, nothing was written: "
+        f"{report.source}: {more}{counted(len(report.problems), 'problem')}, nothing was written: "
         "mend the input and run it again"
     )
 
@@ -296,7 +293,7 @@ def _show_import(
     elif report.commit_id is None:
         output.line("Nothing was written: all of it is stored already.")
     else:
-        output.line(f"Commit {report.commit_id}: {_count(report.writes, 'row')} written.")
+        output.line(f"Commit {report.commit_id}: {counted(report.writes, 'row')} written.")
 
 
 def _say(message: str) -> None:

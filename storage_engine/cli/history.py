@@ -6,13 +6,16 @@ import difflib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from storage_engine.cli.arguments import Invocation
-from storage_engine.cli.output import Output, counted, moment, size
+from storage_engine.cli.output import Output, moment
+from storage_engine.errors import IntegrityError, StorageBackendError, UnsupportedEngineError
+from storage_engine.wording import counted, size
 
 if TYPE_CHECKING:
     from storage_engine.repository import CommitRecord, Repository
@@ -34,20 +37,65 @@ def log(
 ) -> None:
     """Show commits in the order in which they landed: who, which run, what and how many rows."""
     with invocation.repository() as repository:
+        log_id = repository.history.identity() if follow else ""
         records = list(reversed(repository.list_commits(limit))) if limit else []
         _show_log(invocation.output, records)
         last = records[-1].id if records else repository.head_commit_id()
-        while follow:
-            for page in _later(repository, last):
-                _show_log(invocation.output, page)
-                last = page[-1].id
+    if follow:
+        follower = _Follower(invocation, log_id, last)
+        while True:
+            follower.watch()
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Tells of later commits, also of those of a log that was begun anew under the same name."""
+
+    invocation: Invocation
+    log_id: str  # empty as long as there is none
+    last: int
+    is_cut_off: bool = False
+
+    def watch(self) -> None:
+        """Until the log is another one: that may have another engine, and is opened again."""
+        try:
+            with self.invocation.repository() as repository:
+                while self._look(repository):
+                    self.is_cut_off = False
+                    time.sleep(_POLL_S)
+        except (IntegrityError, UnsupportedEngineError):
+            # Perhaps an erasure took away what was being read, or the engine is another one now.
+            with self.invocation.repository() as repository:
+                if repository.history.identity() == self.log_id:
+                    raise
+        except StorageBackendError as error:
+            if not error.retryable:
+                raise
+            if not self.is_cut_off:  # told once, however long it lasts
+                self.invocation.output.warning(f"{error}; waiting for it to come back")
+            self.is_cut_off = True
             time.sleep(_POLL_S)
 
-
-def _later(repository: Repository, last: int) -> Iterator[Sequence[CommitRecord]]:
-    head = repository.head_commit_id()
-    for first in range(last, head, _PAGE):
-        yield repository.commits_between(first, min(first + _PAGE, head))
+    def _look(self, repository: Repository) -> bool:
+        head = repository.head_commit_id()
+        if head == self.last:
+            return True
+        log_id = repository.history.identity()
+        if self.log_id and not log_id:
+            return True  # erased a moment ago; what comes next is not there yet
+        if self.log_id and log_id != self.log_id:
+            self.invocation.output.note("the storage was initialised anew: its commits begin again")
+            self.log_id, self.last = log_id, 0
+            return False
+        self.log_id = log_id
+        if head < self.last:
+            self.invocation.output.note(f"head was put back from commit {self.last} to {head}")
+            self.last = head
+        for first in range(self.last, head, _PAGE):
+            page = repository.commits_between(first, min(first + _PAGE, head))
+            _show_log(self.invocation.output, page)
+            self.last = page[-1].id if page else self.last
+        return True
 
 
 def _show_log(output: Output, records: Sequence[CommitRecord]) -> None:

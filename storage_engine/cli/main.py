@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -57,9 +58,19 @@ def _fill_closed_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def _write_any_character() -> None:
+    """Programs are given UTF-8 whatever the locale, as files are; on a terminal, what its locale
+    has no character for is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            encoding = stream.encoding if stream.isatty() else "utf-8"
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
 def main() -> None:
     """The console script."""
     _fill_closed_streams()
+    _write_any_character()
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # before the command had begun

@@ -15,8 +15,9 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, parse_duration, with_settings
 from storage_engine.cli.errors import MISMATCH, CommandError
-from storage_engine.cli.output import Output, progress, size
+from storage_engine.cli.output import Output, progress
 from storage_engine.config import show_duration
+from storage_engine.wording import counted, size
 
 if TYPE_CHECKING:
     from storage_engine.index.repair import Repair
@@ -115,7 +116,7 @@ def _show_index_report(output: Output, report: IndexReport) -> None:
         ],
     )
     if report.ok:
-        output.line(f"{len(report.types)} indices agree with the log at {_head(report)}.")
+        output.line(f"{_agree(len(report.types))} with the log at {_head(report)}.")
         return
     output.line()
     output.table(
@@ -130,16 +131,22 @@ def _head(report: IndexReport) -> str:
     return f"commit {report.head_commit_id}"
 
 
+def _agree(count: int) -> str:
+    return f"{counted(count, 'index', 'indices')} {'agrees' if count == 1 else 'agree'}"
+
+
 def _show_index_repair(output: Output, done: Repair) -> None:
     if not done.types:
-        output.line(f"Nothing to repair: {done.checked} indices agree with the log.")
+        output.line(f"Nothing to repair: {_agree(done.checked)} with the log.")
         return
     output.table(
         ["type", "kind", "indexed to", "becomes", "entries", "become", "because of"],
         [(t.type_name, t.kind, *t.watermark, *t.entries, ", ".join(t.reasons)) for t in done.types],
     )
     if done.applied:
-        output.line(f"{len(done.types)} indices written, at commit {done.repair_head}.")
+        output.line(
+            f"{counted(len(done.types), 'index', 'indices')} written, at commit {done.repair_head}."
+        )
     else:
         output.line("Nothing was written. To write them: onto index repair --apply")
 
@@ -195,7 +202,9 @@ def _show_findings(output: Output, report: IntegrityReport) -> None:
         [(f.area, f.reason, f.type_name, f.commit_id, f.message, f.key) for f in report.findings],
     )
     more = report.total - len(report.findings)
-    output.line(f"{report.total} findings{f', {more} of them not shown' if more else ''}.")
+    output.line(
+        f"{counted(report.total, 'finding')}{f', {more} of them not shown' if more else ''}."
+    )
 
 
 SHOWN = 20
@@ -280,11 +289,11 @@ def _show_garbage(output: Output, plan: GcPlan, report: GcReport | None, limit: 
     output.line()
     if report is not None:
         spared = f", {report.spared} spared: they are needed after all" if report.spared else ""
-        output.line(f"Deleted {report.objects} objects, {size(report.bytes)}{spared}.")
+        output.line(f"Deleted {counted(report.objects, 'object')}, {size(report.bytes)}{spared}.")
     elif plan.doomed:
         output.line(
-            f"Nothing was deleted. {len(plan.doomed)} objects, {size(plan.bytes)}, would go "
-            "with --apply."
+            f"Nothing was deleted. {counted(len(plan.doomed), 'object')}, {size(plan.bytes)}, "
+            "would go with --apply."
         )
 
 
@@ -354,7 +363,9 @@ def _show_compaction_plan(output: Output, plan: CompactionPlan) -> None:
         output.line("Nothing to compact.")
     else:
         rows = sum(run.rows for run in plan.runs)
-        output.line(f"Would rewrite {rows} rows. Nothing was changed: add --apply to do it.")
+        output.line(
+            f"Would rewrite {counted(rows, 'row')}. Nothing was changed: add --apply to do it."
+        )
 
 
 def _show_compaction(output: Output, report: CompactionReport) -> None:
@@ -381,7 +392,9 @@ def _show_compaction(output: Output, report: CompactionReport) -> None:
         output.line(f"{name} left out: {why}.")
     for name in report.reindexed:
         output.line(f"{name}: index brought to the snapshots of an earlier compaction.")
-    output.line(f"{report.rows_rewritten} rows rewritten. The files they came from are kept.")
+    output.line(
+        f"{counted(report.rows_rewritten, 'row')} rewritten. The files they came from are kept."
+    )
 
 
 @contextmanager

@@ -50,6 +50,7 @@ def progress(what: str) -> Iterator[Advance]:
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output went away
 _UNLIMITED_WIDTH = 4096
+_NARROWEST = 80  # columns of a table would be nothing; the terminal wraps lines instead
 _BROKEN_OFF = b"\xff\xff\xff\xff" + (1 << 20).to_bytes(4, "little")
 
 
@@ -126,6 +127,8 @@ class Output:
     def facts(self, rows: Iterable[tuple[str, Any]]) -> None:
         """Names and values in two columns; rows without a value are left out."""
         table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")  # never cut: it may be what somebody looks for
         for name, value in rows:
             if value is not None:
                 table.add_row(Text(name, style="dim"), cell(value))
@@ -194,22 +197,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def counted(count: int, noun: str, nouns: str | None = None) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
-
-
-def size(count: int) -> str:
-    """Bytes as people read them."""
-    amount, unit = float(count), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
 def _console() -> Console:
     # Not a terminal: never cut or fold lines, a program such as grep reads them.
     width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH
-    return _Console(file=sys.stdout, width=width, highlight=False, emoji=False)
+    console = _Console(file=sys.stdout, width=width, highlight=False, emoji=False)
+    console.width = max(console.width, _NARROWEST)
+    return console

@@ -15,6 +15,7 @@ from storage_engine.cli.errors import MISMATCH
 from storage_engine.cli.output import Output, shown_time
 from storage_engine.errors import ConfigurationError
 from storage_engine.model.spec import MISSING
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
@@ -228,7 +229,9 @@ def export(
     if invocation.output.json:
         invocation.output.document({"output": str(output_file), "types": len(types)})
     else:
-        invocation.output.line(f"Wrote the schemas of {len(types)} types to {output_file}.")
+        invocation.output.line(
+            f"Wrote the schemas of {counted(len(types), 'type')} to {output_file}."
+        )
 
 
 # --- dropping -----------------------------------------------------------------------------------
@@ -358,7 +361,7 @@ def _show_drop(output: Output, preview: DropPreview, commit_id: int | None, comm
     if commit_id is not None:
         dropped = bool(preview.rows)
         what = "Dropped" if dropped else "Removed the data of"
-        output.line(f"{what} {_types(len(preview.drops))} as commit {commit_id}.")
+        output.line(f"{what} {counted(len(preview.drops), 'type')} as commit {commit_id}.")
         return
     if preview.past_of is not None:
         output.line(
@@ -527,7 +530,3 @@ def _show_fields(output: Output, version: SchemaVersion, declared: TypeSpec | No
             for field in version.spec.fields
         ],
     )
-
-
-def _types(count: int) -> str:
-    return f"{count} type{'' if count == 1 else 's'}"

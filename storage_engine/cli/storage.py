@@ -15,8 +15,9 @@ from rich.text import Text
 
 from storage_engine.cli.arguments import Invocation, with_settings
 from storage_engine.cli.errors import MISMATCH, CommandError
-from storage_engine.cli.output import Output, counted, printable, shown_time, size
+from storage_engine.cli.output import Output, printable, shown_time
 from storage_engine.errors import PROCESS_FACTS, ConfigurationError, IntegrityError
+from storage_engine.wording import counted, size
 
 if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
@@ -104,13 +105,13 @@ def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None)
 def _erased(plan: InitPlan) -> str:
     assert plan.erases is not None
     head = plan.erases["head_commit_id"]
-    held = f" with its {head} commits" if head else ", which has no commits"
+    held = f" with its {counted(head, 'commit')}" if head else ", which has no commits"
     commits = f"{plan.uri}{', whose head cannot be read' if head is None else held}"
     tables = plan.erases.get("tables")
     if tables is None:
-        objects = plan.erases["objects"]
-        return f"{commits}: {objects} objects, {size(plan.erases['bytes'])}, all that is under it"
-    rows = ", ".join(f"{name} ({count} rows)" for name, count in tables.items())
+        objects = counted(plan.erases["objects"], "object")
+        return f"{commits}: {objects}, {size(plan.erases['bytes'])}, all that is under it"
+    rows = ", ".join(f"{name} ({counted(count, 'row')})" for name, count in tables.items())
     return f"{commits}: {rows}"
 
 
@@ -131,7 +132,6 @@ def _report(repository: Repository, config: OntologiaConfig) -> dict[str, Any]:
     from storage_engine.maintenance.overview import advise, type_overviews
 
     report = repository.storage_info()
-    report["backend"] = report.get("store", report["backend"])  # of a directory: not s3
     newest = repository.list_commits(1)
     report["head"] = newest[0].as_dict() if newest else None
     report["lock"] = None

@@ -10,8 +10,9 @@ import typer
 
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.errors import MISMATCH
-from storage_engine.cli.output import Output, progress, size
+from storage_engine.cli.output import Output, progress
 from storage_engine.errors import ConfigurationError
+from storage_engine.wording import counted, size
 
 if TYPE_CHECKING:
     from storage_engine.config import OntologiaConfig
@@ -159,7 +160,8 @@ def _show_copy(output: Output, report: CopyReport) -> None:
         _show_comparison(output, report.comparison)
     if report.behind:
         output.line(
-            f"The source has made {report.behind} commits meanwhile: run it again to bring them."
+            f"The source has made {counted(report.behind, 'commit')} meanwhile: run it again to "
+            "bring them."
         )
 
 
@@ -184,11 +186,13 @@ def _show_comparison(output: Output, comparison: StorageComparison) -> None:
         output.document(comparison.as_dict())
         return
     if comparison.ahead:
-        output.line(f"The target has {comparison.ahead} commits more, which were not looked at.")
+        output.line(
+            f"The target has {counted(comparison.ahead, 'commit')} more, not looked at here."
+        )
     if comparison.ok:
         output.line(
-            f"The same: {comparison.commits} commits, {comparison.rows} rows, "
-            f"{comparison.tags} tags."
+            f"The same: {counted(comparison.commits, 'commit')}, "
+            f"{counted(comparison.rows, 'row')}, {counted(comparison.tags, 'tag')}."
         )
         return
     output.table(
@@ -196,7 +200,9 @@ def _show_comparison(output: Output, comparison: StorageComparison) -> None:
         [(d.what, d.name, d.commit_id, d.source, d.target) for d in comparison.differences],
     )
     more = comparison.total - len(comparison.differences)
-    output.line(f"{comparison.total} differences{f', {more} of them not shown' if more else ''}.")
+    output.line(
+        f"{counted(comparison.total, 'difference')}{f', {more} of them not shown' if more else ''}."
+    )
 
 
 def _exit(comparison: StorageComparison | None) -> None:

@@ -48,7 +48,7 @@ class Place:
     standing: bool = False
 
 
-class Line:
+class TicketLine:
     """Those who wait for one lock."""
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
@@ -60,14 +60,14 @@ class Line:
         now = self._store.now()
         until = now + min(timedelta(milliseconds=patience_ms), _LONGEST) + _SLACK
         ours = identity()
-        known = _is_telling(ours)
+        is_telling = _is_telling(ours)
         ticket = Ticket(
             since=now,
             until=until,
             token=token,
-            machine=_machine(ours) if known else "",
-            pid=ours["pid"] if known else 0,
-            started=ours["pid_started"] if known else 0,
+            machine=_machine(ours) if is_telling else "",
+            pid=ours["pid"] if is_telling else 0,
+            started=ours["pid_started"] if is_telling else 0,
             owner=owner_id,
         )
         return Place(ticket)

@@ -30,10 +30,10 @@ from storage_engine.commitlog.json_object import (
     write_conditionally,
 )
 from storage_engine.commitlog.layout import Ticket
-from storage_engine.commitlog.line import Line, Place, gone, holder_of, tokens_of
+from storage_engine.commitlog.line import Place, TicketLine, gone, holder_of, tokens_of
 from storage_engine.commitlog.lock_object import LineNotes, LockState
 from storage_engine.commitlog.records import parse_timestamp, timestamp, to_json
-from storage_engine.commitlog.waiting import Early, Pace, Waiting
+from storage_engine.commitlog.waiting import Early, PollPace, Waiting
 from storage_engine.errors import (
     IntegrityError,
     LeaseExpiredError,
@@ -469,8 +469,8 @@ class WriteLock:
         self.key = key
         self.warn = warn
         prefix = layout.line_of(key)
-        self.line = Line(store, prefix) if prefix is not None else None
-        self.pace = Pace()
+        self.line = TicketLine(store, prefix) if prefix is not None else None
+        self.pace = PollPace()
         self._unanswered: OrderedDict[str, Lease] = OrderedDict()  # by token
         self._passed_on_at: datetime | None = None
 

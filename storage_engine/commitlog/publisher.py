@@ -13,16 +13,16 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from storage_engine.commitlog.attempt import (
-    Attempt,
-    Candidate,
-    Prepare,
-    PublishedCommit,
-    WaitingSnapshots,
-)
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
+from storage_engine.commitlog.swap import (
+    Committer,
+    Prepare,
+    PublishedCommit,
+    Swap,
+    WaitingSnapshots,
+)
 from storage_engine.errors import HeadMismatchError
 from storage_engine.objectstore.parallel import Background
 from storage_engine.process import at_end_of_child
@@ -67,11 +67,11 @@ class Publisher:
         None when it drafts nothing, or a mark alone. `prepare` runs again on the new head after a
         lost CAS, and what it raises ends the attempt with nothing published.
         """
-        alone = Candidate(prepare)
+        alone = Committer(prepare)
         self.publish_together(lambda: [alone])
         return alone.result()
 
-    def publish_together(self, take: Callable[[], Sequence[Candidate]]) -> None:
+    def publish_together(self, take: Callable[[], Sequence[Committer]]) -> None:
         """The same for several, with one CAS: all that they draft or none of it, each on what
         those before it have drafted. Everyone that was taken is decided, unless this raises, which
         then counts for all of them; one that fails by itself leaves the others alone.
@@ -89,24 +89,22 @@ class Publisher:
                     self._back_off(number)
                 lease, version, wait = self._begin(tenure, lease)
                 waited_ms += wait
-                attempt = self._attempt(lease, version, number, waited_ms)
-                attempt.run(take())
-                if attempt.settled and not attempt.failed:
-                    self._finish(attempt.published, lease)
+                swap = self._swap(lease, version, number, waited_ms)
+                swap.run(take())
+                if swap.settled and not swap.failed:
+                    self._finish(swap.published, lease)
                     tenure.hand_over(lease)
-                if attempt.settled:
+                if swap.settled:
                     return
-                if not attempt.counts:
+                if not swap.counts:
                     number -= 1  # nobody came first
                 if not (lease.contended and lease.renew()):  # in line, we would be the last again
                     tenure.give_back()
                     lease = None
             raise HeadMismatchError(self._max_attempts)
 
-    def _attempt(
-        self, lease: Lease, version: HeadVersion, number: int, waited_ms: float
-    ) -> Attempt:
-        return Attempt(
+    def _swap(self, lease: Lease, version: HeadVersion, number: int, waited_ms: float) -> Swap:
+        return Swap(
             self._chain,
             lease,
             version,
@@ -164,9 +162,9 @@ class Publisher:
 
     def _is_told(self, lease: Lease) -> bool:
         """Whether we have read the head that a lease begins with: what its holder before left."""
-        known = self._chain.known_head()
+        version = self._chain.known_head()
         return lease.promised or (
-            known is not None and known.head.commit_id == lease.head_commit_id
+            version is not None and version.head.commit_id == lease.head_commit_id
         )
 
     def _back_off(self, attempt: int) -> None:

@@ -55,7 +55,7 @@ class Stopwatch:
         return self._elapsed.total_seconds()
 
 
-class Pace:
+class PollPace:
     """How often one looks who knows nothing of a line: by how long it had to wait before."""
 
     def __init__(self) -> None:
@@ -163,6 +163,7 @@ class Waiting:
         self._state = self._lock.read()
         self._looked_at = self._store.now()
         self._answer_s = (self._looked_at - asked).total_seconds()
+        self._stand_again_if_missed()
 
     def _served(self) -> bool:
         """Whether the lease holds the lock now, by what the last look has told."""
@@ -193,7 +194,6 @@ class Waiting:
         """Who waits for head to move need not look at the lock as often."""
         if not self._may_begin_early() or self._since_look() >= self._look_every():
             self._look()
-            self._stand_again_if_missed()
 
     def _since_look(self) -> float:
         return (self._store.now() - self._looked_at).total_seconds()

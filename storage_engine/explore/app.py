@@ -39,6 +39,7 @@ from storage_engine.explore.access import METHODS, SECURITY_HEADERS, Access, Adm
 from storage_engine.explore.links import commit_path, event_path, with_query
 from storage_engine.explore.pages import Moved, Page, PageAddress, route
 from storage_engine.explore.view import PageError, Storage, StorageView
+from storage_engine.wording import counted, size
 
 AT_ONCE = 8  # requests that read
 MOST_PARAMETERS = 100
@@ -211,11 +212,11 @@ def _environment() -> Environment:
         "label": values.key_label,
         "visible": values.visible,
         "title_text": values.title,
-        "size": values.size,
+        "size": size,
         "clock": _clock,
     }
     environment.globals |= {
-        "counted": values.counted,
+        "counted": counted,
         "commit_path": commit_path,
         "event_path": event_path,
         "on_page": values.ON_PAGE,

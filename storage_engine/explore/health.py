@@ -34,7 +34,7 @@ def health(view: StorageView) -> dict[str, Any]:
     types = [_figures(view, figures) for figures in metrics.types]
     return {
         "uri": repository.uri,
-        "backend": _backend(info),
+        "backend": repository.backend,
         "engine_version": repository.engine_version,
         "format": info["format"],
         "head_updated_at": info.get("head_updated_at"),
@@ -50,11 +50,6 @@ def health(view: StorageView) -> dict[str, Any]:
         "cache": dict(metrics.cache),
         "advice": [each.as_dict() for each in _advice(view, list(warnings), lock, lock_problem)],
     }
-
-
-def _backend(info: Mapping[str, Any]) -> str:
-    store = info.get("store")
-    return str(info["backend"]) if store in (None, info["backend"]) else f"{store} store"
 
 
 def _without_token(lock: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from storage_engine.explore.links import (
     type_path,
     with_query,
 )
-from storage_engine.explore.values import counted
 from storage_engine.explore.view import (
     NothingThere,
     PageError,
@@ -30,6 +29,7 @@ from storage_engine.model.spec import MISSING, FieldSpec
 from storage_engine.query.aggregates import count
 from storage_engine.query.spec import QuerySpec
 from storage_engine.schema.lineage import diff_versions
+from storage_engine.wording import counted
 
 ROWS = 50
 MOST_ROWS = 500

@@ -50,8 +50,10 @@ def serve(
             timeout_graceful_shutdown=_GRACE_S,
         )
         name = f"[{host}]" if ":" in host else host
-        on_ready(f"http://{name}:{actual}/")
-        _Server(config).run(sockets=[listening])
+        server = _Server(config)
+        with server.capture_signals():  # whoever is told the address may stop it at once
+            on_ready(f"http://{name}:{actual}/")
+            server.run(sockets=[listening])
         return not app.is_reading
 
 

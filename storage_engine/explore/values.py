@@ -18,6 +18,8 @@ from uuid import UUID
 
 from markupsafe import Markup, escape
 
+from storage_engine.wording import counted
+
 IN_TABLE = 120  # characters of a value in a table
 ON_PAGE = 20_000  # characters of a value on the page of its object
 
@@ -27,7 +29,6 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f"
     "\ufeff\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def plain(value: Any) -> Any:
@@ -112,20 +113,6 @@ def key_label(identity: Sequence[str], limit: int = 60) -> str:
     """The same without markup."""
     shown = " → ".join(title(part, limit) for part in identity[:2])
     return f"{shown} [{title(identity[2], limit)}]" if len(identity) > 2 and identity[2] else shown
-
-
-def size(count: int) -> str:
-    number = float(count)
-    for unit in _UNITS[:-1]:
-        if number < 1024:
-            return f"{count} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} {_UNITS[-1]}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def ago(moment: datetime, now: datetime) -> str:

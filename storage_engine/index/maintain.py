@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Entry, Head, TypeHead, TypeRef, entry_of
+from storage_engine.commitlog.swap import PublishedCommit
 from storage_engine.index.record import IndexObjects, TypeIndex
 from storage_engine.index.resolve import belongs, resolve_type
 

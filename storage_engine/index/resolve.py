@@ -63,11 +63,11 @@ def resolve(
     The head manifest and all indices are asked for together, but for `early` ones: such a one is
     read again if it is not complete and may have been read too early.
     """
-    known = early.indices if early is not None else {}
+    at_hand = early.indices if early is not None else {}
     settled = early is not None and early.settled
     fetches: list[Callable[[], Manifest | IndexVersion | None]]
     fetches = [partial(chain.head_manifest, head)]
-    fetches += [partial(indices.read, r, log_id=head.log_id) for r in refs if r not in known]
+    fetches += [partial(indices.read, r, log_id=head.log_id) for r in refs if r not in at_hand]
     fetched = iter(chain.parallel.gather(fetches)[1:])
     heads = chain.type_heads_at(head)
 
@@ -75,14 +75,14 @@ def resolve(
         ref, version = item
         top = heads.get(ref)
         if version is None:
-            index = of_log(known[ref].value, head.log_id)
+            index = of_log(at_hand[ref].value, head.log_id)
             if not settled and not _is_complete(index, head, top, watermark_is_head):
                 index = indices.read(ref, log_id=head.log_id).value
         else:
             index = version.value
         return resolve_type(chain, index, head, ref, top, watermark_is_head)
 
-    versions = [None if ref in known else cast(IndexVersion, next(fetched)) for ref in refs]
+    versions = [None if ref in at_hand else cast(IndexVersion, next(fetched)) for ref in refs]
     return chain.parallel.map(resolved, zip(refs, versions, strict=True))
 
 

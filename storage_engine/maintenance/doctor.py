@@ -204,7 +204,9 @@ def _requests(store: ObjectStore) -> Iterator[Diagnosis]:
         try:
             ask()
         except OntologiaError as error:
-            yield Diagnosis(what, "problem", str(error), f"allow {permission}, or see the error")
+            is_refusal = "denied" in str(error)
+            advice = f"allow {permission}" if is_refusal else "mend this, and run it again"
+            yield Diagnosis(what, "problem", str(error), advice)
             return
         yield Diagnosis(what, "ok", f"{store.uri} lets us {what}")
     try:

@@ -13,6 +13,7 @@ from storage_engine.commitlog.records import TypeRef
 from storage_engine.maintenance.compaction.plan import types_worth_compacting
 from storage_engine.maintenance.metrics import collect
 from storage_engine.repository.protocol import Repository
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.events.protocol import NamespaceInfo
@@ -99,7 +100,7 @@ def advise(
         yield Advice("some type indices are behind the log; reads are right, and slower", _REPAIR)
     for namespace in namespaces:
         if namespace.dead_letters:
-            letters = _counted(namespace.dead_letters, "dead letter")
+            letters = counted(namespace.dead_letters, "dead letter")
             where = f" --namespace {namespace.namespace}"
             yield Advice(f"handlers gave up on {letters}", f"onto events dead-letters{where}")
     if (objects := repository.objects) is not None:
@@ -114,7 +115,3 @@ def advise(
 
 
 _REPAIR = "onto index repair --apply"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -129,7 +129,7 @@ def _answered(error: boto.ClientError, request: Request) -> Exception:
 def _backend(what: str, request: Request, *, retryable: bool = False) -> StorageBackendError:
     place = f"s3://{request.bucket}/{request.prefix}".rstrip("/")
     return StorageBackendError(
-        f"{request.operation} {request.key} in {place}: {what}",
+        f"{f'{request.operation} {request.key}'.rstrip()} in {place}: {what}",
         bucket=request.bucket,
         prefix=request.prefix,
         operation=request.operation,

@@ -6,8 +6,11 @@ was looked at, so a storage that has moved on since is not erased.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import logging
+import os
 import random
 import time
 from collections.abc import Mapping
@@ -32,7 +35,12 @@ from storage_engine.repository.protocol import Repository
 if TYPE_CHECKING:
     from storage_engine.objectstore.protocol import ObjectStore
 
+log = logging.getLogger(__name__)
+
+STORAGE_URI_VARIABLE = "ONTOLOGIA_STORAGE_URI"
+DB_VARIABLE = "ONTOLOGIA_DB"
 DEFAULT_PATH = "onto.db"
+DEFAULT_FOLDER = ".ontologia/store"  # where Dagster makes one: Spark writes to no SQLite file
 LATEST_ENGINE = "v2"
 MEMORY = ":memory:"
 _INIT_TRIES = 50  # of several processes at once, one gets through each time
@@ -50,9 +58,12 @@ class Location:
 def target_of(uri_or_path: str | Path | None) -> Location:
     """`onto.db`, `:memory:`, `sqlite:///path`, `file:///path`, a directory, `s3://bucket/prefix`.
 
-    A plain path is a SQLite file when it is one, or ends like one; otherwise a directory.
+    A plain path is a SQLite file when it is one, or ends like one; otherwise a directory. None is
+    the default storage.
     """
-    text = str(uri_or_path) if uri_or_path is not None else DEFAULT_PATH
+    if uri_or_path is None:
+        return default_storage()
+    text = str(uri_or_path)
     if text == MEMORY:
         return Location("sqlite:///:memory:", MEMORY)
     if text.lower().startswith("sqlite:"):
@@ -65,6 +76,38 @@ def target_of(uri_or_path: str | Path | None) -> Location:
     if is_file or (not is_folder and path.suffix.lower() in _SQLITE_SUFFIXES):
         return Location(f"sqlite:///{path}", str(path))
     return Location(text)
+
+
+def default_storage(environ: Mapping[str, str] = os.environ) -> Location:
+    """Where nobody names a storage: what the environment names, or what this folder has."""
+    stated = stated_storage(environ)
+    if stated is not None:
+        return stated
+    has_file, has_folder = Path(DEFAULT_PATH).exists(), Path(DEFAULT_FOLDER).is_dir()
+    if has_file and has_folder:
+        _tell_of_two(Path.cwd())
+    return target_of(DEFAULT_FOLDER if has_folder and not has_file else DEFAULT_PATH)
+
+
+@functools.cache  # once a process
+def _tell_of_two(folder: Path) -> None:
+    log.warning(
+        "%s has two storages, %s and %s, and the first was taken; name the one that you mean "
+        "(--storage-uri, %s, Session(...)), or move the other away",
+        folder,
+        DEFAULT_PATH,
+        DEFAULT_FOLDER,
+        STORAGE_URI_VARIABLE,
+    )
+
+
+def stated_storage(environ: Mapping[str, str]) -> Location | None:
+    """What the environment names, by the rule of `bind`; None where it names nothing."""
+    db, uri = environ.get(DB_VARIABLE) or None, environ.get(STORAGE_URI_VARIABLE) or None
+    for name, value in ((DB_VARIABLE, db), (STORAGE_URI_VARIABLE, uri)):
+        if value is not None and not value.strip():
+            raise ConfigurationError(f"{name} is empty: name a storage or unset it")
+    return bind(db, uri) if db or uri else None
 
 
 def bind(db_path: str | Path | None, storage_uri: str | None) -> Location:
@@ -244,8 +287,7 @@ def _existing(target: Location, config: OntologiaConfig) -> InitPlan:
     """Of a storage that is there and can be opened; what is wrong with it is raised."""
     opened = open_repository(target, config)
     try:
-        kind = opened.backend
-        return InitPlan(opened.uri, kind, opened.engine_version, (), applied=False)
+        return InitPlan(opened.uri, opened.backend, opened.engine_version, (), applied=False)
     finally:
         opened.close()
 
@@ -326,7 +368,7 @@ def _init_objects(store: ObjectStore, options: _Options) -> InitPlan:
             admin.create(store, options.engine_version, leftovers)
     return InitPlan(
         store.uri,
-        "s3",
+        store.kind,
         options.engine_version,
         (layout.ENGINE, layout.TYPES, layout.HEAD),
         applied=not options.dry_run,

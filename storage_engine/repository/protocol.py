@@ -437,7 +437,7 @@ class Repository(Protocol):
 
     @property
     def backend(self) -> str:
-        """`sqlite`, or `s3` for any object store."""
+        """`sqlite`, `directory`, `s3` (or `memory`, of tests): one word for it everywhere."""
 
     @property
     def engine_version(self) -> str:

@@ -36,8 +36,8 @@ class Ontology:
             session.ensure(Customer(id="c1", name="Ann"))
 
     `db_path` is a SQLite file; with `storage_uri` as well, both must mean the same one. Without
-    either it is `onto.db`. Sessions share the opened storage and may live in different threads;
-    closing one leaves it open.
+    either it is what `Session()` opens. Sessions share the opened storage and may live in different
+    threads; closing one leaves it open.
     """
 
     def __init__(

@@ -48,7 +48,8 @@ class Session:
         with Session("onto.db") as session:
             session.ensure(Customer(id="c1", name="Ann"))
 
-    `uri_or_path` is a SQLite file (`onto.db` when left out), a directory or a storage URI. Given
+    `uri_or_path` is a SQLite file, a directory or a storage URI; left out, it is what
+    ONTOLOGIA_STORAGE_URI names or this folder has: `onto.db`, or `.ontologia/store`. Given
     `entity_types` and `relation_types` are the only ones that the session takes; otherwise types
     are bound as they come. `namespace` is where events go. `instance_metadata` (text to text)
     tells others who this is, for example while they wait for the write lock.

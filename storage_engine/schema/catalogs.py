@@ -20,6 +20,7 @@ from storage_engine.errors import SchemaMetadataError
 from storage_engine.schema.history import TypeHistory
 
 _RECORD_TYPES = {"schema_version_id": int, "type_kind": str, "type_name": str}
+_LAYOUT = ("schema_version_id", "type_kind", "type_name")  # what a layout is of
 
 Record = Mapping[str, Any]  # kind, type_name, schema_version_id, schema_sha256, schema
 
@@ -114,7 +115,7 @@ def history_changes(
     if any(h.dropped_commit_id is not None or len(h.versions) > 1 for h in histories.values()):
         changes[layout.DROPPED] = lambda d: _differing(d, _dropped(d, histories))
     if engine_version == "v2":
-        changes[layout.LAYOUT_CATALOG] = lambda d: _differing(d, _layouts(d, histories))
+        changes[layout.LAYOUT_CATALOG] = lambda d: _differing(_in_order(d), _layouts(d, histories))
     for ref, history in histories.items():
         changes[layout.schema_versions(*ref)] = partial(_versions, history)
     return changes
@@ -166,10 +167,9 @@ def _dropped(document: Document | None, histories: Mapping[TypeRef, TypeHistory]
 
 
 def _layouts(document: Document | None, histories: Mapping[TypeRef, TypeHistory]) -> Document:
-    named = ("schema_version_id", "type_kind", "type_name")
     layouts = [
         entry
-        for entry in _records(document, "layouts", named)
+        for entry in _records(document, "layouts", _LAYOUT)
         if (entry["type_kind"], entry["type_name"]) not in histories
     ]
     layouts += [
@@ -183,7 +183,19 @@ def _layouts(document: Document | None, histories: Mapping[TypeRef, TypeHistory]
         for history in histories.values()
         for version in history.versions
     ]
-    return {"layouts": sorted(layouts, key=lambda e: [e[n] for n in reversed(named)])}
+    return {"layouts": sorted(layouts, key=_layout_order)}
+
+
+def _in_order(document: Document | None) -> Document | None:
+    """As it stands, in the order in which layouts are compared: commits add theirs at the end."""
+    try:
+        return document and {**document, "layouts": sorted(document["layouts"], key=_layout_order)}
+    except (KeyError, TypeError):
+        return document  # not what it should be: it differs
+
+
+def _layout_order(entry: Document) -> list[Any]:
+    return [entry[name] for name in reversed(_LAYOUT)]
 
 
 def _versions(history: TypeHistory, document: Document | None) -> Document | None:
@@ -290,7 +302,7 @@ def _by_kind(document: Document | None) -> Document:
 
 
 def _with_layouts(document: Document | None, registered: Sequence[tuple[int, Record]]) -> Document:
-    layouts = _records(document, "layouts", ("schema_version_id", "type_kind", "type_name"))
+    layouts = _records(document, "layouts", _LAYOUT)
     for commit_id, record in registered:
         ref = (record["kind"], record["type_name"])
         others = []

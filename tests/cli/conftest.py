@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import Customer, Employment, Product, commit, create
+from storage_engine.explore import server
+from storage_engine.maintenance import doctor
+from tests.cli.support import fill
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.fixture
 def uri(place: Place) -> str:
     """A storage with two commits."""
-    create(place.uri, place.engine)
-    commit(
-        place.uri,
-        Customer(id="c1", name="Ann"),
-        Product(sku="p1"),
-        metadata={"source": "crm"},
-    )
-    commit(
-        place.uri,
-        Customer(id="c1", name="Anna"),
-        Customer(id="c2", name="Bob"),
-        Employment(left_key="c1", right_key="p1", stint="2024", role="clerk"),
-    )
+    fill(place.uri, place.engine)
     return place.uri
+
+
+@pytest.fixture
+def nothing_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For lines of all commands: a file to import, no Java that is started, no page that is served
+    for ever."""
+    monkeypatch.setattr(doctor, "_java", lambda: (17, "java"))
+    monkeypatch.setattr(server, "serve", lambda *_args, **_options: True)
+    (tmp_path / "in.jsonl").write_text('{"type":"Customer","key":"c9","fields":{"name":"Zed"}}\n')

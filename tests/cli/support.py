@@ -106,6 +106,18 @@ def commit(uri: str, *objects: Any, **request: Any) -> CommitResult | None:
         return repository.commit(CommitRequest(inputs, **request))
 
 
+def fill(uri: str, engine: str = "v2") -> None:
+    """Make a storage with two commits."""
+    create(uri, engine)
+    commit(uri, Customer(id="c1", name="Ann"), Product(sku="p1"), metadata={"source": "crm"})
+    commit(
+        uri,
+        Customer(id="c1", name="Anna"),
+        Customer(id="c2", name="Bob"),
+        Employment(left_key="c1", right_key="p1", stint="2024", role="clerk"),
+    )
+
+
 @contextlib.contextmanager
 def opened(uri: str) -> Iterator[Any]:
     repository = open_repository(uri, OntologiaConfig(runtime_id="writer"))

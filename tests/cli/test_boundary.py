@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import inspect
 import json
 import logging
 import os
+import pty
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -291,6 +296,41 @@ def test_rows_that_nobody_reads_are_no_error(tmp_path: Path) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_locale_that_lacks_characters(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    create(uri, "v2")
+    commit(uri, Customer(id="c1", name="Jürgen ☃"))
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    ask = ("query", "entities", "Customer", "--db", "shop.db")
+    for extra in ((), ("--format", "csv")):
+        done = subprocess.run(
+            [sys.executable, "-m", "storage_engine.cli.main", *ask, *extra],
+            capture_output=True,
+            check=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **plain},
+        )
+        assert "Jürgen ☃" in done.stdout.decode("utf-8")
+
+
+def test_a_terminal_that_is_too_narrow_still_shows_everything(tmp_path: Path) -> None:
+    create(f"file://{tmp_path}/shop", "v2")
+    commit(f"file://{tmp_path}/shop", Customer(id="c1", name="Ann"))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 12, 0, 0))
+    done = _raw_process("info", "--storage-uri", "shop", stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert b"Customer" in shown
+    assert b"directory" in shown
 
 
 @pytest.mark.parametrize("extra", [(), ("--json",)])

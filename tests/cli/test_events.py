@@ -105,7 +105,7 @@ def test_peek(uri: str) -> None:
     assert (seen["pending"], seen["due"], seen["waiting"], seen["more"]) == (1, 1, 0, False)
     assert seen["next_due"] is None
     assert seen["oldest"] is not None
-    assert "1 events pending, the oldest" in onto("events", "peek", *given).out
+    assert "1 event pending, the oldest" in onto("events", "peek", *given).out
     with Session(uri) as session:
         session.drain([bill])
     assert onto("events", "peek", *given).out == "Nothing is left to handle.\n"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from storage_engine import initialize_storage
+from storage_engine.commitlog import layout
 from tests.cli.conftest import Place
 from tests.cli.support import Customer, commit, create, onto
 
@@ -63,6 +65,61 @@ def test_log_follows_until_it_is_interrupted(tmp_path: Path) -> None:
     finally:
         follower.kill()
         follower.wait()
+
+
+@pytest.mark.parametrize("place", ["directory-v2", "sqlite-v2"], indirect=True)
+def test_log_follows_into_a_log_that_was_begun_anew(
+    place: Place, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks the storage is erased, made with another engine and written to."""
+    other = "v1" if place.engine == "v2" else "v2"
+    steps = iter(
+        [
+            lambda: commit(uri, Customer(id="c3", name="Cid")),
+            lambda: _begin_anew(uri, other),
+            lambda: commit(uri, Customer(id="c9", name="Zoe")),
+            lambda: commit(uri, Customer(id="c8", name="Yan")),
+        ]
+    )
+
+    monkeypatch.setattr(
+        "storage_engine.cli.history.time.sleep", lambda _: next(steps, _interrupt)()
+    )
+    followed = onto("log", "-f", "--json", "--storage-uri", uri)
+
+    assert followed.code == 130
+    records = [json.loads(line) for line in followed.out.splitlines()]
+    assert [record["id"] for record in records] == [1, 2, 3, 1, 2]
+    assert followed.err == "note: the storage was initialised anew: its commits begin again\n"
+
+
+def _begin_anew(uri: str, engine: str) -> None:
+    token = initialize_storage(uri, engine, force=True, dry_run=True).token
+    initialize_storage(uri, engine, force=True, token=token)
+
+
+def test_log_follows_a_head_that_was_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, head = f"file://{tmp_path}/shop", tmp_path / "shop" / layout.HEAD
+    create(uri, "v2")
+    commit(uri, Customer(id="c1", name="Ann"))
+    older = head.read_bytes()
+    commit(uri, Customer(id="c2", name="Bob"))
+    steps = iter(
+        [lambda: head.write_bytes(older), lambda: commit(uri, Customer(id="c3", name="Cid"))]
+    )
+    monkeypatch.setattr(
+        "storage_engine.cli.history.time.sleep", lambda _: next(steps, _interrupt)()
+    )
+    followed = onto("log", "-f", "--storage-uri", uri)
+
+    assert [line.split()[0] for line in followed.out.splitlines()] == ["1", "2", "2"]
+    assert followed.err == "note: head was put back from commit 2 to 1\n"
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def test_diff_shows_fields_before_and_after(uri: str) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from storage_engine import __version__
+from storage_engine import Session, __version__
 from storage_engine.errors import ConfigurationError
 from storage_engine.repository.open import LATEST_ENGINE
-from tests.cli.support import create, files, onto
+from tests.cli.support import Customer, commit, create, files, onto
 
 
 @pytest.fixture
@@ -70,6 +70,21 @@ def test_rfc0004_05_db_alone_means_sqlite_and_nothing_means_onto_db(tmp_path: Pa
     assert (by_path["backend"], default["backend"]) == ("sqlite", "sqlite")
     assert default["db_path"] == "onto.db"
     assert default["engine_version"] == LATEST_ENGINE
+
+
+def test_a_folder_of_dagster_is_found(tmp_path: Path) -> None:
+    create(".ontologia/store", "v2")
+    commit(".ontologia/store", Customer(id="c1", name="Ann"))
+
+    assert onto("info", "--json").json["uri"] == f"file://{tmp_path}/.ontologia/store"
+    with Session() as session:
+        assert session.storage_info()["head_commit_id"] == 1
+
+    create("onto.db", "v2")  # as people have it who began with SQLite
+    both = onto("info", "--json")
+    assert both.json["backend"] == "sqlite"
+    assert both.err.startswith(f"warning: {tmp_path} has two storages, onto.db and .ontologia/sto")
+    assert both.err.count("\n") == 1
 
 
 def test_rfc0004_07_db_means_sqlite_whatever_the_path(tmp_path: Path) -> None:

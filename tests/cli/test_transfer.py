@@ -35,7 +35,7 @@ def test_copy_compares_and_says_what_differs(tmp_path: Path) -> None:
     commit(source, Customer(id="c2", name="Bob"))
     differs = onto("copy", source, target, "--verify")
     assert differs.code == 3
-    assert "1 differences" in differs.out
+    assert "1 difference." in differs.out
     told = onto("copy", source, target, "--verify", "--json")
     assert (told.code, told.json["ok"]) == (3, False)
     assert told.json["differences"][0]["what"] == "commit"

@@ -22,7 +22,7 @@ from tests.runtime.test_interrupts import Interrupts
 
 OBJECTS = (
     "commitlog/publisher.py",
-    "commitlog/attempt.py",
+    "commitlog/swap.py",
     "write/group.py",
     "repository/commit_queue.py",
 )

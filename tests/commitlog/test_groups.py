@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.attempt import Attempt
 from storage_engine.commitlog.json_object import ATTEMPTS
+from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.series import Draft
+from storage_engine.commitlog.swap import Swap
 from storage_engine.errors import (
     CommitStateUnknownError,
     ConcurrentWriteError,
@@ -177,6 +178,21 @@ def test_others_that_have_built_on_it_prove_that_it_has_won(world: World) -> Non
     pending = [submit(ours, "a", 2), submit(ours, "b", 3)]
     assert [outcome(each) for each in pending] == [2, 3]
     assert world.marks() == ["first", "a2", "b3", "rival"]
+
+
+def test_what_fails_after_the_swap_denies_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the storage is closed by another thread, so that nothing can be started any more."""
+    ours = started(world)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(Publisher, "_finish", broken)
+    pending = [submit(ours, "a", 2), submit(ours, "a", 2), submit(ours, "b", 2)]
+    assert [outcome(each) for each in pending] == [2, None, 3]
+    assert world.marks() == ["first", "a2", "b2"]
 
 
 # -- before the swap ------------------------------------------------------------------------------
@@ -389,15 +405,15 @@ def test_planted_an_ack_that_rides_without_its_commit(
 
 def test_planted_an_answer_before_the_swap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was learned from a draft that is then lost."""
-    original = Attempt._draft
+    original = Swap._draft
 
-    def hasty(self: Attempt, candidate: Any, carried: Any) -> None:
-        original(self, candidate, carried)
+    def hasty(self: Swap, committer: Any, carried: Any) -> None:
+        original(self, committer, carried)
         answer = self._answers[-1]
         if answer.commit is None:
-            candidate.decide(answer.outcome)
+            committer.decide(answer.outcome)
 
-    monkeypatch.setattr(Attempt, "_draft", hasty)
+    monkeypatch.setattr(Swap, "_draft", hasty)
     with pytest.raises(AssertionError):
         test_after_a_lost_cas_all_are_drafted_again(world)
 

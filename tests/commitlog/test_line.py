@@ -20,7 +20,7 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog import line as line_module
 from storage_engine.commitlog import lock as lock_module
 from storage_engine.commitlog.json_object import Won
-from storage_engine.commitlog.line import Line, Place
+from storage_engine.commitlog.line import Place, TicketLine
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock, break_lock
 from storage_engine.commitlog.lock_object import LineNotes, LockState
 from storage_engine.commitlog.records import timestamp
@@ -81,7 +81,7 @@ def waited(
 def stand(backend: MemoryBackend, owner: str = "ghost", **ticket: Any) -> Place:
     """A ticket whose owner never looks at the lock; of a process that nobody here can know."""
     store = backend.client()
-    line = Line(store, PREFIX)
+    line = TicketLine(store, PREFIX)
     place = line.place(layout.new_write_id(), owner_id=owner, patience_ms=60_000)
     facts = {"machine": "", "pid": 0, "started": 0, **ticket}
     place.ticket = place.ticket._replace(**facts)
@@ -181,7 +181,7 @@ def test_a_ticket_goes_when_its_owner_gives_up(backend: MemoryBackend) -> None:
 def test_planted_a_ticket_that_is_never_removed_is_found(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Line, "leave", lambda *_: None)
+    monkeypatch.setattr(TicketLine, "leave", lambda *_: None)
     with pytest.raises(AssertionError):
         waiter_gives_up(backend)
 
@@ -570,6 +570,30 @@ def test_a_promise_that_does_not_come_true_ends_at_the_timeout(backend: MemoryBa
     lease.release()
     assert tickets(backend) == []
     assert stored(backend)["owner_id"] == "holder"
+
+
+def test_a_promise_that_was_missed_leaves_us_in_line(backend: MemoryBackend) -> None:
+    """We were paused when the lock was offered to us, and have begun already: our ticket was taken
+    for a dead one's, and without it others would go before us for ever."""
+    turn = Turn(backend)
+    lease = turn.begin_early()
+
+    def miss() -> None:
+        turn.hand_over()
+        backend.clock.sleep(1.5)
+        other = lock_of(backend, "other").acquire()
+        backend.clock.sleep(0.1)
+        third = stand(backend, "third")
+        other.release()
+        assert stored(backend)["token"] == third.ticket.token
+        assert len(tickets(backend)) == 1, "ours is gone"
+
+    at(store_of(turn.lock), "GET", layout.LOCK, miss)
+    looked: list[list[str]] = []
+    at(store_of(turn.lock), "GET", layout.LOCK, lambda: looked.append(tickets(backend)), times=3)
+    lease.guard()
+    assert len(looked[-1]) == 2, "it stands in line again"
+    lease.release()
 
 
 def test_a_promised_lease_that_nobody_wants_any_more_leaves_the_line(

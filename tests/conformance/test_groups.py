@@ -177,10 +177,10 @@ def test_a_unit_of_work_is_applied_once(repository: Repository) -> None:
     results = [answer(each).already_applied for each in (first, again, lower)]
     assert results == [False, True, True]
     assert history(repository) == [(1, "a", 1), (2, "a", 4)]
-    for app, version, commit_id in [("loader", 8, 2), ("loader", 7, 2), ("empty", "x", None)]:
-        applied = repository.applied(Idempotency(app, version))
-        assert applied is not None
-        assert applied.commit_id == commit_id
+    units = [Idempotency("loader", 8), Idempotency("loader", 7), Idempotency("empty", "x")]
+    applied = [repository.applied(unit) for unit in units]
+    assert [each and each.commit_id for each in applied] == [2, 2, None]
+    assert None not in applied
     assert commit(repository, state("a", 9), idempotency=Idempotency("empty", "x")) is None
 
 

@@ -181,7 +181,7 @@ def test_events_that_wait_and_indices_that_lag_are_told(tmp_path: Path, hook: Ho
 
     assert sensor.tick() == [
         "events wait too long",
-        "the index of Customer is 1 commits behind",
+        "the index of Customer is 1 commit behind",
     ]
     assert sensor.tick() == []
 

@@ -17,9 +17,9 @@ from ontologia_dagster.resources.spark import SparkResource
 from ontologia_dagster.storage import checks, maintenance
 from ontologia_dagster.storage.checks import DEEP_VERIFY
 from ontologia_dagster.storage.deep_checks import Verdicts, deep_checks, deep_report, log_asset
-from ontologia_dagster.storage.finding_words import counted
 from ontologia_dagster.storage.storage_defs import build_platform
 from storage_engine import Entity, Field, Relation, initialize_storage
+from storage_engine.wording import counted
 from tests.dagster.shop import Customer, Order, Placed
 from tests.dagster.world import customers, facts, remote_job, rows, storage
 

@@ -44,6 +44,7 @@ from storage_engine import (
     initialize_storage,
 )
 from storage_engine.errors import UninitializedStorageError
+from storage_engine.transfer import copy_storage
 from tests.dagster import shop
 
 ROOT = Path(__file__).parents[2]
@@ -116,6 +117,30 @@ def test_the_default_storage_is_a_directory(
     monkeypatch.chdir(tmp_path)
 
     assert Environments.load().current.uri == str(tmp_path / ".ontologia" / "store")
+
+
+def test_the_default_storage_is_not_made_beside_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONTOLOGIA_STORAGE_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    initialize_storage("onto.db")
+    with Session() as session:
+        session.ensure(Customer(id="c1", name="Ann"))
+    ontology = location_resources(Environments.load())["ontology"]
+
+    with (
+        pytest.raises(ConfigurationError, match=r"onto copy \S+/onto.db \S+/.ontologia/store"),
+        ontology.repository(),
+    ):
+        raise AssertionError("it was made")
+    assert [path.name for path in tmp_path.iterdir()] == ["onto.db"]
+
+    copy_storage("onto.db", ".ontologia/store", apply=True)
+    (tmp_path / "onto.db").rename(tmp_path / "old.db")
+    with ontology.repository() as repository, Session() as session:  # all mean the same one now
+        assert repository.head_commit_id() == 1
+        assert session.storage_info()["uri"] == repository.uri
 
 
 def test_a_typo_in_the_environment_never_opens_the_default_storage(

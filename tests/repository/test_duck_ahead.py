@@ -15,7 +15,6 @@ from storage_engine.errors import ForkedSessionError
 from storage_engine.repository import duck as module
 from storage_engine.repository import initialize_storage, open_repository
 from storage_engine.repository.duck import ConfinedDuck, Duck
-from storage_engine.repository.object.engine import ObjectRepository
 from tests.engines import CUSTOMER, customer, put
 
 
@@ -136,11 +135,10 @@ def test_a_fork_waits_for_it(held: tuple[threading.Event, threading.Event]) -> N
 def test_only_reads_open_it(tmp_path: Path) -> None:
     uri = str(tmp_path / "store")
     initialize_storage(uri)
-    with closing(open_repository(uri)) as repository:
-        assert isinstance(repository, ObjectRepository)
-        duck: Any = repository.duck
+    repository: Any = open_repository(uri)
+    with closing(repository):
         put(repository, customer("a"))
-        assert duck._opener is None
+        assert repository.duck._opener is None
         assert repository.read(CUSTOMER).num_rows == 1
-        assert duck._opener is not None
-    assert duck._connection is None
+        assert repository.duck._opener is not None
+    assert repository.duck._connection is None

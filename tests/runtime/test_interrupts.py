@@ -35,7 +35,7 @@ CONFIG = OntologiaConfig(s3_lease_ttl_ms=LEASE_MS, s3_lock_timeout_ms=20_000)
 SHARES = 8
 MODULES = (
     "commitlog/publisher.py",
-    "commitlog/attempt.py",
+    "commitlog/swap.py",
     "commitlog/lock.py",
     "commitlog/lease_keeper.py",
 )

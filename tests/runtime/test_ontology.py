@@ -12,6 +12,7 @@ from storage_engine import (
     ConfigurationError,
     OntologiaConfig,
     Ontology,
+    Session,
     StorageBackendError,
     UninitializedStorageError,
 )
@@ -82,6 +83,22 @@ def test_neither_means_onto_db_here(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with Ontology() as ontology, ontology.session() as session:
         session.ensure(ANN)
     assert names(str(tmp_path / "onto.db")) == {"c1": "Ann"}
+
+
+def test_neither_means_what_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (
+        ("ONTOLOGIA_DB", str(tmp_path / "a.db")),
+        ("ONTOLOGIA_STORAGE_URI", f"sqlite:///{tmp_path}/b.db"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with Session() as session:
+                session.ensure(ANN)
+        assert names(value) == {"c1": "Ann"}
+    assert not (tmp_path / "onto.db").exists()
 
 
 def test_unknown_schemes_name_the_known_ones() -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage_engine.commitlog import attempt, layout
-from storage_engine.commitlog.attempt import Attempt
+from storage_engine.commitlog import layout, swap
 from storage_engine.commitlog.json_object import Lost, Won, write_conditionally
 from storage_engine.commitlog.lock import Lease
 from storage_engine.commitlog.series import Series
+from storage_engine.commitlog.swap import Swap
 from storage_engine.errors import LeaseExpiredError
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.protocol import ObjectStore
@@ -353,8 +353,8 @@ def test_planted_trusting_a_412_as_lost_denies_a_published_commit(
     with small.run() as run:
         our_own_412(*run)
 
-    monkeypatch.setattr(attempt, "write_conditionally", trusting)
-    monkeypatch.setattr(Attempt, "_is_ancestor", lambda *_: False)
+    monkeypatch.setattr(swap, "write_conditionally", trusting)
+    monkeypatch.setattr(Swap, "_is_ancestor", lambda *_: False)
     with small.run() as run, pytest.raises(InvariantViolated):
         our_own_412(*run)
 
@@ -368,7 +368,7 @@ def test_planted_taking_unknown_for_lost_deletes_what_is_reachable(
         except Exception:  # noqa: BLE001
             return Lost(None)
 
-    monkeypatch.setattr(attempt, "write_conditionally", guessing)
+    monkeypatch.setattr(swap, "write_conditionally", guessing)
     with bulk.run() as (world, ledger, writer):
         writer.fail(FaultKind.RESPONSE_LOST, "PUT_IF", layout.HEAD)
         bulk.commit(ledger, writer)
@@ -379,14 +379,14 @@ def test_planted_taking_unknown_for_lost_deletes_what_is_reachable(
 def test_planted_head_before_data_shows_a_partial_commit(
     small: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload, swap = Attempt._upload, Attempt._swap
+    upload, swing = Swap._upload, Swap._swap
 
-    def then_upload(self: Attempt) -> None:
-        swap(self)
+    def then_upload(self: Swap) -> None:
+        swing(self)
         upload(self)
 
-    monkeypatch.setattr(Attempt, "_upload", lambda self: True)
-    monkeypatch.setattr(Attempt, "_swap", then_upload)
+    monkeypatch.setattr(Swap, "_upload", lambda self: True)
+    monkeypatch.setattr(Swap, "_swap", then_upload)
     with small.run() as (world, ledger, writer):
         small.commit(ledger, writer)
         verify(world, ledger)  # without a crash nobody notices

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.attempt import Attempt
+from storage_engine.commitlog.swap import Swap
 from storage_engine.maintenance.compaction.plan import TierPolicy
 from storage_engine.objectstore.memory import MemoryStore
 from storage_engine.objectstore.protocol import content_etag
@@ -136,6 +136,6 @@ def rival_builds_on_ours_unheard(seen: str) -> None:
 def test_planted_forgetting_ancestors_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arranged: random schedules come to this once in a thousand seeds."""
     rival_builds_on_ours_unheard("as it is")
-    monkeypatch.setattr(Attempt, "_is_ancestor", lambda *_: False)
+    monkeypatch.setattr(Swap, "_is_ancestor", lambda *_: False)
     with pytest.raises(InvariantViolated):
         rival_builds_on_ours_unheard("with the defect")

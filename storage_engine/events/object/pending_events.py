@@ -173,7 +173,7 @@ class PendingEvents:
         """Find events of commits as well that are not under `events/` yet, or not where they
         would be looked for."""
         if self._walked is None:
-            self._walk()
+            self._walk(must_write=False)
 
     def read(self, count: int) -> list[PendingEvent]:
         """The oldest `count` events that are not yet read, those that concern nobody left out."""
@@ -406,7 +406,7 @@ class PendingEvents:
 
     # -- by the log ---------------------------------------------------------------------------
 
-    def _walk(self) -> None:
+    def _walk(self, *, must_write: bool = True) -> None:
         """Look at the commits since: their events may be missing, or of any time."""
         if self._head is not None:
             head, self._head = self._head, None  # just read
@@ -436,8 +436,12 @@ class PendingEvents:
                         self._add(key, name, manifest.commit_id)  # gone if it was cleaned up
                 else:
                     self._reopen(event, manifest.commit_id)
-        project(self.store, self.namespace, missing)
-        write_projected(self.store, self.chain, self.namespace, head, projected)
+        try:
+            project(self.store, self.namespace, missing)
+            write_projected(self.store, self.chain, self.namespace, head, projected)
+        except StorageBackendError as error:
+            if must_write or error.retryable:
+                raise  # who only looks, and may only read, has found them in the log
         self._walked, self._walked_path = head.commit_id, head.manifest_path or ""
 
     def _begin_anew(self) -> None:

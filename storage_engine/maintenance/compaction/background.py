@@ -24,9 +24,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.lock import WriteLock
 from storage_engine.commitlog.records import Checkpoint, Entry, TypeRef
+from storage_engine.commitlog.swap import PublishedCommit
 from storage_engine.errors import (
     ConfigurationError,
     IntegrityError,

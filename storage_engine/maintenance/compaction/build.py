@@ -104,7 +104,7 @@ class LocalBuild:
         self, run: RunPlan, attempt: Attempt, workspace: Workspace, tell: Tell
     ) -> list[MergedFile]:
         tell("read", 0)
-        inputs = open_inputs(self._store, run.entries, workspace.folder)
+        inputs = open_inputs(self._store.bulk, run.entries, workspace.folder)
         merged = 0
 
         def advance(count: int) -> None:

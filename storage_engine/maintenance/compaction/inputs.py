@@ -153,15 +153,15 @@ def read_input(source: Path | bytes, key: str, commit_id: int | None) -> tuple[I
 def _constants(metadata: pq.FileMetaData) -> dict[str, Any]:
     schema = metadata.schema
     places = {schema.column(i).name: i for i in range(len(schema))}
-    found: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     for name in _SAME & places.keys():
         groups = (metadata.row_group(n) for n in range(metadata.num_row_groups))
         stats = [group.column(places[name]).statistics for group in groups]
         if stats and all(s is not None and s.has_min_max and s.null_count == 0 for s in stats):
             values = {value for s in stats for value in (s.min, s.max)}
             if len(values) == 1:
-                found[name] = values.pop()
-    return found
+                constants[name] = values.pop()
+    return constants
 
 
 def _waves(

@@ -121,8 +121,8 @@ def _misplaced(
         "WHERE n.commit_id IS NULL OR n.commit_id < o.commit_id"
     )
     with workspace.cursor() as cursor:
-        [found] = cursor.execute(f"SELECT ({repeated}), ({newer})").fetchall()
-    return int(found[0]), int(found[1])
+        [counts] = cursor.execute(f"SELECT ({repeated}), ({newer})").fetchall()
+    return int(counts[0]), int(counts[1])
 
 
 def _keyed(files: Sequence[Path], keys: str) -> str:

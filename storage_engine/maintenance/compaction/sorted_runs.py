@@ -85,7 +85,7 @@ def _indices(rows: pa.Table, keys: Sequence[str]) -> pa.Array:
     return pa.concat_arrays(places).take(pc.sort_indices(pa.chunked_array(pieces)))
 
 
-class Run(Protocol):
+class SortedRun(Protocol):
     """Rows in order."""
 
     def blocks(self, block_bytes: int) -> Iterator[pa.Table]: ...
@@ -170,15 +170,15 @@ class RunMaker:
         self._spilled = 0
         self._lock = threading.Lock()
 
-    def runs(self, files: Iterable[Input], step: Callable[[], None]) -> list[Run]:
+    def runs(self, files: Iterable[Input], step: Callable[[], None]) -> list[SortedRun]:
         """Of files from older to newer commits; so are the runs. `step` is called at each."""
-        made: list[Run] = []
+        made: list[SortedRun] = []
         for some in self._workspace.ahead(self._works(files)):
             made += some
             step()
         return made
 
-    def _works(self, files: Iterable[Input]) -> Iterator[Callable[[], list[Run]]]:
+    def _works(self, files: Iterable[Input]) -> Iterator[Callable[[], list[SortedRun]]]:
         collected: list[Input] = []
         size = 0
         for file in files:
@@ -193,7 +193,7 @@ class RunMaker:
         if collected:
             yield partial(self._collect, collected)
 
-    def _large(self, file: Input) -> list[Run]:
+    def _large(self, file: Input) -> list[SortedRun]:
         keys = pa.schema([self._schema.field(name) for name in self._order.keys])
         last: pa.Table | None = None
         for batch in file.batches(keys, self._run_bytes):
@@ -204,11 +204,11 @@ class RunMaker:
             last = block.slice(max(0, block.num_rows - 1))
         return [FileRun(file, self._schema, self._see)]
 
-    def _collect(self, files: Sequence[Input]) -> list[Run]:
+    def _collect(self, files: Sequence[Input]) -> list[SortedRun]:
         batches = (b for file in files for b in file.batches(self._schema, self._run_bytes))
         return [self._kept(rows) for rows in grouped(batches, self._schema, self._run_bytes)]
 
-    def _kept(self, rows: pa.Table) -> Run:
+    def _kept(self, rows: pa.Table) -> SortedRun:
         self._see(rows)
         rows = self._order.of(rows)
         with self._lock:
@@ -221,7 +221,7 @@ class RunMaker:
         return SpilledRun.of(rows, path)
 
 
-def merged(workspace: Workspace, runs: Sequence[Run], order: RowOrder) -> Iterator[pa.Table]:
+def merged(workspace: Workspace, runs: Sequence[SortedRun], order: RowOrder) -> Iterator[pa.Table]:
     """All rows of the runs in order. Of equal ones, those of earlier runs come first."""
     block_bytes = max(_LEAST_BLOCK, workspace.memory_bytes // _BLOCKS_SHARE // max(1, len(runs)))
     pieces = _pieces([_Cursor(run.blocks(block_bytes), order.keys) for run in runs])

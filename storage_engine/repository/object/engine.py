@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state, tags
-from storage_engine.commitlog.attempt import PublishedCommit
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
+from storage_engine.commitlog.swap import PublishedCommit
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
@@ -98,7 +98,6 @@ class StorageUpkeep(Protocol):
 class ObjectRepository(ABC):
     """What both engines share."""
 
-    backend = "s3"
     engine_version: ClassVar[EngineVersion]
     database: None = None
 
@@ -112,6 +111,7 @@ class ObjectRepository(ABC):
     ) -> None:
         """`log_id`: of the log that was there when the stamp was read, and its head."""
         self.uri = store.uri
+        self.backend = store.kind
         self.store = store
         self._config = config
         self._stamp = stamp
@@ -541,7 +541,7 @@ class ObjectRepository(ABC):
         info: dict[str, Any] = {
             "backend": self.backend,
             "engine_version": self.engine_version,
-            "store": self.store.kind,
+            "store": self.backend,
             "uri": self.uri,
             "format": self._stamp.format,
             "head_commit_id": head.commit_id,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Member:
+class _LoadedRequest:
     """A request of the group. `outcome` is told once the transaction has ended."""
 
     pending: PendingCommit
@@ -48,7 +48,7 @@ class SqliteGroup:
     def __init__(self, repository: SqliteRepository, turn: Turn) -> None:
         self._repository = repository
         self._turn = turn
-        self._members: list[_Member] = []
+        self._members: list[_LoadedRequest] = []
         self._ended = False  # the transaction, and what it wrote stands
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class SqliteGroup:
         except Exception as error:  # noqa: BLE001 - its own
             pending.fail(error)
         else:
-            self._members.append(_Member(pending, staged))
+            self._members.append(_LoadedRequest(pending, staged))
 
     def _publish(self, connection: sqlite3.Connection) -> None:
         waited = self._begin(connection)
@@ -124,7 +124,9 @@ class SqliteGroup:
         finally:
             connection.execute(f"PRAGMA busy_timeout={patience_ms}")
 
-    def _commit(self, connection: sqlite3.Connection, member: _Member, waited_ms: float) -> bool:
+    def _commit(
+        self, connection: sqlite3.Connection, member: _LoadedRequest, waited_ms: float
+    ) -> bool:
         """Whether something was written."""
         request, staged = member.pending.request, member.staged
         if len(self._members) == 1:  # what fails is all there is

@@ -66,6 +66,7 @@ from storage_engine.runtime.exchange.spool import (
     compare_rows,
     keys_without,
 )
+from storage_engine.wording import counted
 
 APP_ID = "onto-import"
 _ATTEMPTS = 5
@@ -144,7 +145,7 @@ class ImportReport:
             at_least = "" if self.problems_complete else "at least "
             more = f"; and {count - 3} more" if count > 3 else ""
             raise ValidationError(
-                f"{self.source}: {at_least}{count} problem{'s' if count > 1 else ''}, nothing was "
+                f"{self.source}: {at_least}{counted(count, 'problem')}, nothing was "
                 f"written: {first}{more}"
             )
         if self.conflicts:
@@ -451,7 +452,7 @@ class _ImportRun:
                     shown = ", ".join(map(repr, examples))
                     more = ", ..." if missing > len(examples) else ""
                     notes.append(
-                        f"{spec.name}: {missing:,} {side}{'' if missing == 1 else 's'} without a "
+                        f"{spec.name}: {counted(missing, side)} without a "
                         f"{name} ({shown}{more}), neither stored nor in the input"
                     )
         return notes

@@ -440,8 +440,8 @@ class ObjectExecutor:
     def _begin(self, specs: Sequence[TypeSpec]) -> tuple[Head, Early]:
         """The head, and what is known of these types without having waited for it."""
         self._engine.scanner.open_ahead()
-        known = self._engine.chain.known_head()
-        expected = known.head if known is not None else self._engine.opened_with
+        last_seen = self._engine.chain.known_head()
+        expected = last_seen.head if last_seen is not None else self._engine.opened_with
         head, early = self._engine.versions.read_early(specs, expected)
         self._tell_head(head)
         return head, early

@@ -91,11 +91,11 @@ class ResidentType:
         what we know of their identities."""
         ordered = versions.sort_by("commit_id")
         commit_ids = ordered.column("commit_id").to_pylist()
-        known = self._rows.column("commit_id").take(self.positions(ordered)).to_pylist()
+        earlier = self._rows.column("commit_id").take(self.positions(ordered)).to_pylist()
         latest: dict[Hashable, int] = {}
         newer = []
         for identity, commit_id, before in zip(
-            self.identities(ordered), commit_ids, known, strict=True
+            self.identities(ordered), commit_ids, earlier, strict=True
         ):
             # A snapshot and a commit that it spans may both be among them.
             is_newer = commit_id <= self.upto and latest.get(identity, before or 0) < commit_id

@@ -15,7 +15,6 @@ from typing import Any, Self
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout, state
-from storage_engine.commitlog.attempt import Base, PublishedCommit
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import (
@@ -25,6 +24,7 @@ from storage_engine.commitlog.records import (
     TypeRef,
 )
 from storage_engine.commitlog.series import Draft, Mark, Upload
+from storage_engine.commitlog.swap import Base, PublishedCommit
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model.arrow import row_schema

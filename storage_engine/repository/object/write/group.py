@@ -14,10 +14,10 @@ from typing import NoReturn, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog.attempt import Base, Candidate
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.commitlog.series import Draft, Mark
+from storage_engine.commitlog.swap import Base, Committer
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.commit_queue import PendingCommit, Turn
 from storage_engine.repository.object.read.files import versioned_schema
@@ -59,9 +59,9 @@ class GroupRows:
         top = (head.commit_id, head.manifest_path)
         for ref, (spec, delta) in deltas.items():
             rows = _versions(spec, delta.rows, head.commit_id)
-            known = self._types.get(ref)
-            if known is not None:
-                known.add(rows, upto=head.commit_id, top=top)
+            before = self._types.get(ref)
+            if before is not None:
+                before.add(rows, upto=head.commit_id, top=top)
                 continue
             epoch = (head.log_id, FIRST_VERSION)
             self._types[ref] = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch, top=top)
@@ -88,10 +88,10 @@ def _versions(spec: TypeSpec, rows: pa.Table, commit_id: int) -> pa.Table:
 class _Member:
     """A request of the group."""
 
-    def __init__(self, pending: PendingCommit, run: CommitRun, candidate: Candidate) -> None:
+    def __init__(self, pending: PendingCommit, run: CommitRun, committer: Committer) -> None:
         self.pending = pending
         self.run = run
-        self.candidate = candidate
+        self.committer = committer
 
 
 class GroupRun:
@@ -103,6 +103,7 @@ class GroupRun:
         self._turn = turn
         self._members: list[_Member] = []
         self._rows: GroupRows | None = None
+        self._complete = False  # who comes later is for the next turn
 
     def __enter__(self) -> Self:
         return self
@@ -110,10 +111,10 @@ class GroupRun:
     def __exit__(self, *_: object) -> None:
         """Also when Ctrl-C came: others are told what is known of theirs."""
         for member in self._members:
-            if not member.pending.done and member.candidate.decided:
-                member.run.settle(member.candidate.result)
+            if not member.pending.done and member.committer.decided:
+                member.run.settle(member.committer.result)
                 self._tell(member)
-            unknown = member.candidate.unknown
+            unknown = member.committer.unknown
             if not member.pending.done and unknown is not None:
                 member.pending.fail(unknown)
         for member in self._members:
@@ -123,14 +124,15 @@ class GroupRun:
     def run(self) -> None:
         try:
             if self._publish_is_needed():
-                self._parts.publisher.publish_together(self._candidates)
+                self._parts.publisher.publish_together(self._committers)
                 self._remember()
                 for member in self._unanswered():
-                    member.run.settle(member.candidate.result)
+                    member.run.settle(member.committer.result)
                     self._tell(member)
         except Exception as error:
             for member in self._unanswered():
-                member.run.settle(partial(_raise, error))
+                if not member.committer.decided:  # else that is the answer
+                    member.run.settle(partial(_raise, error))
             raise
         finally:
             for member in self._members:
@@ -157,18 +159,21 @@ class GroupRun:
 
     # -- under the lock -----------------------------------------------------------------------
 
-    def _candidates(self) -> Sequence[Candidate]:
-        """Everyone whom this attempt is for."""
+    def _committers(self) -> Sequence[Committer]:
+        """Everyone whom this attempt is for. Nobody joins after the first one: its attempts are
+        counted for all."""
         self._rows = None
-        return [m.candidate for m in self._take() if not m.candidate.decided]
+        members = self._unanswered() if self._complete else self._take()
+        self._complete = True
+        return [member.committer for member in members if not member.committer.decided]
 
     def _take(self) -> list[_Member]:
-        known = {id(member.pending) for member in self._members}
+        members = {id(member.pending) for member in self._members}
         for pending in self._turn.take():
-            if id(pending) not in known:
+            if id(pending) not in members:
                 run = CommitRun(self._parts, pending.request)
                 prepare = partial(self._draft, run)
-                self._members.append(_Member(pending, run, Candidate(prepare)))
+                self._members.append(_Member(pending, run, Committer(prepare)))
         return self._unanswered()
 
     def _unanswered(self) -> list[_Member]:
@@ -187,7 +192,7 @@ class GroupRun:
 
     def _remember(self) -> None:
         """Keep what was just written, so that the next commit reads none of it."""
-        commits = [c for m in self._members if (c := m.candidate.published) is not None]
+        commits = [c for m in self._members if (c := m.committer.published) is not None]
         if not commits or self._rows is None:
             return
         try:

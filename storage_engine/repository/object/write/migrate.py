@@ -18,11 +18,11 @@ from typing import Any, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import state
-from storage_engine.commitlog.attempt import Base, PublishedCommit
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead, TypeRef
 from storage_engine.commitlog.schema_log import SchemaRecords
 from storage_engine.commitlog.series import Draft, Upload
+from storage_engine.commitlog.swap import Base, PublishedCommit
 from storage_engine.errors import CommitStateUnknownError, OntologiaError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec

@@ -230,10 +230,10 @@ class Delta:
     def updated(self) -> int:
         return int(self.rows.num_rows) - self.inserted
 
-    def without(self, known: ResidentType) -> Delta:
-        """Without the identities that are in `known`."""
-        kept = pc.is_null(known.positions(self.rows))
-        gone = {*known.identities(self.rows.filter(pc.invert(kept)))}
+    def without(self, rows: ResidentType) -> Delta:
+        """Without the identities that are in `rows`."""
+        kept = pc.is_null(rows.positions(self.rows))
+        gone = {*rows.identities(self.rows.filter(pc.invert(kept)))}
         overtaken = [
             change
             for change in self.overtaken

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout
-from storage_engine.commitlog.attempt import Base
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.commitlog.series import Upload
+from storage_engine.commitlog.swap import Base
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec

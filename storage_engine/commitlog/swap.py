@@ -90,7 +90,7 @@ class PublishedCommit:
 Prepare = Callable[[Base], Draft | Mark | None]
 
 
-class Candidate:
+class Committer:
     """One who asks for a commit: how it drafts, and what became of it."""
 
     def __init__(self, prepare: Prepare) -> None:
@@ -141,17 +141,17 @@ class WaitingSnapshots(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a candidate is to be told. `commit` is its own; `waits`: it is true only once the swap
-    has been won, as it is of what this candidate drafted, or may rest on what others did."""
+class _Learned:
+    """What a committer is to be told. `commit` is its own; `waits`: it is true only once the swap
+    has been won, as it is of what this committer drafted, or may rest on what others did."""
 
-    candidate: Candidate
+    committer: Committer
     outcome: PublishedCommit | Exception | None
     commit: Commit | None
     waits: bool
 
 
-class Attempt:
+class Swap:
     """Under one lease, on one head. Use once."""
 
     def __init__(
@@ -176,16 +176,16 @@ class Attempt:
         self._waiting = waiting
         self._snapshot: WaitingSnapshot | None = None
         self._series = Series(chain, version)
-        self._answers: list[_Answer] = []
+        self._answers: list[_Learned] = []
         self.published: Sequence[PublishedCommit] = ()  # oldest first
         self.settled = False  # else those who are not decided try again
         self.counts = True  # whether head moved, so that it was an attempt in vain
         self.failed = False  # nothing was published, and something went wrong
 
-    def run(self, candidates: Sequence[Candidate]) -> None:
+    def run(self, committers: Sequence[Committer]) -> None:
         with self._series, ExitStack() as carried:
-            for candidate in candidates:
-                self._draft(candidate, carried)
+            for committer in committers:
+                self._draft(committer, carried)
             if not self._series.moved:
                 self.failed = any(isinstance(a.outcome, Exception) for a in self._answers)
                 self._decide()
@@ -194,7 +194,7 @@ class Attempt:
 
     # -- drafts -------------------------------------------------------------------------------
 
-    def _draft(self, candidate: Candidate, carried: ExitStack) -> None:
+    def _draft(self, committer: Committer, carried: ExitStack) -> None:
         series = self._series
         base = Base(
             series.version,
@@ -206,14 +206,14 @@ class Attempt:
         outcome: PublishedCommit | Exception | None = None
         commit: Commit | None = None
         try:
-            draft = candidate.prepare(base)
+            draft = committer.prepare(base)
             if isinstance(draft, Draft):
                 commit, outcome = self._add(base, draft, carried)
             elif draft is not None:
                 series.mark(draft)
         except Exception as error:  # noqa: BLE001 - its own; the others go on without it
             outcome = error
-        self._answers.append(_Answer(candidate, outcome, commit, waits=series.moved))
+        self._answers.append(_Learned(committer, outcome, commit, waits=series.moved))
 
     def _add(self, base: Base, draft: Draft, carried: ExitStack) -> tuple[Commit, PublishedCommit]:
         """The first one carries the snapshot that waits."""
@@ -292,7 +292,7 @@ class Attempt:
 
     def _leave_failed(
         self,
-        outcomes: Sequence[tuple[_Answer | None, object]],
+        outcomes: Sequence[tuple[_Learned | None, object]],
         created: Sequence[Upload],
     ) -> bool:
         """Whether an upload has failed: then those whose uploads they were leave, and the others
@@ -309,9 +309,9 @@ class Attempt:
             assert isinstance(error, Exception)
             if answer is None:
                 raise error
-            if not answer.candidate.decided:
-                answer.candidate.decide(error)
-        self.settled = all(answer.candidate.decided for answer in self._answers)
+            if not answer.committer.decided:
+                answer.committer.decide(error)
+        self.settled = all(answer.committer.decided for answer in self._answers)
         self.failed = True
         return True
 
@@ -328,7 +328,7 @@ class Attempt:
         series = self._series
         for answer in self._answers:
             if answer.waits:
-                answer.candidate.unknown = _unknown(answer.commit, series.head)
+                answer.committer.unknown = _unknown(answer.commit, series.head)
         try:
             outcome = write_conditionally(
                 self._store,
@@ -372,7 +372,7 @@ class Attempt:
 
     def _decide(self) -> None:
         for answer in self._answers:
-            answer.candidate.decide(answer.outcome)
+            answer.committer.decide(answer.outcome)
         outcomes = [answer.outcome for answer in self._answers]
         self.published = [each for each in outcomes if isinstance(each, PublishedCommit)]
         self.settled = True
@@ -380,15 +380,15 @@ class Attempt:
     def _decide_unknown(self, cause: StillUnknown) -> None:
         """Nobody can tell: neither those who have drafted, nor those whose answer rests on it."""
         for answer in self._answers:
-            error = answer.candidate.unknown
+            error = answer.committer.unknown
             if error is not None:
                 error.__cause__ = cause
-            answer.candidate.decide(error if error is not None else answer.outcome)
+            answer.committer.decide(error if error is not None else answer.outcome)
         self.settled = self.failed = True
 
     def _forget_unknown(self) -> None:
         for answer in self._answers:
-            answer.candidate.unknown = None
+            answer.committer.unknown = None
 
 
 def _unknown(commit: Commit | None, head: Head) -> CommitStateUnknownError:
