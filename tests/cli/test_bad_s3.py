@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-import botocore.endpoint
 import pytest
 
 from storage_engine.commitlog import layout
@@ -189,7 +188,7 @@ def test_an_endpoint_that_is_down(
 ) -> None:
     """Waits between tries are counted, not waited for."""
     waits: list[float] = []
-    monkeypatch.setattr(botocore.endpoint.time, "sleep", waits.append)
+    monkeypatch.setattr("botocore.endpoint.time.sleep", waits.append)
     endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
     use(endpoint, monkeypatch)
     for command, done, told in Commands("s3://bucket/shop", tmp_path).run(DOORS):
@@ -203,7 +202,7 @@ def test_an_endpoint_that_is_down(
 def test_an_endpoint_that_never_answers(
     aws_environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(botocore.endpoint.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     config = tmp_path / "quick.toml"
     config.write_text("s3_request_timeout_s = 0.3\n")
     with run_fake_s3() as fake:

@@ -136,9 +136,13 @@ def test_only_reads_open_it(tmp_path: Path) -> None:
     uri = str(tmp_path / "store")
     initialize_storage(uri)
     repository: Any = open_repository(uri)
+
+    def is_opened() -> bool:
+        return repository.duck._opener is not None
+
     with closing(repository):
         put(repository, customer("a"))
-        assert repository.duck._opener is None
+        assert not is_opened()
         assert repository.read(CUSTOMER).num_rows == 1
-        assert repository.duck._opener is not None
+        assert is_opened()
     assert repository.duck._connection is None

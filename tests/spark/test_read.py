@@ -269,5 +269,5 @@ def test_tasks_are_who_the_driver_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert work.args[1] == config
     assert work.args[1].s3_credentials == given
-    store = scans._store("s3://bucket/store", work.args[1])
-    assert store is scans._store("s3://bucket/store", config)
+    store = scans.task_store("s3://bucket/store", work.args[1])
+    assert store is scans.task_store("s3://bucket/store", config)

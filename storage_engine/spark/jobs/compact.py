@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from storage_engine.cli.output import size as as_size
 from storage_engine.errors import ConfigurationError
 from storage_engine.maintenance.compaction.plan import SPARK_ABOVE
 from storage_engine.spark.jobs.arguments import (
@@ -29,6 +28,7 @@ from storage_engine.spark.jobs.arguments import (
 )
 from storage_engine.spark.jobs.program import OK, opened, reporting, run, start_spark
 from storage_engine.spark.jobs.program import progress as shown
+from storage_engine.wording import size as as_size
 
 if TYPE_CHECKING:
     from storage_engine.maintenance.compaction import CompactionPlan, CompactionReport

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from storage_engine.cli.output import printable
-from storage_engine.cli.output import size as as_size
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 from storage_engine.spark.ingest_spec import DRIFTED, DriftPolicy, IngestSpec, Source
@@ -34,6 +33,7 @@ from storage_engine.spark.jobs.program import (
 from storage_engine.spark.jobs.program import progress as shown
 from storage_engine.spark.missing_policy import MissingPolicy, field_marks
 from storage_engine.spark.results import WriteProgress, WriteResult
+from storage_engine.wording import size as as_size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
