@@ -10,11 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from storage_engine.commitlog.branches import Branch
     from storage_engine.config import OntologiaConfig
     from storage_engine.errors import (
         AlreadyInitializedError,
         BadRowsError,
         BatchSizeExceededError,
+        BranchExistsError,
         ClosedError,
         CommitMetadataTooLargeError,
         CommitStateUnknownError,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         LeaseExpiredError,
         LockBreakError,
         LockContentionError,
+        MergeConflictError,
         MetadataUnavailableError,
         MigrationError,
         MigrationTokenError,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
         MissingUpgraderError,
         OntologiaError,
         OvertakenExtractError,
+        ProtectedBranchError,
         SchemaMetadataError,
         SchemaOutdatedError,
         SqlNotAllowedError,
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
         TypeDeclarationError,
         TypeDroppedError,
         UninitializedStorageError,
+        UnknownBranchError,
         UnknownTagError,
         UnsupportedEngineError,
         UnsupportedTypeError,
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
     from storage_engine.model.field import Field
     from storage_engine.query.builder import Query, RawQuery, left, right
     from storage_engine.query.results import Path, Plan, Result
+    from storage_engine.repository.object.merge import Conflict, MergeReport
     from storage_engine.repository.open import initialize_storage, open_repository
     from storage_engine.runtime.exchange import ExportReport, ImportReport
     from storage_engine.runtime.handlers import HandlerContext, on_event
@@ -79,6 +85,8 @@ __all__ = [
     "AlreadyInitializedError",
     "BadRowsError",
     "BatchSizeExceededError",
+    "Branch",
+    "BranchExistsError",
     "Changes",
     "ClosedError",
     "CommitMetadataTooLargeError",
@@ -86,6 +94,7 @@ __all__ = [
     "CompactionPolicy",
     "ConcurrentWriteError",
     "ConfigurationError",
+    "Conflict",
     "CopyRefusedError",
     "CopyReport",
     "DropDependencyError",
@@ -107,6 +116,8 @@ __all__ = [
     "LeaseExpiredError",
     "LockBreakError",
     "LockContentionError",
+    "MergeConflictError",
+    "MergeReport",
     "MetadataUnavailableError",
     "MigrationError",
     "MigrationPreview",
@@ -121,6 +132,7 @@ __all__ = [
     "Path",
     "Plan",
     "Precision",
+    "ProtectedBranchError",
     "Query",
     "RawQuery",
     "Relation",
@@ -139,6 +151,7 @@ __all__ = [
     "TypeDroppedError",
     "TypeHistory",
     "UninitializedStorageError",
+    "UnknownBranchError",
     "UnknownTagError",
     "UnsupportedEngineError",
     "UnsupportedTypeError",
@@ -157,6 +170,9 @@ __all__ = [
 
 _ERRORS = "storage_engine.errors"
 _MODULES = {
+    "Branch": "storage_engine.commitlog.branches",
+    "Conflict": "storage_engine.repository.object.merge",
+    "MergeReport": "storage_engine.repository.object.merge",
     "CompactionPolicy": "storage_engine.maintenance.compaction",
     "Changes": "storage_engine.runtime.history",
     "CopyReport": "storage_engine.transfer",

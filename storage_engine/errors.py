@@ -255,6 +255,74 @@ class TagExistsError(OntologiaError):
         )
 
 
+class UnknownBranchError(OntologiaError, ValueError):
+    """There is no branch of this name, or not the one any more that was opened."""
+
+    def __init__(
+        self, name: str, *, nearest: Sequence[str] = (), count: int = 0, gone: bool = False
+    ) -> None:
+        self.name = name
+        self.nearest = list(nearest)
+        self.gone = gone
+        if gone:
+            super().__init__(
+                f"branch {name!r} was deleted since it was opened (`onto branch list` shows those "
+                "that there are); one that was made anew under the name has to be opened anew"
+            )
+            return
+        meant = f"; did you mean {', '.join(self.nearest)}?" if nearest else ""
+        there = f"{count} branches, `onto branch list` shows them" if count else "no branches yet"
+        super().__init__(f"no branch {name!r}{meant} (the storage has {there})")
+
+
+class BranchExistsError(OntologiaError):
+    """A branch of this name is there already."""
+
+    def __init__(self, name: str, *, parent: str, base_commit_id: int) -> None:
+        self.name = name
+        self.parent = parent
+        self.base_commit_id = base_commit_id
+        super().__init__(
+            f"branch {name!r} is there already, forked from {parent!r} at commit "
+            f"{base_commit_id}: open it with Session(..., branch={name!r}), choose another name, "
+            f"or delete it first (`onto branch delete {name}`)"
+        )
+
+
+class ProtectedBranchError(OntologiaError):
+    """The branch takes merges only."""
+
+    def __init__(self, name: str, operation: str = "commit") -> None:
+        self.name = name
+        self.operation = operation
+        super().__init__(
+            f"{operation}: {name!r} is protected and takes merges only: work on a branch of it "
+            f"(`onto branch create NAME`) and merge that"
+            if operation == "commit"
+            else f"{operation}: {name!r} is protected; lift the protection first"
+        )
+
+
+class MergeConflictError(OntologiaError):
+    """Both sides changed the same, and nobody said what counts: nothing was merged."""
+
+    def __init__(
+        self, source: str, target: str, conflicts: Sequence[Mapping[str, Any]], *, shown: int = 3
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.conflicts = [dict(conflict) for conflict in conflicts]
+        first = "; ".join(str(conflict["message"]) for conflict in self.conflicts[:shown])
+        more = len(self.conflicts) - shown
+        rest = f"; and {more:,} more" if more > 0 else ""
+        count = f"{len(self.conflicts):,} conflict{'s' if len(self.conflicts) != 1 else ''}"
+        super().__init__(
+            f"{source!r} into {target!r}: {count}, nothing was done: {first}{rest}. Say what "
+            "counts with on_conflict ('ours', 'theirs', 'fields' or a function), or bring the "
+            "two together and merge again"
+        )
+
+
 class SchemaOutdatedError(OntologiaError):
     """The declared class differs from the schema version that the storage has."""
 

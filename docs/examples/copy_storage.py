@@ -19,11 +19,12 @@ from pyarrow import fs
 HEAD = "meta/head.json"
 # Who is at work, and what a directory keeps for itself: nothing of it belongs into a copy.
 LEFT_OUT = re.compile(
-    r"meta/(locks|lines|compaction|attempts)/|meta/probe-|sessions/|\.tmp/|\.locks/"
+    r"meta/(locks|lines|compaction|attempts)/|meta/branches/[^/]+/[^/]+/lock\.json$"
+    r"|meta/probe-|sessions/|\.tmp/|\.locks/"
 )
 BOOKKEEPING = re.compile(r"claims/|dead_letters/|events/[^/]+/_")
 EVENTS = re.compile(r"events/")
-CAN_CHANGE = re.compile(r"meta/(tags|indices|schema)/|meta/[^/]+\.json$")
+CAN_CHANGE = re.compile(r"meta/(tags|branches|indices|schema)/|meta/[^/]+\.json$")
 BEHIND = (BOOKKEEPING, EVENTS, CAN_CHANGE)  # in this order
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from storage_engine import __version__
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Settings:
     db: str | None = None
     config: str | None = None
     models: str | None = None
+    branch: str | None = None
     json: bool = False
     verbose: bool = False
     debug: bool = False
@@ -115,7 +117,7 @@ class Invocation:
         from storage_engine.repository.open import MEMORY
 
         target = self.target()
-        opened = open_repository(target, self.config())
+        opened = open_repository(target, self.config(), branch=self.settings.branch)
         path = target.sqlite_path
         if path not in (None, MEMORY) and not Path(path).expanduser().exists():
             self.output.warning(f"{path} does not exist yet; the first commit creates it")
@@ -123,6 +125,13 @@ class Invocation:
             yield opened
         finally:
             opened.close()
+
+    def refuse_branch(self, command: str) -> None:
+        """Of commands that are about the storage as a whole."""
+        if self.settings.branch not in (None, MAIN):
+            raise ConfigurationError(
+                f"`onto {command}` is about the whole storage: leave --branch out"
+            )
 
     def _log_level(self) -> int:
         name = self.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper() or "WARNING"
@@ -173,6 +182,15 @@ def _shared(
             metavar="MODULE",
             help="Python module that declares types; without it, types are as the storage has "
             "them.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    branch: Annotated[
+        str | None,
+        typer.Option(
+            "--branch",
+            metavar="NAME",
+            help="What to work on instead of main; `onto branch list` shows what there is.",
             rich_help_panel=_PANEL,
         ),
     ] = None,

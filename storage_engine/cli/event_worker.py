@@ -50,6 +50,7 @@ def peek(invocation: Invocation, handlers: Handlers, namespace: Namespace = "def
     from storage_engine.events.protocol import open_event_store
 
     subscriptions = [handler.subscription() for handler in _load(handlers)[0]]
+    invocation.refuse_branch("events")
     with invocation.repository() as repository:
         store = open_event_store(repository, invocation.config())
         seen, now = store.peek(namespace, subscriptions), store.now()
@@ -117,6 +118,7 @@ def run(
 
     if drain and max_iterations is not None:
         raise typer.BadParameter("--drain and --max-iterations exclude each other")
+    invocation.refuse_branch("events run")
     loaded, schedules = _load(handlers)
     session = Session(_session_target(invocation), config=invocation.config(), namespace=namespace)
     try:

@@ -429,6 +429,7 @@ def cleanup(
 def _bus(invocation: Invocation) -> Iterator[EventStore]:
     from storage_engine.events.protocol import open_event_store
 
+    invocation.refuse_branch("events")
     with invocation.repository() as repository:
         yield open_event_store(repository, invocation.config())
 

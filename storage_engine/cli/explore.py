@@ -63,6 +63,7 @@ def explore(
     from storage_engine.explore.server import serve
     from storage_engine.explore.view import Storage
 
+    invocation.refuse_branch("explore")
     target = invocation.target()
     if target.sqlite_path is not None and not Path(target.sqlite_path).expanduser().exists():
         raise UninitializedStorageError(target.uri)

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,14 +143,25 @@ def diff(
         if type_name is not None:
             _check_type(repository, type_name)
         changes = differences(repository, older, newer, invocation.models(), {}, type_name)
-        shown = list(itertools.islice(changes, limit))
-        counts: dict[tuple[str, str], int] = {}
-        for change in itertools.chain(shown, changes):
-            key = (change["type_name"], change["operation"])
-            counts[key] = counts.get(key, 0) + 1
-    document = {
-        "before": older,
-        "after": newer,
+        document = counted_changes(older, newer, iter(changes), limit)
+    if invocation.output.json:
+        invocation.output.document(document)
+    else:
+        show_diff(invocation.output, document)
+
+
+def counted_changes(
+    before: int | str, after: int | str, changes: Iterator[dict[str, Any]], limit: int
+) -> dict[str, Any]:
+    """The first of the changes, and how many there are."""
+    shown = list(itertools.islice(changes, limit))
+    counts: dict[tuple[str, str], int] = {}
+    for change in itertools.chain(shown, changes):
+        key = (change["type_name"], change["operation"])
+        counts[key] = counts.get(key, 0) + 1
+    return {
+        "before": before,
+        "after": after,
         "changes": shown,
         "counts": [
             {"type_name": name, "operation": operation, "count": count}
@@ -158,10 +169,6 @@ def diff(
         ],
         "more": sum(counts.values()) - len(shown),
     }
-    if invocation.output.json:
-        invocation.output.document(document)
-    else:
-        _show_diff(invocation.output, document)
 
 
 def _commit(repository: Repository, text: str, argument: str) -> int:
@@ -180,15 +187,19 @@ def _check_type(repository: Repository, name: str) -> None:
         raise typer.BadParameter(f"the storage has no type {name!r}: {hint}")
 
 
-def _show_diff(output: Output, document: dict[str, Any]) -> None:
+def show_diff(output: Output, document: dict[str, Any]) -> None:
     from storage_engine.cli.commits import shown_identity
 
     before, after = document["before"], document["after"]
     if not document["counts"]:
-        output.line(f"Nothing differs between commits {before} and {after}.")
+        commits = "commits " if isinstance(before, int) else ""
+        output.line(f"Nothing differs between {commits}{before} and {after}.")
         return
     rows = []
     for change in document["changes"]:
+        if change["operation"] == "schema":
+            rows.append(("schema", change["type_name"], "", None, None, "versions differ"))
+            continue
         first = (change["operation"], change["type_name"], shown_identity(change))
         if "not_upgraded" in change:
             rows.append((*first, None, None, change["not_upgraded"]))

@@ -261,6 +261,10 @@ def gc(
 
 def _show_garbage(output: Output, plan: GcPlan, report: GcReport | None, limit: int) -> None:
     span = show_duration(plan.grace)
+    if plan.expired and report is None:
+        output.line(f"Expired branches, to be deleted: {', '.join(plan.expired)}")
+    elif report is not None and report.branches:
+        output.line(f"Expired branches, deleted: {', '.join(report.branches)}")
     if not plan.doomed:
         output.line(f"Nothing to delete: all that is older than {span} is needed.")
     else:

@@ -38,6 +38,7 @@ def shell(
     }
     with Session(
         invocation.target().uri,
+        branch=invocation.settings.branch,
         entity_types=[cls for cls, spec in classes.items() if spec.kind == "entity"],
         relation_types=[cls for cls, spec in classes.items() if spec.kind == "relation"],
         config=invocation.config(),

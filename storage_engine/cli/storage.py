@@ -48,6 +48,7 @@ def init(
     """Create an empty storage, or erase one and start again."""
     from storage_engine.repository import initialize_storage
 
+    invocation.refuse_branch("init")
     target = invocation.target()
     plan = initialize_storage(
         target,
@@ -361,6 +362,7 @@ def doctor(invocation: Invocation) -> None:
     from storage_engine.maintenance.doctor import examine
 
     findings = []
+    invocation.refuse_branch("doctor")
     for finding in examine(invocation.target(), invocation.config()):
         findings.append(finding)
         if not invocation.output.json:

@@ -49,6 +49,7 @@ def copy(
     """Copy a storage with its whole history into an empty one, or bring such a copy up to date."""
     from storage_engine.transfer import compare_uris, copy_storage
 
+    invocation.refuse_branch("copy")
     if apply and verify:
         raise ConfigurationError("--apply compares at its end: leave out --verify")
     if invocation.settings.storage_uri is not None or invocation.settings.db is not None:
@@ -114,6 +115,7 @@ def migrate_engine(
     """Build a v2 storage from a v1 one, with its whole history; the v1 storage stays as it is."""
     from storage_engine.transfer import migrate_engine as migrate
 
+    invocation.refuse_branch("migrate-engine")
     with progress("migrating") as advance:
         migration = migrate(
             invocation.target(),

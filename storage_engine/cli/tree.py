@@ -119,6 +119,12 @@ ENTRIES = {
         "tag_app",
         "Give commits names, to read and restore by; a tag keeps its files from being collected.",
     ),
+    "branch": CommandEntry(
+        _CHANGE,
+        "branch",
+        "app",
+        "Work beside main: fork branches, compare them, merge them, or throw them away.",
+    ),
     "copy": CommandEntry(
         _CHANGE,
         "transfer",

@@ -37,7 +37,7 @@ from storage_engine.commitlog.type_heads import (
     BucketObject,
     parse_buckets,
 )
-from storage_engine.errors import IntegrityError, UninitializedStorageError
+from storage_engine.errors import IntegrityError, UninitializedStorageError, UnknownBranchError
 from storage_engine.objectstore.parallel import Parallel
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
@@ -122,11 +122,20 @@ class Chain:
     """The committed history behind one head, as far as it has been looked at."""
 
     def __init__(
-        self, store: ObjectStore, parallel: Parallel, *, head_key: str = layout.HEAD
+        self,
+        store: ObjectStore,
+        parallel: Parallel,
+        *,
+        head_key: str = layout.HEAD,
+        branch: str = layout.MAIN,
+        incarnation: str = "",
     ) -> None:
+        """`incarnation`: of the branch, which another one of the same name is not."""
         self.store = store
         self.parallel = parallel
         self.head_key = head_key
+        self.branch = branch
+        self.incarnation = incarnation
         self._head: HeadVersion | None = None
         self._manifests: _Remembered[tuple[Manifest, str]] = _Remembered(_MANIFEST_BYTES)
         self._buckets: _Remembered[BucketObject] = _Remembered(_BUCKET_BYTES)
@@ -165,10 +174,18 @@ class Chain:
                     return seen
                 stored = changed
         except ObjectNotFound:
+            if self.incarnation:
+                raise UnknownBranchError(self.branch, gone=True) from None
             raise UninitializedStorageError(self.store.uri) from None
         version = HeadVersion(Head.parse(stored.data, key=self.head_key), stored.etag)
+        if not self.is_ours(version.head):
+            raise UnknownBranchError(self.branch, gone=True)
         self.note_head(version)
         return version
+
+    def is_ours(self, head: Head) -> bool:
+        """Whether a head that was found in the place of ours is of this very branch."""
+        return head.incarnation == self.incarnation
 
     def note_head(self, version: HeadVersion) -> None:
         """Remember a head that was read or published here."""

@@ -47,9 +47,11 @@ class Won:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Another version stands; `current` is None when the object is gone."""
+    """Another version stands; `current` is None when the object is gone. `unanswered`: a request
+    of ours got no answer, and may have landed before that version came."""
 
     current: StoredObject | None
+    unanswered: bool = False
 
 
 class StillUnknown(StorageBackendError):
@@ -81,6 +83,7 @@ def write_conditionally(
     """
     marker = marker or write_id.encode()
     failure: Exception | None = None
+    unanswered = False
     for attempt in range(attempts):
         if attempt:
             _pause(store, attempt)
@@ -90,6 +93,7 @@ def write_conditionally(
             return Won(store.put_if_match(key, data, etag, write_id=write_id))
         except (PreconditionFailed, ConditionalConflict, OutcomeUnknown) as answer:
             failure = answer
+            unanswered = unanswered or not isinstance(answer, PreconditionFailed)
         except StorageBackendError:
             if failure is None:
                 raise
@@ -102,7 +106,7 @@ def write_conditionally(
         if current is not None and marker in current.data:
             return Won(current.etag, current.data if current.data != data else None)
         if not _stands_as_expected(current, etag):
-            return Lost(current)
+            return Lost(current, unanswered)
         # Not applied, but the request may still land: repeat the same bytes. (Also when the store
         # said 412 and yet shows the expected version, as after a lock came and went.)
     raise StillUnknown(key) from failure

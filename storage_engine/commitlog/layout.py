@@ -24,12 +24,14 @@ LINES = "meta/lines/"
 INDICES = "meta/indices/"
 SCHEMA = "meta/schema/"
 TAGS = "meta/tags/"
+BRANCHES = "meta/branches/"
 QUARANTINE = "quarantine/"
 EVENTS = "events/"
 CLAIMS = "claims/"
 DEAD_LETTERS = "dead_letters/"
 SESSIONS = "sessions/"
 
+MAIN = "main"  # the branch that every storage has
 HEAD = "meta/head.json"
 LOCK = f"{LOCKS}ontology_write.json"
 ENGINE = "meta/engine.json"
@@ -64,6 +66,7 @@ PREFIXES = (
     Prefix(INDICES),
     Prefix(SCHEMA),
     Prefix(TAGS),
+    Prefix(BRANCHES),
     Prefix(QUARANTINE),
     Prefix(EVENTS),
     Prefix(CLAIMS),
@@ -74,16 +77,18 @@ DATA_PREFIXES = tuple(prefix.path for prefix in PREFIXES if prefix.rows)
 REACHED_PREFIXES = tuple(p.path for p in PREFIXES if p.collected == "reach")
 
 FOLDERS = {"entity": "entities", "relation": "relations"}
-INDEX_FOLDERS = tuple(f"{INDICES}{folder}/" for folder in FOLDERS.values())
 _KINDS = {folder: kind for kind, folder in FOLDERS.items()}
 
 _MANIFEST = "/manifest.json"
-_COMMIT = re.compile(rf"{COMMITS}(\d+)-[^/]+")
+_COMMIT = re.compile(rf"{COMMITS}(\d+)-([^/]+)")
 _BUCKET = re.compile(rf"{COMMITS}\d+-[^/]+/type_heads/\d+\.json")
 _SNAPSHOT = re.compile(
     # Attempts of earlier versions have eight characters.
     rf"{SNAPSHOTS}(entities|relations)/(.+?)-\d+-\d+(?:-([0-9a-f]{{32}}|[0-9a-f]{{8}}))?[./]",
 )
+
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
+_BRANCH = re.compile(rf"{BRANCHES}([^/]+)/(?:([0-9a-f]{{32}})/.+|head\.json)")
 
 _TICKET = re.compile(
     r"(\d{8}T\d{6}\.\d{6})_(\d{8}T\d{6}\.\d{6})_([0-9a-f]{32})"
@@ -103,6 +108,22 @@ def new_commit_attempt() -> str:
     return secrets.token_hex(4)
 
 
+def is_incarnation(text: str) -> bool:
+    """Whether this can name a branch for ever: 128 bits."""
+    return _INCARNATION.fullmatch(text) is not None
+
+
+def on_chain(attempt: str, incarnation: str) -> str:
+    """An attempt that is meant for a branch names it, so that it is judged by that head."""
+    return f"{attempt}.{incarnation}" if incarnation else attempt
+
+
+def attempt_incarnation(attempt: str) -> str:
+    """The branch that an attempt is meant for; empty: main, or one whose writer did not say."""
+    name, _, incarnation = attempt.partition(".")
+    return incarnation if name and _INCARNATION.fullmatch(incarnation) else ""
+
+
 def new_write_id() -> str:
     """Unique per write, so that no two versions of an object have equal bytes (and ETags)."""
     return secrets.token_hex(16)
@@ -116,6 +137,7 @@ class CommitAttempt(NamedTuple):
 
     commit_id: int
     prefix: str  # as `attempt_prefix` makes it
+    incarnation: str = ""  # of the branch that it was meant for; empty: main
 
 
 def attempt_prefix(commit_id: int, attempt: str) -> str:
@@ -125,7 +147,9 @@ def attempt_prefix(commit_id: int, attempt: str) -> str:
 def commit_attempt(key: str) -> CommitAttempt | None:
     """Of an object under `commits/`; None when it is not ours."""
     match = _COMMIT.match(key)
-    return CommitAttempt(int(match[1]), match[0]) if match is not None else None
+    if match is None:
+        return None
+    return CommitAttempt(int(match[1]), match[0], attempt_incarnation(match[2]))
 
 
 def manifest(commit_id: int, attempt: str) -> str:
@@ -203,6 +227,11 @@ def checkpoint_commit(key: str) -> int:
     """The commit of a checkpoint; -1 when the object is not ours."""
     number = key.removeprefix(CHECKPOINTS).partition("-")[0]
     return int(number) if number.isdecimal() else -1
+
+
+def checkpoint_incarnation(key: str) -> str:
+    """The branch whose writer made a checkpoint; empty: main."""
+    return attempt_incarnation(key.removesuffix(".json").partition("-")[2])
 
 
 def commit_page(sha256: str) -> str:
@@ -321,14 +350,49 @@ def _parquet(stem: str, part: int | str | None) -> str:
 # -- what is kept beside the log ------------------------------------------------------------------
 
 
-def index(kind: str, name: str) -> str:
-    return f"{INDICES}{FOLDERS[kind]}/{name}.json"
+def index(kind: str, name: str, under: str = INDICES) -> str:
+    """`under`: the indices of main, or of a branch."""
+    return f"{under}{FOLDERS[kind]}/{name}.json"
 
 
 def index_type(key: str) -> tuple[str, str]:
     """The kind and the type name of an index by its key."""
-    folder, _, name = key.removeprefix(INDICES).partition("/")
+    folder, name = key.rsplit("/", 2)[1:]
     return _KINDS[folder], name.removesuffix(".json")
+
+
+def index_folders(under: str = INDICES) -> tuple[str, ...]:
+    return tuple(f"{under}{folder}/" for folder in FOLDERS.values())
+
+
+class BranchKey(NamedTuple):
+    """What the key of an object under `meta/branches/` tells; a head names no incarnation."""
+
+    name: str
+    incarnation: str
+
+
+def branch_head(name: str) -> str:
+    return f"{BRANCHES}{segment(name)}/head.json"
+
+
+def branch_folder(name: str, incarnation: str) -> str:
+    """What a branch has besides its head; one of the same name that is made later has another."""
+    return f"{BRANCHES}{segment(name)}/{incarnation}/"
+
+
+def branch_lock(name: str, incarnation: str) -> str:
+    return f"{branch_folder(name, incarnation)}lock.json"
+
+
+def branch_indices(name: str, incarnation: str) -> str:
+    return f"{branch_folder(name, incarnation)}indices/"
+
+
+def branch_of(key: str) -> BranchKey | None:
+    """None when the object is not ours."""
+    match = _BRANCH.fullmatch(key)
+    return BranchKey(unquote(match[1]), match[2] or "") if match is not None else None
 
 
 def schema_versions(kind: str, name: str) -> str:

@@ -23,6 +23,7 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.parsing import (
     FieldError,
     is_name,
+    optional_bool,
     optional_int,
     optional_key_range,
     optional_list,
@@ -31,6 +32,7 @@ from storage_engine.commitlog.parsing import (
     optional_path,
     optional_stats,
     optional_text,
+    optional_time,
     parsing,
     require_choice,
     require_int,
@@ -125,10 +127,84 @@ class ManifestLink:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchPoint:
+    """What makes a head that of a branch. `base` is the parent's commit from which it goes on;
+    None: there was none yet. `incarnation` is new each time that a branch of the name is made.
+    `marks` are those of the parent's head that it began with: a merge does not bring them back.
+    `deleting`: its deletion has begun, so that nothing is forked from it any more."""
+
+    branch: str
+    incarnation: str
+    parent: str
+    base: ManifestLink | None
+    created_at: str
+    parent_incarnation: str = ""  # empty: main
+    owner: str = ""
+    expires_at: str | None = None
+    marks: Mapping[str, UnitVersion] = field(default_factory=dict)
+    deleting: bool = False
+
+    @property
+    def base_commit(self) -> int:
+        return self.base.commit_id if self.base is not None else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        base = self.base
+        return {
+            "branch": self.branch,
+            "incarnation": self.incarnation,
+            "parent": self.parent,
+            "parent_incarnation": self.parent_incarnation,
+            "base": {
+                "commit_id": base.commit_id,
+                "manifest_path": base.path,
+                "sha256": base.sha256,
+            }
+            if base is not None
+            else None,
+            "owner": self.owner,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "inherited_marks": dict(self.marks),
+            "deleting": self.deleting,
+        }
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self | None:
+        """Of a head object; None in that of main."""
+        if "incarnation" not in raw:
+            return None
+        base = optional_object(raw, "base")
+        for name in ("incarnation", "parent_incarnation"):
+            value = optional_text(raw, name, "")
+            if not layout.is_incarnation(value) and (value or name == "incarnation"):
+                raise FieldError(name, "32 hexadecimal digits", value)
+        return cls(
+            branch=require_text(raw, "branch"),
+            incarnation=require_text(raw, "incarnation"),
+            parent=require_text(raw, "parent"),
+            base=ManifestLink(
+                require_int(base, "commit_id", minimum=1),
+                require_path(base, "manifest_path"),
+                optional_text(base, "sha256", ""),
+            )
+            if base is not None
+            else None,
+            created_at=require_time(raw, "created_at"),
+            parent_incarnation=optional_text(raw, "parent_incarnation", ""),
+            owner=optional_text(raw, "owner", ""),
+            expires_at=optional_time(raw, "expires_at"),
+            marks=_marks(raw, "inherited_marks"),
+            deleting=optional_bool(raw, "deleting", False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
-    """`meta/head.json`: the one pointer that decides what is committed.
+    """`meta/head.json`, or that of a branch: the one pointer that decides what is committed.
 
     `marks` are the units of work since the last commit that changed nothing (app id -> version).
+    `protected`: only merges and updates are committed here. `fork`: of a branch; None: of main.
     """
 
     commit_id: int
@@ -140,6 +216,8 @@ class Head:
     commit_sha256: str | None = None
     checkpoint: CheckpointRef | None = None
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
+    protected: bool = False
+    fork: BranchPoint | None = None
 
     @property
     def link(self) -> ManifestLink | None:
@@ -148,8 +226,20 @@ class Head:
             return None
         return ManifestLink(self.commit_id, self.manifest_path, self.commit_sha256 or "")
 
+    @property
+    def incarnation(self) -> str:
+        """Of the branch; empty: main."""
+        return self.fork.incarnation if self.fork is not None else ""
+
     def to_bytes(self) -> bytes:
-        return orjson.dumps(self)
+        """That of an unprotected main says nothing of branches."""
+        payload = {f.name: getattr(self, f.name) for f in fields(self)}
+        del payload["fork"]
+        if not self.protected:
+            del payload["protected"]
+        if self.fork is not None:
+            payload |= self.fork.to_dict()
+        return orjson.dumps(payload)
 
     @classmethod
     def parse(cls, data: bytes, *, key: str) -> Self:
@@ -165,6 +255,8 @@ class Head:
                 commit_sha256=optional_text(raw, "commit_sha256"),
                 checkpoint=_checkpoint_ref(raw),
                 marks=_marks(raw),
+                protected=optional_bool(raw, "protected", False),
+                fork=BranchPoint.parse(raw),
             )
             if head.commit_id and not head.manifest_path:
                 raise ValueError(f"it names commit {head.commit_id} but no manifest")
@@ -349,6 +441,17 @@ class CommitFile:
         return (self.kind, self.type_name)
 
     @property
+    def upto(self) -> int | None:
+        """Rows of later commits in the file do not count; None: all do."""
+        return None
+
+    def clipped(self, upto: int) -> CommitFile:
+        """The file as a branch has it that was forked at a commit inside of it. Its role says what
+        is superseded as of another commit; counts and bounds are upper ones from here on."""
+        facts = {f.name: getattr(self, f.name) for f in fields(CommitFile)}
+        return ClippedFile(**(facts | {"role": None}), upto=upto)
+
+    @property
     def leading_keys(self) -> KeyRange:
         """Of the first identity column."""
         return self.keys("entity_key" if self.kind == "entity" else "left_key")
@@ -358,9 +461,10 @@ class CommitFile:
         return KeyRange.parse(self.key_range.get(column))
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
+    def parse(cls, raw: Mapping[str, Any]) -> CommitFile:
         previous = optional_object(raw, "previous")
-        return cls(
+        upto = optional_int(raw, "upto")
+        file = CommitFile(
             kind=require_choice(raw, "kind", _KINDS),
             type_name=require_name(raw, "type_name"),
             path=require_path(raw, "path"),
@@ -377,6 +481,38 @@ class CommitFile:
             key_range=optional_key_range(raw),
             previous=Previous.parse(previous) if previous else None,
         )
+        return file if upto is None else file.clipped(upto)
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedFile(CommitFile):
+    """A file of which only the rows up to a commit count: see `CommitFile.clipped`."""
+
+    upto: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MergePoint:
+    """How far a branch has been merged into its parent: its commit, and the parent's that did."""
+
+    source: int
+    commit_id: int
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(require_int(raw, "source"), require_int(raw, "commit_id", minimum=1))
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePoint:
+    """The parent's commit up to which a branch was last updated."""
+
+    incarnation: str
+    commit_id: int
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        return cls(require_text(raw, "incarnation"), require_int(raw, "commit_id"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +523,10 @@ class Manifest:
     `events_before` and `acks_before` name the newest ancestor that carries some, or that was
     written before these pointers existed (format 1) and does not know of those before it.
     `origin` is the log that a copied commit comes from; one that was made here has none.
+
+    Where there are branches: `merged` has the last merge of each into this chain, by incarnation,
+    and `updated` the last update of this one; both are carried along. `merged_marks` are the units
+    of work that a merge has brought: they count beside the chain's own.
     """
 
     commit_id: int
@@ -414,6 +554,9 @@ class Manifest:
     events_before: ManifestLink | None = None
     acks_before: ManifestLink | None = None
     origin: str = ""
+    merged: Mapping[str, MergePoint] = field(default_factory=dict)
+    updated: UpdatePoint | None = None
+    merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
 
     @property
     def parent(self) -> ManifestLink | None:
@@ -423,8 +566,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         payload = {f.name: getattr(self, f.name) for f in fields(self)}
-        if not self.origin:
-            del payload["origin"]
+        for name in ("origin", "merged", "updated", "merged_marks"):
+            if not payload[name]:
+                del payload[name]
         if self.type_heads is not None:
             payload["type_heads"] = type_heads_json(self.type_heads)
         if self.type_head_buckets is not None:
@@ -437,6 +581,7 @@ class Manifest:
         with parsing(key, "manifest"):
             heads = optional_object(raw, "type_heads")
             buckets = optional_object(raw, "type_head_buckets")
+            update = optional_object(raw, "updated")
             manifest = cls(
                 commit_id=require_int(raw, "commit_id", minimum=1),
                 parent_commit_id=optional_int(raw, "parent_commit_id"),
@@ -462,6 +607,9 @@ class Manifest:
                 events_before=_link(raw, "events_before"),
                 acks_before=_link(raw, "acks_before"),
                 origin=optional_text(raw, "origin", ""),
+                merged=_merged(raw),
+                updated=UpdatePoint.parse(update) if update else None,
+                merged_marks=_merged_marks(raw),
             )
             older = [manifest.parent, *manifest.skip, manifest.events_before, manifest.acks_before]
             if any(link is not None and link.commit_id >= manifest.commit_id for link in older):
@@ -664,9 +812,22 @@ def _link(raw: Mapping[str, Any], name: str) -> ManifestLink | None:
     return ManifestLink.parse(link) if link else None
 
 
-def _marks(raw: Mapping[str, Any]) -> dict[str, UnitVersion]:
-    marks = optional_object(raw, "marks") or {}
+def _marks(raw: Mapping[str, Any], name: str = "marks") -> dict[str, UnitVersion]:
+    marks = optional_object(raw, name) or {}
     return {app_id: _version(marks, app_id) for app_id in marks}
+
+
+def _merged(raw: Mapping[str, Any]) -> dict[str, MergePoint]:
+    merged = optional_object(raw, "merged") or {}
+    return {name: MergePoint.parse(require_object(merged, name)) for name in merged}
+
+
+def _merged_marks(raw: Mapping[str, Any]) -> dict[str, tuple[UnitVersion, ...]]:
+    marks = optional_object(raw, "merged_marks") or {}
+    return {
+        app_id: tuple(_version({"version": v}, "version") for v in require_list(marks, app_id))
+        for app_id in marks
+    }
 
 
 def _idempotency(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -677,7 +838,15 @@ def _idempotency(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _applied(marks: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     mark = require_object(marks, app_id)
-    return {"version": _version(mark, "version"), "commit_id": optional_int(mark, "commit_id")}
+    applied = {"version": _version(mark, "version"), "commit_id": optional_int(mark, "commit_id")}
+    merged = optional_objects(mark, "merged")
+    if not merged:
+        return applied
+    brought = [
+        {"version": _version(each, "version"), "commit_id": optional_int(each, "commit_id")}
+        for each in merged
+    ]
+    return {**applied, "merged": brought}
 
 
 def _version(raw: Mapping[str, Any], name: str) -> UnitVersion:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import (
@@ -28,10 +28,12 @@ from storage_engine.commitlog.records import (
     CommitFile,
     Manifest,
     ManifestLink,
+    MergePoint,
     Previous,
     TypeHead,
     TypeRef,
     UnitVersion,
+    UpdatePoint,
     parse_timestamp,
     sha256,
     timestamp,
@@ -39,9 +41,12 @@ from storage_engine.commitlog.records import (
 from storage_engine.commitlog.type_heads import next_type_heads, parse_buckets
 
 FORMAT = 3
+FORMAT_OF_BRANCHES = 4  # raised to by the first branch of a storage, or the first protection
+MERGE, UPDATE = "merge", "update"  # kinds of commits that bring changes of another branch
 _FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
 _MARKS_IN_HEAD = 256
 
+T = TypeVar("T")
 Place = Callable[[Checkpoint], Checkpoint]
 
 
@@ -74,6 +79,10 @@ class Draft:
     events: Sequence[Mapping[str, Any]] = ()
     acks: Sequence[Mapping[str, Any]] = ()
     idempotency: Mapping[str, Any] | None = None
+    # Of a merge or an update, as `Manifest` has them; None: as the parent manifest has them.
+    merged: Mapping[str, MergePoint] | None = None
+    updated: UpdatePoint | None = None
+    merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +206,8 @@ class Series:
         if len(self.head.marks) <= _MARKS_IN_HEAD:
             return ()
         checkpoint = state.current_checkpoint(self._chain, self.head)
-        ref, uploads = self._checkpoint(checkpoint, layout.new_commit_attempt())
+        attempt = layout.on_chain(layout.new_commit_attempt(), self._chain.incarnation)
+        ref, uploads = self._checkpoint(checkpoint, attempt)
         self.head = replace(self.head, marks={}, checkpoint=ref)
         return uploads
 
@@ -261,6 +271,9 @@ class Series:
             marks=dict(self.head.marks),
             events_before=_newest(parent, link, "events"),
             acks_before=_newest(parent, link, "acks"),
+            merged=_carried(draft.merged, parent.merged if parent is not None else {}),
+            updated=_carried(draft.updated, parent.updated if parent is not None else None),
+            merged_marks=dict(draft.merged_marks),
         )
         return manifest, heads.uploads
 
@@ -281,6 +294,10 @@ class Series:
             self._unpublished.pages[sha256(content)] = parse_page(content, key=page)
         self._refs.append(ref)
         return ref, [*(Upload(*page, shared=True) for page in pages), Upload(key, data)]
+
+
+def _carried(given: T | None, inherited: T) -> T:
+    return inherited if given is None else given
 
 
 def _newest(

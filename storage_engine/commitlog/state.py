@@ -7,7 +7,7 @@ catalog) is missing, behind or in doubt.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from storage_engine.commitlog import layout, schema_log
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Checkpoint,
+    CheckpointRef,
     CommitPoint,
     Entry,
     Head,
@@ -30,6 +31,7 @@ from storage_engine.commitlog.records import (
     timestamp,
     to_json,
 )
+from storage_engine.errors import ConfigurationError, IntegrityError
 
 PAGE_COMMITS = 1000
 _FORMAT_OF_POINTERS = 2  # manifests of earlier formats do not name the carriers before them
@@ -90,19 +92,39 @@ def _start(chain: Chain, head: Head, top: TypeHead) -> ManifestLink:
 
 def last_applied(chain: Chain, head: Head, app_id: str) -> IdempotencyRecord | None:
     """The newest unit of work that an application recorded."""
+    return next(_applied(chain, head, app_id), None)
+
+
+def applied(
+    chain: Chain, head: Head, app_id: str, version: UnitVersion
+) -> IdempotencyRecord | None:
+    """What recorded this unit of work: the application's newest one, or one that merges since have
+    brought beside it."""
+    records = _applied(chain, head, app_id)
+    return next((record for record in records if record.covers(version)), None)
+
+
+def _applied(chain: Chain, head: Head, app_id: str) -> Iterator[IdempotencyRecord]:
+    """Back to the application's own last one."""
     if app_id in head.marks:
-        return IdempotencyRecord(head.marks[app_id], None)
+        yield IdempotencyRecord(head.marks[app_id], None)
+        return
     floor = head.checkpoint.commit_id if head.checkpoint else 0
     for _, manifest in chain.stretch(head.link, above=floor):
         mark = manifest.idempotency
         if mark is not None and mark["app_id"] == app_id:
-            return IdempotencyRecord(mark["version"], manifest.commit_id)
+            yield IdempotencyRecord(mark["version"], manifest.commit_id)
+            return
+        for version in manifest.merged_marks.get(app_id, ()):
+            yield IdempotencyRecord(version, manifest.commit_id)
         if app_id in manifest.marks:
-            return IdempotencyRecord(manifest.marks[app_id], None)
+            yield IdempotencyRecord(manifest.marks[app_id], None)
+            return
     if head.checkpoint is None:
-        return None
+        return
     mark = chain.checkpoint(head.checkpoint).idempotency.get(app_id)
-    return IdempotencyRecord(mark["version"], mark["commit_id"]) if mark else None
+    for each in [*mark.get("merged", ()), mark] if mark else ():
+        yield IdempotencyRecord(each["version"], each["commit_id"])
 
 
 def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
@@ -264,6 +286,8 @@ def _extended(
             )
         schema_log.fold(schemas, step)
         marks |= _unchanged(step.marks)
+        for app_id, versions in step.merged_marks.items():
+            marks[app_id] = _beside(marks.get(app_id), versions, step.commit_id)
         if step.idempotency is not None:
             mark = step.idempotency
             marks[mark["app_id"]] = {"version": mark["version"], "commit_id": step.commit_id}
@@ -278,6 +302,52 @@ def _extended(
         commits=tuple(points),
         pages=base.pages if base else (),
     )
+
+
+def checkpoint_at(chain: Chain, head: Head, link: ManifestLink) -> Checkpoint:
+    """The state as of an older commit, in the files that hold it now: those that held it then may
+    have been replaced, and collected. Of a file that reaches further, only the rows up to the
+    commit count. Refuses a commit whose rows were purged since."""
+    at = link.commit_id
+    then = replace(
+        head,
+        commit_id=at,
+        manifest_path=link.path,
+        commit_sha256=link.sha256 or None,
+        checkpoint=_if_there(chain, chain.manifest(link).checkpoint),
+        marks={},
+    )
+    state_then = current_checkpoint(chain, then)
+    now = current_checkpoint(chain, head)
+    for ref, upto in schema_log.purged_upto(now.schemas).items():
+        if upto > at and state_then.entries.get(ref):
+            raise ConfigurationError(
+                f"commit {at} is from before {ref[1]} was purged (commit {upto}): its rows are gone"
+            )
+    return replace(
+        state_then, entries={ref: _upto(now.entries[ref], at) for ref in state_then.entries}
+    )
+
+
+def _upto(entries: Sequence[Entry], at: int) -> tuple[Entry, ...]:
+    return tuple(
+        entry
+        if entry.max_commit_id <= at
+        else replace(entry, max_commit_id=at, files=tuple(f.clipped(at) for f in entry.files))
+        for entry in entries
+        if entry.min_commit_id <= at
+    )
+
+
+def _if_there(chain: Chain, ref: CheckpointRef | None) -> CheckpointRef | None:
+    """An older checkpoint, which may have been collected."""
+    if ref is None:
+        return None
+    try:
+        chain.checkpoint(ref)
+    except IntegrityError:
+        return None
+    return ref
 
 
 def without_rows(checkpoint: Checkpoint, refs: Sequence[TypeRef]) -> Checkpoint:
@@ -300,6 +370,17 @@ def _proven_points(
     if child is None or child.path != last.manifest_path:
         return base.commits
     return (*older, replace(last, manifest_sha256=child.sha256))
+
+
+def _beside(
+    own: Mapping[str, Any] | None, versions: Sequence[UnitVersion], commit_id: int
+) -> dict[str, Any]:
+    """An application's own last unit of work, with those that a merge has brought, newest first."""
+    brought = [{"version": version, "commit_id": commit_id} for version in versions]
+    if own is None:
+        first, *rest = brought
+        return {**first, "merged": rest} if rest else first
+    return {**own, "merged": [*brought, *own.get("merged", ())]}
 
 
 def _unchanged(marks: Mapping[str, UnitVersion]) -> dict[str, dict[str, Any]]:

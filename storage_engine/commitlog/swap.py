@@ -199,7 +199,7 @@ class Swap:
         base = Base(
             series.version,
             series.manifest,
-            layout.new_commit_attempt(),
+            layout.on_chain(layout.new_commit_attempt(), self._chain.incarnation),
             self._lease,
             series.stored,
         )
@@ -340,6 +340,10 @@ class Swap:
             won = isinstance(outcome, Won)
             if isinstance(outcome, Lost):
                 won = self._is_ancestor(outcome)
+                if not won and outcome.unanswered and not self._stands(outcome):
+                    # A branch that ours may have been the last commit of: what it named may be
+                    # part of the parent by now.
+                    raise StillUnknown(self._chain.head_key)
         except StillUnknown as error:
             self._decide_unknown(error)
             return
@@ -364,11 +368,19 @@ class Swap:
         ours = self._series.commits[-1]
         try:
             now = Head.parse(outcome.current.data, key=self._chain.head_key)
+            if not self._chain.is_ours(now):
+                return False
             self._chain.note_head(HeadVersion(now, outcome.current.etag))
             there = self._chain.locate(now, ours.manifest.commit_id)
         except OntologiaError as error:  # whether ours is below cannot be told
             raise StillUnknown(self._chain.head_key) from error
         return there is not None and there.path == ours.path
+
+    def _stands(self, outcome: Lost) -> bool:
+        """Whether what was found in the place of our head is a later one of it."""
+        if outcome.current is None:
+            return False
+        return self._chain.is_ours(Head.parse(outcome.current.data, key=self._chain.head_key))
 
     def _decide(self) -> None:
         for answer in self._answers:

@@ -18,6 +18,7 @@ from typing import Any, Self
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Won, write_conditionally
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.commitlog.parsing import (
     optional_object,
     optional_text,
@@ -63,6 +64,8 @@ class Tag:
     manifest_path: str | None = None
     log_id: str = ""
     checkpoint: CheckpointRef | None = None
+    branch: str = MAIN
+    incarnation: str = ""  # of the branch; empty: main
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -71,6 +74,7 @@ class Tag:
             "created_at": self.created_at,
             "runtime_id": self.runtime_id,
             "manifest_path": self.manifest_path,
+            **({"branch": self.branch} if self.incarnation else {}),
         }
 
     def to_bytes(self, write_id: str) -> bytes:
@@ -82,6 +86,7 @@ class Tag:
                 "checkpoint": {"path": ref.path, "sha256": ref.sha256, "commit_id": ref.commit_id}
                 if ref is not None
                 else None,
+                **({"incarnation": self.incarnation} if self.incarnation else {}),
                 "write_id": write_id,
             }
         )
@@ -99,6 +104,8 @@ class Tag:
                 manifest_path=require_path(raw, "manifest_path"),
                 log_id=optional_text(raw, "log_id", ""),
                 checkpoint=CheckpointRef.parse(checkpoint) if checkpoint is not None else None,
+                branch=optional_text(raw, "branch", MAIN),
+                incarnation=optional_text(raw, "incarnation", ""),
             )
 
 
@@ -154,6 +161,8 @@ def create_tag(
             tag = replace(tag, created_at=created_at)
         existing = _read(chain, layout.tag(name))
         if existing is not None and _of_log(existing[0], head):
+            if existing[0].incarnation != chain.incarnation:
+                return _same(existing[0], tag)  # it may name a commit that both chains have
             return _same(_on_chain(chain, head, existing[0]), tag)
         write_id = layout.new_write_id()
         outcome = write_conditionally(
@@ -220,6 +229,8 @@ def _drafted(chain: Chain, head: Head, name: str, commit_id: int | None, runtime
         manifest_path=link.path,
         log_id=head.log_id,
         checkpoint=head.checkpoint,
+        branch=chain.branch,
+        incarnation=chain.incarnation,
     )
 
 
@@ -233,6 +244,11 @@ def _on_chain(chain: Chain, head: Head, tag: Tag) -> Tag:
         link = chain.locate(newer, tag.commit_id)
         if link is not None and link.path == tag.manifest_path:
             return tag
+    if tag.incarnation != chain.incarnation:
+        raise ConfigurationError(
+            f"tag {tag.name!r} names commit {tag.commit_id} of branch {tag.branch!r}, which is not "
+            f"part of {chain.branch!r}: open that branch to read it"
+        )
     here = (
         f"commit {tag.commit_id} is {link.path}"
         if link is not None
@@ -247,7 +263,7 @@ def _on_chain(chain: Chain, head: Head, tag: Tag) -> Tag:
 
 
 def _same(existing: Tag, asked: Tag) -> Tag:
-    if existing.commit_id != asked.commit_id:
+    if existing.manifest_path != asked.manifest_path:
         raise TagExistsError(existing.name, commit_id=existing.commit_id, asked=asked.commit_id)
     return existing
 

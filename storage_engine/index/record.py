@@ -210,6 +210,8 @@ def _file_facts(file: CommitFile) -> dict[str, Any]:
         facts["commit_id_source"] = file.commit_id_source
     if file.role is not None:
         facts["role"] = file.role
+    if file.upto is not None:
+        facts["upto"] = file.upto
     if file.key_range:
         facts["key_range"] = file.key_range
     if file.stats:
@@ -237,7 +239,8 @@ def _parse_file(
     raw: Mapping[str, Any], ref: TypeRef, version: int, previous: Previous | None
 ) -> CommitFile:
     given = raw.get("role") is not None
-    return CommitFile(
+    upto = optional_int(raw, "upto")
+    file = CommitFile(
         kind=ref[0],
         type_name=ref[1],
         path=require_path(raw, "path"),
@@ -253,6 +256,7 @@ def _parse_file(
         key_range=_key_range(raw),
         previous=previous,
     )
+    return file if upto is None else file.clipped(upto)
 
 
 def _key_range(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -269,7 +273,18 @@ IndexVersion: TypeAlias = JsonVersion[TypeIndex]
 class IndexObjects:
     """The index objects of one storage, with the version last seen of each."""
 
-    def __init__(self, store: ObjectStore, *, engine_version: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        engine_version: str,
+        under: str = layout.INDICES,
+        inherits: tuple[IndexObjects, int] | None = None,
+    ) -> None:
+        """`under`: those of main, or of a branch, which `inherits` from the parent's."""
+        self.under = under
+        self.engine_version = engine_version
+        self._inherits = inherits
         encoder = EntryEncoder(engine_version)
         self._objects: JsonObjects[TypeIndex] = JsonObjects(
             store,
@@ -278,13 +293,39 @@ class IndexObjects:
             operation="index",
         )
 
+    def key(self, ref: TypeRef) -> str:
+        return layout.index(*ref, under=self.under)
+
+    def listed(self, store: ObjectStore) -> list[TypeRef]:
+        """The types of which there is an index object."""
+        folders = layout.index_folders(self.under)
+        return [layout.index_type(info.key) for folder in folders for info in store.list(folder)]
+
     def seen(self, ref: TypeRef) -> IndexVersion | None:
-        return self._objects.seen(layout.index(*ref))
+        return self._objects.seen(self.key(ref))
 
     def read(self, ref: TypeRef, *, log_id: str) -> IndexVersion:
         """The index now: one request, short while it has not changed."""
-        version = self._objects.read(layout.index(*ref))
-        return JsonVersion(of_log(version.value, log_id), version.etag)
+        version = self._objects.read(self.key(ref))
+        index = of_log(version.value, log_id)
+        return JsonVersion(self._begun(index, ref, log_id), version.etag)
+
+    def _begun(self, index: TypeIndex, ref: TypeRef, log_id: str) -> TypeIndex:
+        """An index that is not there yet begins with what the parent's says up to the base."""
+        if self._inherits is None or index != TypeIndex(ref[1]):
+            return index
+        parent, base = self._inherits
+        inherited = parent.read(ref, log_id=log_id).value
+        entries, newest = inherited.upto(base)
+        if newest is None:
+            return index
+        return TypeIndex(
+            ref[1],
+            max_indexed_commit=min(inherited.max_indexed_commit, base),
+            entries=entries,
+            log_id=inherited.log_id,
+            max_indexed_manifest=newest.manifest_path,
+        )
 
     def update(
         self,
@@ -302,13 +343,13 @@ class IndexObjects:
         the type; a version from before it has been replaced by now, as far as anybody can tell,
         and is not worth a try.
         """
-        key = layout.index(*ref)
+        key = self.key(ref)
         seen = self._objects.seen(key)
         if seen is not None and seen.value.max_indexed_commit < after:
             self._objects.read(key)
         self._objects.update(
             key,
-            lambda index: change(of_log(index, log_id)),
+            lambda index: change(self._begun(of_log(index, log_id), ref, log_id)),
             name=f"index of {ref[1]}",
             expect_absent=is_new,
             advice="; the next commit repairs it",

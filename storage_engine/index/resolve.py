@@ -141,6 +141,8 @@ def resolve_type(
                 warning = lag or f"index of {name} has no entry for commit {top.commit_id}"
                 return Resolution(joined, fallback=True, warning=warning)
     truth = tuple(state.entries(chain, head, ref, top=top))
+    if head.fork is not None and top.commit_id <= head.fork.base_commit:
+        return Resolution(truth, fallback=True)  # of the parent: there is no index to complain of
     unproven = _unproven(index, head, top, name, truth)
     return Resolution(truth, True, unproven if index.problem else lag or unproven)
 

@@ -141,6 +141,7 @@ class IndexVerifier:
         examined = [
             self._examine(head, ref, heads.get(ref), version, present)
             for ref, version in zip(refs, versions, strict=True)
+            if not _is_inherited(head, heads.get(ref), version)
         ]
         return IndexReport(head.commit_id, tuple(examined))
 
@@ -348,6 +349,13 @@ class IndexVerifier:
         return total
 
 
+def _is_inherited(head: Head, top: TypeHead | None, version: IndexVersion) -> bool:
+    """Whether a branch has no index of its own of a type, nor needs one: it wrote none of it."""
+    if head.fork is None or top is None or version.etag is not None:
+        return False
+    return top.commit_id <= head.fork.base_commit
+
+
 def _replaced(truth: Sequence[Entry], snapshots: Sequence[Entry]) -> list[Entry]:
     kept = [e for e in truth if not any(e.overlaps(s) for s in snapshots)]
     return sorted([*kept, *snapshots], key=lambda e: e.min_commit_id)
@@ -392,6 +400,7 @@ def _file_facts(file: CommitFile, versioned: bool) -> tuple[Any, ...]:
         file.schema_version_id if versioned else None,
         file.commit_id_source,
         file.role,
+        file.upto,
         {name: list(bounds) for name, bounds in file.key_range.items()},
         {name: list(bounds) for name, bounds in file.stats.items()},
     )

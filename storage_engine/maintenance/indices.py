@@ -25,8 +25,11 @@ def index_verifier(repository: ObjectRepository, chain: Chain | None = None) -> 
     documents = Documents(store)
     return IndexVerifier(
         chain or repository.chain,
-        IndexObjects(store, engine_version=repository.engine_version),
-        known_types=lambda: known_types(documents),
+        IndexObjects(
+            store, engine_version=repository.engine_version, under=repository.indices.under
+        ),
+        # A branch writes no catalogs: the log says which types there are.
+        known_types=lambda: known_types(documents) if repository.fork is None else [],
         watermark_is_head=repository.engine_version == "v1",
         count_rows=lambda file: count_rows(store, file),
     )

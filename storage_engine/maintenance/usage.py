@@ -26,6 +26,7 @@ _KINDS = {
     layout.INDICES: "indices",
     layout.SCHEMA: "schema",
     layout.TAGS: "tags",
+    layout.BRANCHES: "branches",
     layout.QUARANTINE: "quarantine",
     layout.EVENTS: "events",
     layout.CLAIMS: "claims",

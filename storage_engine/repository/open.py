@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     AlreadyInitializedError,
@@ -30,7 +31,7 @@ from storage_engine.errors import (
 )
 from storage_engine.objectstore.local import path_errors
 from storage_engine.objectstore.open import expanded, open_store
-from storage_engine.repository.protocol import Repository
+from storage_engine.repository.protocol import Repository, no_branches
 
 if TYPE_CHECKING:
     from storage_engine.objectstore.protocol import ObjectStore
@@ -164,28 +165,37 @@ def _same_file(a: str | None, b: str) -> bool:
 
 
 def open_repository(
-    storage: str | Path | Location | None, config: OntologiaConfig | None = None
+    storage: str | Path | Location | None,
+    config: OntologiaConfig | None = None,
+    *,
+    branch: str | None = None,
 ) -> Repository:
-    """Open a storage with the engine version it was made with.
+    """Open a storage with the engine version it was made with, on main or on another branch.
 
     A SQLite storage is created by its first commit; an object storage must be initialised.
     """
     target = storage if isinstance(storage, Location) else target_of(storage)
     config = config or OntologiaConfig()
     if target.sqlite_path is not None:
-        return _open_sqlite(target.uri, target.sqlite_path, config)
+        opened = _open_sqlite(target.uri, target.sqlite_path, config)
+        if branch not in (None, MAIN):
+            opened.close()
+            raise no_branches(opened)
+        return opened
     store = open_store(target.uri, config)
     try:
-        return open_object_repository(store, config)
+        return open_object_repository(store, config, branch=branch)
     except BaseException:
         store.close()
         raise
 
 
-def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repository:
+def open_object_repository(
+    store: ObjectStore, config: OntologiaConfig, *, branch: str | None = None
+) -> Repository:
     """Dispatch on what head and `meta/engine.json` say; a head without a stamp that no program of
     ours has made is v1."""
-    from storage_engine.commitlog import layout
+    from storage_engine.commitlog import branches, layout
     from storage_engine.commitlog.records import Head
     from storage_engine.objectstore.protocol import ObjectNotFound
     from storage_engine.repository.object.engine import S3RepositoryV1, S3RepositoryV2
@@ -208,7 +218,12 @@ def open_object_repository(store: ObjectStore, config: OntologiaConfig) -> Repos
     else:
         stamp, log_id = stamp_for(store, stamp, head), head.log_id
     engine = S3RepositoryV1 if stamp.engine_version == "v1" else S3RepositoryV2
-    return engine(store, config, stamp, log_id, head)
+    if branch in (None, MAIN):
+        return engine(store, config, stamp, log_id, head)
+    if engine is S3RepositoryV1:
+        raise no_branches(engine(store, config, stamp, log_id))
+    version = branches.require_branch(store, branch, log_id=log_id or "")
+    return engine(store, config, stamp, log_id, version.head, version.head)
 
 
 def _open_sqlite(uri: str, path: str, config: OntologiaConfig) -> Repository:

@@ -411,6 +411,23 @@ def labels(types: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{kind}:{name}" if shared[name] > 1 else name for kind, name in types]
 
 
+def no_branches(repository: Repository) -> UnsupportedEngineError:
+    """Engine v2 on an object store has branches; others have nothing to fork."""
+    engine = f"{repository.backend}/{repository.engine_version}"
+    advice = (
+        f"copy it to one with `onto copy {repository.uri} TARGET`"
+        if repository.backend == "sqlite"
+        else "`onto migrate-engine` brings it to v2"
+    )
+    return UnsupportedEngineError(
+        f"{repository.uri} has no branches: its engine is {engine}, and they need engine v2 on an "
+        f"object store; {advice}",
+        backend=repository.backend,
+        engine_version=repository.engine_version,
+        format=0,
+    )
+
+
 def no_staging(uri: str, *, backend: str, engine_version: str) -> UnsupportedEngineError:
     """What engines say that cannot publish parts which others have staged."""
     what = "SQLite" if backend == "sqlite" else f"engine {engine_version}"
@@ -442,6 +459,10 @@ class Repository(Protocol):
     @property
     def engine_version(self) -> str:
         """`v1` or `v2`."""
+
+    @property
+    def branch(self) -> str:
+        """What it works on: `main`, or another branch of an object storage."""
 
     @property
     def objects(self) -> ObjectRepository | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -47,11 +47,18 @@ from storage_engine.runtime.intents import Intents
 if TYPE_CHECKING:
     from storage_engine.runtime.session import Session
     from storage_engine.runtime.worker import EventWorker
-    from storage_engine.schema.preview import MigrationResult
 
 log = logging.getLogger(__name__)
 # What states intents, and looks at nothing: it need not wait for what handlers have on their way.
 _BLIND = frozenset({"add_commit_meta", "bind", "commit", "discard", "emit", "ensure", "ingest"})
+
+
+class _HasCommit(Protocol):
+    @property
+    def commit_id(self) -> int | None: ...
+
+
+OwnCommit = TypeVar("OwnCommit", bound=_HasCommit)
 _ROWS_REMEMBERED = 100_000
 _OWN_SPANS = 1_000
 
@@ -469,11 +476,11 @@ class SessionCore:
             self.last_commit = result
         return result
 
-    def migrate(self, work: Callable[[], MigrationResult]) -> MigrationResult:
+    def migrate(self, work: Callable[[], OwnCommit], operation: str = "migrate") -> OwnCommit:
         """Do what makes a commit of its own, without the intents."""
         if self.intents:
             raise ConfigurationError(
-                f"migrate(): what was stated of {', '.join(self.intents.type_names)} is still "
+                f"{operation}(): what was stated of {', '.join(self.intents.type_names)} is still "
                 "pending: commit() it before, or discard() it"
             )
         self._committing = True

@@ -99,10 +99,10 @@ def changes(
     """The oldest changes after `since`, by commit, type and identity."""
     if limit < 1:
         raise ValueError(f"limit takes a number from 1 on, not {limit}")
-    start = FeedCursor.parse(since)
+    start = FeedCursor.parse(_place_on_chain(repository, since))
     head = repository.head_commit_id()
     if start.commit_id >= head:
-        return Changes([], str(start))
+        return Changes([], _named(repository, start))
     lines = type_lines(repository, declared, upgraders)
     placed: list[_Placed] = []
     for line in lines:
@@ -120,9 +120,33 @@ def changes(
     _tell_operations(page, start)
     shown = [item.change for item in page]
     if len(page) < limit:
-        return Changes(shown, str(FeedCursor(head)))
+        return Changes(shown, _named(repository, FeedCursor(head)))
     commit_id, kind, name, place = page[-1].place
-    return Changes(shown, str(FeedCursor(commit_id - 1, kind, name, place + 1)))
+    return Changes(shown, _named(repository, FeedCursor(commit_id - 1, kind, name, place + 1)))
+
+
+def _named(repository: Repository, cursor: FeedCursor) -> str:
+    """The cursor as a text; that of a branch names it, by its incarnation."""
+    chain = _incarnation(repository)
+    return f"{chain}:{cursor}" if chain else str(cursor)
+
+
+def _place_on_chain(repository: Repository, since: int | str) -> int | str:
+    """The place that a cursor names, which must be of the chain that is read."""
+    if not isinstance(since, str):
+        return since
+    chain, _, place = since.rpartition(":")
+    if chain != _incarnation(repository) and (chain or "/" in place):
+        raise ValueError(
+            f"{since!r} is a cursor of another branch than {repository.branch!r}: begin anew, "
+            "with a commit id"
+        )
+    return place
+
+
+def _incarnation(repository: Repository) -> str:
+    objects = repository.objects
+    return objects.chain.incarnation if objects is not None else ""
 
 
 def _place(item: _Placed) -> tuple[int, str, str, int]:

@@ -35,6 +35,8 @@ class Ontology:
         with ontology.session() as session:
             session.ensure(Customer(id="c1", name="Ann"))
 
+    `branch`: what its sessions work on instead of main.
+
     `db_path` is a SQLite file; with `storage_uri` as well, both must mean the same one. Without
     either it is what `Session()` opens. Sessions share the opened storage and may live in different
     threads; closing one leaves it open.
@@ -48,10 +50,12 @@ class Ontology:
         storage_uri: str | None = None,
         entity_types: Sequence[type[Entity]] | None = None,
         relation_types: Sequence[type[Relation[Any, Any]]] | None = None,
+        branch: str | None = None,
     ) -> None:
         self._types = BoundTypes(entity_types, relation_types)
         self._config = config or OntologiaConfig()
-        self._repository: Repository = open_repository(bind(db_path, storage_uri), self._config)
+        location = bind(db_path, storage_uri)
+        self._repository: Repository = open_repository(location, self._config, branch=branch)
         self._sessions: weakref.WeakSet[SessionCore] = weakref.WeakSet()
         self._mutex = threading.Lock()
         self._closed = False

@@ -280,13 +280,35 @@ class Reads:
         return SqlQuery(self._executor(), statement, parameters)
 
     def at(self, reference: Reference) -> View:
+        other = self._on_other_branch(reference)
+        if other is not None:
+            return other.at(reference)
         commit_id = self._commit_at(reference, "at")
         versions = self._versions(commit_id)
         return View(commit_id, self._executor(commit_id), self._types, versions)
 
+    def _on_other_branch(self, reference: Reference) -> Reads | None:
+        """For `branch@commit`, where that is another branch than is read here."""
+        objects = self._repository.objects
+        if not isinstance(reference, str) or "@" not in reference or objects is None:
+            return None
+        from storage_engine.runtime.branches import named_elsewhere
+
+        name = named_elsewhere(self._repository, reference)
+        if name is None:
+            return None
+        return Reads(objects.branches.kept_open(name), self._types, self._check_open)
+
     def diff(
         self, before: Reference, after: Reference, upgraders: UpgraderSource | None
     ) -> list[Change]:
+        texts = [r for r in (before, after) if isinstance(r, str)]
+        if texts and self._repository.objects is not None:
+            from storage_engine.runtime.branches import diff_branches, names_branch
+
+            if any(names_branch(self._repository, text) for text in texts):
+                given = (checked_reference(reference, "diff") for reference in (before, after))
+                return diff_branches(self._repository, *given)
         older, newer = (self._commit_at(reference, "diff") for reference in (before, after))
         ways = resolve_upgraders(upgraders)
         return history.diff(self._repository, older, newer, self._types.by_ref, ways)

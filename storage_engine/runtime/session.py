@@ -7,17 +7,20 @@ the end of the `with` block), and everything stated until then is published toge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, Self, overload
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
+from storage_engine.errors import ConfigurationError
 from storage_engine.model.declarations import Entity, Event, Relation
 from storage_engine.query.builder import Query
 from storage_engine.query.reference import Reference
 from storage_engine.query.results import Parameters
 from storage_engine.repository.open import open_repository
-from storage_engine.repository.protocol import CommitResult, Repository
+from storage_engine.repository.protocol import CommitRequest, CommitResult, Repository
 from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import BoundTypes, StoredClass
 from storage_engine.runtime.core import SessionCore, SessionSettings, Terms
@@ -27,6 +30,7 @@ from storage_engine.runtime.reads import Reads, SqlQuery, View
 from storage_engine.runtime.sources import open_source
 
 if TYPE_CHECKING:
+    from storage_engine.commitlog.branches import Branch
     from storage_engine.events.outcomes import Totals
     from storage_engine.events.schedules import Schedule
     from storage_engine.maintenance.compaction import (
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
         CompactionReport,
     )
     from storage_engine.maintenance.metrics import Metrics
+    from storage_engine.repository.object.merge import MergeReport, Policy
     from storage_engine.runtime.exchange import ExportReport, ImportReport
     from storage_engine.runtime.worker import HandlerRun
     from storage_engine.schema.migration import Progress
@@ -52,7 +57,8 @@ class Session:
     ONTOLOGIA_STORAGE_URI names or this folder has: `onto.db`, or `.ontologia/store`. Given
     `entity_types` and `relation_types` are the only ones that the session takes; otherwise types
     are bound as they come. `namespace` is where events go. `instance_metadata` (text to text)
-    tells others who this is, for example while they wait for the write lock.
+    tells others who this is, for example while they wait for the write lock. `branch`: what to
+    work on instead of main.
 
     Leaving the `with` block commits what is pending and closes; an exception discards it. If a
     commit failed and the intents are still there, leaving tries it again under the terms that were
@@ -70,11 +76,12 @@ class Session:
         config: OntologiaConfig | None = None,
         namespace: str = "default",
         instance_metadata: Mapping[str, str] | None = None,
+        branch: str | None = None,
     ) -> None:
         types = BoundTypes(entity_types, relation_types)
         config = config or OntologiaConfig()
         settings = SessionSettings.of(config, types, namespace, instance_metadata)
-        repository = open_repository(uri_or_path, config)
+        repository = open_repository(uri_or_path, config, branch=branch)
         self._begin(SessionCore(repository, settings, owns_repository=True))
 
     def _begin(self, core: SessionCore) -> None:
@@ -199,7 +206,8 @@ class Session:
     def diff(
         self, before: Reference, after: Reference, *, upgraders: UpgraderSource | None = None
     ) -> list[dict[str, Any]]:
-        """What differs between two commits: kind, type_name, identity, commit_id (the last that
+        """What differs between two commits, or branches (`diff("main", "run/42")`, also as
+        `branch@commit`): kind, type_name, identity, commit_id (the last that
         changed it), operation, and the fields that differ, `before` (None: insert) and `after`.
 
         Rows of older schema versions are brought up to the present one, by `upgraders` as for
@@ -410,9 +418,14 @@ class Session:
     # --- events ---------------------------------------------------------------------------------
 
     def emit(self, events: Event | Iterable[Event]) -> None:
-        """Put events on the bus, one or many, without a commit."""
+        """Put events on the bus, one or many, without a commit. On a branch they are a commit,
+        and go out with its merge."""
         with self._core.use("emit"):
-            self._core.worker.emit(events)
+            if self.branch != MAIN:
+                outbox = arguments.events(events, self.namespace, "emit")
+                self._core.commit_request(CommitRequest((), events=outbox))
+            else:
+                self._core.worker.emit(events)
 
     def run(
         self,
@@ -437,6 +450,7 @@ class Session:
         max_iterations = arguments.rounds(max_iterations)
         concurrency = arguments.handlers_at_once(concurrency)
         with self._core.use("run"):
+            self._refuse_on_branch("run")
             worker, checked = self._core.worker, checked_handlers(handlers)
         return worker.work(
             checked,
@@ -464,6 +478,7 @@ class Session:
         texts = arguments.texts("meta", meta)
         concurrency = arguments.handlers_at_once(concurrency)
         with self._core.use("drain"):
+            self._refuse_on_branch("drain")
             worker, checked = self._core.worker, checked_handlers(handlers)
         return worker.work(
             checked,
@@ -474,6 +489,13 @@ class Session:
             metadata=texts,
         )
 
+    def _refuse_on_branch(self, operation: str) -> None:
+        if self.branch != MAIN:
+            raise ConfigurationError(
+                f"{operation}(): events are handled on main; those of branch {self.branch!r} go "
+                "out when it is merged"
+            )
+
     def stop(self) -> None:
         """End `run()` or `drain()`, from a handler or another thread, after the handlers that
         run now. What the worker had claimed besides is given back."""
@@ -483,6 +505,114 @@ class Session:
     def namespace(self) -> str:
         """Where this session's events go, and those come from that it handles."""
         return self._core.settings.namespace
+
+    # --- branches -------------------------------------------------------------------------------
+
+    @property
+    def branch(self) -> str:
+        """What this session works on."""
+        return self._core.repository.branch
+
+    def list_branches(self) -> list[Branch]:
+        """Main, and then the others by name."""
+        from storage_engine.runtime.branches import branches_of
+
+        with self._core.use("list_branches"):
+            return branches_of(self._core.repository).list()
+
+    def create_branch(
+        self,
+        name: str,
+        at: Reference | None = None,
+        *,
+        owner: str | None = None,
+        expires_in: timedelta | None = None,
+    ) -> Branch:
+        """Fork a branch from this session's; nothing is copied, whatever the size. The session
+        stays where it is: open the branch with `Session(..., branch=name)`.
+
+        at:          a commit id, an instant or a tag, instead of the latest commit
+        owner:       whose it is, for people; the runtime's id unless told
+        expires_in:  after which garbage collection deletes it, with what only it has
+
+        BranchExistsError if there is one of the name.
+        """
+        from storage_engine.runtime.branches import create_branch
+
+        with self._core.use("create_branch"):
+            return create_branch(
+                self._core.repository, name, at, owner=owner, expires_in=expires_in
+            )
+
+    def delete_branch(self, name: str) -> Branch:
+        """Delete a branch; one that was merged leaves what it brought. A branch with children, or
+        a protected one, is refused."""
+        from storage_engine.runtime.branches import branches_of
+
+        with self._core.use("delete_branch"):
+            return branches_of(self._core.repository).delete(name)
+
+    def merge(
+        self,
+        source: str,
+        *,
+        on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+        dry_run: bool = False,
+        meta: Mapping[str, str] | None = None,
+    ) -> MergeReport:
+        """Bring the net changes of a branch of this one into it, all types in one commit, or say
+        with `dry_run` what that would be.
+
+        on_conflict:  of a row that both sides have changed: "fail" (MergeConflictError has all of
+                      them, and nothing is done), "ours" keeps it, "theirs" takes the branch's,
+                      "fields" combines changes to different fields, and a function `(base, ours,
+                      theirs) -> row` decides by itself; or one of these by type
+        meta:         texts kept with the commit
+
+        The branch's events go out, and its units of work count here, from now on. It stays as it
+        is: go on with it, or delete it.
+        """
+        from storage_engine.runtime.branches import branches_of, policies
+
+        with self._core.use("merge"):
+            core, branches = self._core, branches_of(self._core.repository)
+            chosen = policies(on_conflict, core.types, core.repository)
+            texts, holder = arguments.texts("meta", meta), core.settings.instance_metadata
+
+            def work() -> MergeReport:
+                return branches.merge(
+                    source, chosen, dry_run=dry_run, metadata=texts, holder=holder
+                )
+
+            return core.migrate(work, "merge")
+
+    def update_branch(
+        self,
+        *,
+        on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+        dry_run: bool = False,
+        meta: Mapping[str, str] | None = None,
+    ) -> MergeReport:
+        """Bring what its parent has changed since into this session's branch, as one commit; the
+        arguments are those of `merge`, and "ours" is this branch."""
+        from storage_engine.runtime.branches import branches_of, policies
+
+        with self._core.use("update_branch"):
+            core, branches = self._core, branches_of(self._core.repository)
+            chosen = policies(on_conflict, core.types, core.repository)
+            texts, holder = arguments.texts("meta", meta), core.settings.instance_metadata
+
+            def work() -> MergeReport:
+                return branches.update(chosen, dry_run=dry_run, metadata=texts, holder=holder)
+
+            return core.migrate(work, "update_branch")
+
+    def protect_branch(self, name: str, protected: bool = True) -> Branch:
+        """Let a branch, or main, take merges only: commits raise ProtectedBranchError."""
+        from storage_engine.runtime.branches import branches_of
+
+        with self._core.use("protect_branch"):
+            return branches_of(self._core.repository).protect(name, protected)
 
     # --- the storage ----------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ GLOBAL = {
     "--db",
     "--config",
     "--models",
+    "--branch",
     "--json",
     "--verbose",
     "--debug",

@@ -109,6 +109,7 @@ class World:
         skew: float = 0.0,
         faults: FaultPlan | None = None,
         merges: TierPolicy | None = None,
+        branch: str | None = None,
         **settings: Any,
     ) -> Writer:
         """`merges`: it keeps the storage compact, as a session does; only then does it."""
@@ -117,7 +118,7 @@ class World:
             **{"runtime_id": name or "writer", "s3_lease_ttl_ms": LEASE_TTL_MS, **settings}
         )
         with mock.patch.object(engine, "Duck", return_value=shared_duck()):
-            repo = open_object_repository(store, config)
+            repo = open_object_repository(store, config, branch=branch)
         assert isinstance(repo, ObjectRepository)
         if merges is not None:
             keep_compact(repo, merges)

@@ -107,6 +107,9 @@ def test_prefixes_do_not_overlap_and_hold_every_key() -> None:
         layout.TYPES: layout.SCHEMA,
         layout.schema_versions("entity", "T"): layout.SCHEMA,
         layout.tag("t"): layout.TAGS,
+        layout.branch_head("run/42"): layout.BRANCHES,
+        layout.branch_lock("run/42", "0" * 32): layout.BRANCHES,
+        layout.index("entity", "T", layout.branch_indices("a", "0" * 32)): layout.BRANCHES,
         layout.quarantine("entity", "T", "a"): layout.QUARANTINE,
         layout.event("n", now, "e"): layout.EVENTS,
         layout.position("n", "h"): layout.EVENTS,
@@ -124,12 +127,21 @@ def test_keys_are_taken_apart_as_they_were_made() -> None:
     manifest = layout.manifest(12, "0a1b2c3d")
     assert layout.is_manifest(manifest)
     assert layout.manifest_prefix(manifest) == prefix
-    assert layout.commit_attempt(manifest) == (12, prefix)
+    assert layout.commit_attempt(manifest) == (12, prefix, "")
+    incarnation = "0123456789abcdef" * 2
+    on_branch = layout.manifest(12, layout.on_chain("0a1b2c3d", incarnation))
+    attempt = layout.commit_attempt(on_branch)
+    assert attempt == (12, layout.manifest_prefix(on_branch), incarnation)
+    staged_there = layout.on_chain(layout.new_id(), incarnation)
+    assert layout.attempt_incarnation(staged_there) == incarnation
+    assert layout.attempt_incarnation(layout.new_id()) == ""
+    assert layout.checkpoint_incarnation(layout.checkpoint(7, staged_there)) == incarnation
+    assert layout.checkpoint_incarnation(layout.checkpoint(7, layout.new_id())) == ""
     assert layout.commit_attempt("commits/readme") is None
     for part in (None, 3):
         for version in ("v1", "v2"):
             key = layout.data_file(prefix, "relation", "Owns", version, 2, part)
-            assert layout.commit_attempt(key) == (12, prefix)
+            assert layout.commit_attempt(key) == (12, prefix, "")
             assert layout.data_file_type(key) == ("relation", "Owns")
     staged = layout.staged_part("0a1b2c3d", "entity", "Customer", 1, "00000-x")
     assert layout.staged_attempt(staged) == "0a1b2c3d"
@@ -175,13 +187,14 @@ def test_event_keys() -> None:
 
 
 def test_collection_lists_what_the_table_says(either_world: World) -> None:
-    """And to know what is needed the indices and tags, nothing else."""
+    """And to know what is needed the indices, the tags and (v2) the branches, nothing else."""
     writer = either_world.open("collector")
     listed: list[str] = []
     writer.store.on_request(lambda kind, key: listed.append(key) if kind == "LIST" else None)
     plan_gc(writer.repo)
     collected = [prefix.path for prefix in layout.PREFIXES if prefix.collected is not None]
-    assert set(listed) == {*collected, *layout.INDEX_FOLDERS, layout.TAGS}
+    branches = [layout.BRANCHES] if either_world.engine_version == "v2" else []
+    assert set(listed) == {*collected, *layout.index_folders(), layout.TAGS, *branches}
     assert [key for key in listed if key in layout.REACHED_PREFIXES] == [*layout.REACHED_PREFIXES]
 
 

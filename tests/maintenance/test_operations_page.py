@@ -133,6 +133,7 @@ def test_the_copy_knows_every_prefix(example: ModuleType) -> None:
         layout.INDICES: example.CAN_CHANGE,
         layout.SCHEMA: example.CAN_CHANGE,
         layout.TAGS: example.CAN_CHANGE,
+        layout.BRANCHES: example.CAN_CHANGE,
         layout.PAGES: None,
         layout.QUARANTINE: None,
         layout.EVENTS: example.EVENTS,

@@ -49,6 +49,8 @@ _STEP_S = 0.1  # between two looks whether the process is ending
 
 def keep_compact(repository: ObjectRepository, policy: TierPolicy | None = None) -> None:
     """Have an opened storage merge its own tails, unless its settings say no."""
+    if repository.fork is not None:
+        return  # what a branch writes is merged, or thrown away
     if repository.config.auto_compact and repository.upkeep is None:
         merges = BackgroundMerges(repository, policy or TierPolicy())
         repository.upkeep = merges

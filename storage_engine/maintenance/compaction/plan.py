@@ -307,6 +307,11 @@ def plan_compaction(
     opened = repository.objects
     if opened is None:
         return CompactionPlan(repository.uri, repository.head_commit_id(), "", (), NOT_NEEDED)
+    if opened.fork is not None:
+        raise ConfigurationError(
+            f"branch {opened.branch!r} is not compacted: it shares its files with the parent. "
+            "Merge it often, and compact main"
+        )
     head = opened.chain.read_head().head
     truth = state.current_checkpoint(opened.chain, head).entries
     policy = policy or CompactionPolicy()

@@ -16,9 +16,10 @@ from enum import Enum
 from typing import Any
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.branches import Branch
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef, from_json, parse_timestamp
-from storage_engine.errors import IntegrityError
+from storage_engine.errors import ConfigurationError, IntegrityError
 from storage_engine.index.record import IndexObjects
 from storage_engine.maintenance.gc.reach import (
     Reach,
@@ -38,6 +39,8 @@ ORPHAN_STAGED = "staged by a writer that is silent"
 ORPHAN_SNAPSHOT = "snapshot that nothing needs"
 OLD_CHECKPOINT = "checkpoint that nothing needs"
 SILENT_ATTEMPT = "heartbeat of a silent writer"
+GONE_BRANCH = "of a branch that is gone"
+OF_BRANCH = "of a branch that lives"
 EXPIRED_LEASE = "lease of a compaction that has ended"
 EXPIRED_TICKET = "ticket of a writer that waits no more"
 COMPACTED = "replaced by a snapshot"
@@ -70,6 +73,9 @@ class GarbageObject:
     fence: Fence = Fence.NONE
     attempt: str | None = None
     ref: TypeRef | None = None
+    # Whose head must be rewritten where a fence needs that: a branch's, by its incarnation; main's
+    # (empty), or all of them (None), as a stalled merge of anybody's may name it.
+    chain: str | None = ""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -91,6 +97,7 @@ class GcPlan:
     doomed: tuple[GarbageObject, ...]
     kept: Mapping[str, int] = field(default_factory=dict)  # why -> objects
     notes: tuple[str, ...] = ()
+    expired: tuple[str, ...] = ()  # branches past their time, children first
 
     @property
     def bytes(self) -> int:
@@ -119,6 +126,7 @@ class GcPlan:
             },
             "kept": dict(self.kept),
             "notes": list(self.notes),
+            **({"expired_branches": list(self.expired)} if self.expired else {}),
             "doomed": [doomed.as_dict() for doomed in self.doomed[:limit]],
         }
 
@@ -132,6 +140,10 @@ def plan_gc(
 ) -> GcPlan:
     """Find what may go. Raises IntegrityError when a root (chain, checkpoint, tag) cannot be
     read: then nothing can be said to be garbage."""
+    if repository.fork is not None:
+        raise ConfigurationError(
+            f"garbage is what no branch needs: collect it on main, not on {repository.branch!r}"
+        )
     repository.flush()
     indices = IndexObjects(repository.store, engine_version=repository.engine_version)
     return _Planner(repository, indices, grace, purge_compacted, progress).plan()
@@ -163,12 +175,14 @@ class _Planner:
         self._notes: list[str] = []
 
     def plan(self) -> GcPlan:
-        first = reach(self._chain, self._indices, self._chain.read_head().head)
+        first = reach(self._chain, self._indices)
         heartbeats = self._heartbeats()
         candidates = [info for info in self._listed() if not self._obviously_needed(info, first)]
         # Look again: what was published while we listed is in the log now.
-        now = reach(self._chain, self._indices, self._chain.read_head().head)
+        now = reach(self._chain, self._indices)
         checkpoints = [c for c in candidates if c.key.startswith(layout.CHECKPOINTS)]
+        of_branches = [c for c in checkpoints if layout.checkpoint_incarnation(c.key)]
+        checkpoints = [c for c in checkpoints if not layout.checkpoint_incarnation(c.key)]
         floor = retained(self._chain, now.head, checkpoints, self._cutoff)
         uploaded = {info.key: info.modified for info in checkpoints}
         dead = {
@@ -182,6 +196,8 @@ class _Planner:
             *self._staged(candidates, now, floor, heartbeats),
             *self._snapshots(candidates, now, floor, heartbeats, checkpoints, dead),
             *self._checkpoints(checkpoints, now, floor, dead),
+            *self._branch_checkpoints(of_branches, now),
+            *self._branch_leftovers(now),
             *self._attempts(heartbeats),
             *self._expired(),
         ]
@@ -197,6 +213,7 @@ class _Planner:
             tuple(sorted(doomed, key=lambda item: item.key)),
             dict(self._kept),
             tuple(self._notes),
+            tuple(self._expired_branches(now)),
         )
 
     # -- looking ------------------------------------------------------------------------------
@@ -260,6 +277,9 @@ class _Planner:
             if attempt is None:
                 self._kept["not ours"] += 1
                 continue
+            if attempt.incarnation:
+                yield from self._branch_commit(info, attempt, now, floor)
+                continue
             commit_id = attempt.commit_id
             if attempt.prefix in now.attempts:
                 yield from self._replaced(info, commit_id, now, floor)
@@ -268,6 +288,40 @@ class _Planner:
             elif not self._young(info):
                 fence = Fence.HEAD if commit_id > now.head.commit_id else Fence.NONE
                 yield GarbageObject(info.key, info.size, info.modified, ORPHAN_COMMIT, fence)
+
+    def _branch_commit(
+        self,
+        info: ObjectInfo,
+        attempt: layout.CommitAttempt,
+        now: Reach,
+        floor: RetainedCheckpoint | None,
+    ) -> Iterator[GarbageObject]:
+        """An attempt is judged by the head that it was meant for: main's ids say nothing of it."""
+        if attempt.prefix in now.attempts:
+            self._kept[OF_BRANCH] += not layout.is_history(info.key)
+            return
+        merged = now.staged_in_chain(self._chain)
+        if info.key in merged:
+            yield from self._replaced(info, merged[info.key], now, floor)
+            return
+        head = now.branches.get(attempt.incarnation)
+        if head is not None and attempt.commit_id > head.commit_id + 1:
+            self._kept["of a commit beyond head"] += 1
+        elif not self._young(info):
+            if head is None:
+                yield GarbageObject(
+                    info.key, info.size, info.modified, GONE_BRANCH, Fence.HEAD, chain=None
+                )
+            else:
+                fence = Fence.HEAD if attempt.commit_id > head.commit_id else Fence.NONE
+                yield GarbageObject(
+                    info.key,
+                    info.size,
+                    info.modified,
+                    ORPHAN_COMMIT,
+                    fence,
+                    chain=attempt.incarnation,
+                )
 
     def _replaced(
         self, info: ObjectInfo, commit_id: int, now: Reach, floor: RetainedCheckpoint | None
@@ -302,7 +356,11 @@ class _Planner:
         published = now.staged_in_chain(self._chain)
         for attempt, infos in by_attempt.items():
             named = [info for info in infos if info.key in published]
-            unnamed = [info for info in infos if info.key not in published]
+            rest = [info for info in infos if info.key not in published]
+            unnamed = [info for info in rest if info.key not in now.files_of_branches(self._chain)]
+            self._kept[OF_BRANCH] += len(rest) - len(unnamed)
+            incarnation = layout.attempt_incarnation(attempt)
+            judged_by = incarnation if incarnation in now.branches else None
             for info in named:
                 yield from self._replaced(info, published[info.key], now, floor)
             if attempt in heartbeats and heartbeats[attempt] is None:
@@ -310,7 +368,13 @@ class _Planner:
             elif sum(self._young(info) for info in unnamed) == 0:  # a sum: each one is counted
                 yield from (
                     GarbageObject(
-                        info.key, info.size, info.modified, ORPHAN_STAGED, Fence.ATTEMPT, attempt
+                        info.key,
+                        info.size,
+                        info.modified,
+                        ORPHAN_STAGED,
+                        Fence.ATTEMPT,
+                        attempt,
+                        chain=judged_by,
                     )
                     for info in unnamed
                 )
@@ -369,13 +433,59 @@ class _Planner:
         """Those written before the retained one (published before it, or never), and those that
         never were."""
         for info in checkpoints:
-            named = now.head.checkpoint is not None and now.head.checkpoint.path == info.key
-            if named or info.key in now.pinned or (floor is not None and info.key == floor.key):
+            if (
+                info.key in now.checkpoints
+                or info.key in now.pinned
+                or (floor is not None and info.key == floor.key)
+            ):
                 continue
             older = floor is not None and info.modified < floor.uploaded
             if (older or info.key in dead) and not self._young(info):
                 fence = Fence.HEAD if info.key in dead else Fence.NONE
                 yield GarbageObject(info.key, info.size, info.modified, OLD_CHECKPOINT, fence)
+
+    def _branch_checkpoints(
+        self, checkpoints: Iterable[ObjectInfo], now: Reach
+    ) -> Iterator[GarbageObject]:
+        """A branch has the one that its head names; older ones are read within the grace."""
+        for info in checkpoints:
+            if info.key in now.checkpoints or info.key in now.pinned or self._young(info):
+                continue
+            incarnation = layout.checkpoint_incarnation(info.key)
+            alive = incarnation in now.branches
+            yield GarbageObject(
+                info.key,
+                info.size,
+                info.modified,
+                OLD_CHECKPOINT if alive else GONE_BRANCH,
+                Fence.HEAD,
+                chain=incarnation if alive else None,
+            )
+
+    def _branch_leftovers(self, now: Reach) -> Iterator[GarbageObject]:
+        for info in now.leftovers:
+            if not self._young(info):
+                yield GarbageObject(info.key, info.size, info.modified, GONE_BRANCH)
+
+    def _expired_branches(self, now: Reach) -> Iterator[str]:
+        """Branches past their time, children before their parents. One with a child that lives on
+        stays, and so does a protected one."""
+        moment = self._chain.store.now()
+        listed = {inc: Branch.of(head) for inc, head in now.branches.items()}
+        parents = {
+            inc: head.fork.parent_incarnation
+            for inc, head in now.branches.items()
+            if head.fork is not None
+        }
+        ended = {i for i, b in listed.items() if b.expired(moment) and not b.protected}
+        while blocked := {parents[i] for i in listed if i not in ended} & ended:
+            ended -= blocked
+
+        def depth(incarnation: str) -> int:
+            return 1 + depth(parents[incarnation]) if incarnation in parents else 0
+
+        for incarnation in sorted(ended, key=lambda i: (-depth(i), listed[i].name)):
+            yield listed[incarnation].name
 
     def _attempts(self, heartbeats: Mapping[str, GarbageObject | None]) -> Iterator[GarbageObject]:
         yield from (heartbeat for heartbeat in heartbeats.values() if heartbeat is not None)

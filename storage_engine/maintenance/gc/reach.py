@@ -2,7 +2,7 @@
 
 Roots are the chain (its manifests always stay), the state as of head, the checkpoints that a
 reader within its grace may still use, the indices, and the tags. An object is needed when one of
-them names it.
+them names it. Each branch has such roots of its own: its head, the chain behind it and its indices.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from storage_engine.commitlog import layout, state
+from storage_engine.commitlog.branches import heads_among
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Checkpoint,
@@ -55,38 +56,122 @@ class Reach:
     indexed: dict[str, TypeRef]  # data files that an index names
     pinned: dict[str, str]  # data files and checkpoints -> the tag that keeps them
     purged: Mapping[TypeRef, int]  # types whose rows up to a commit were given up
+    branches: Mapping[str, Head] = field(default_factory=dict)  # by incarnation
+    checkpoints: frozenset[str] = frozenset()  # that a head names
+    leftovers: tuple[ObjectInfo, ...] = ()  # of branches that are gone
     _staged: dict[str, int] | None = field(default=None, repr=False)
+    _branch_files: frozenset[str] | None = field(default=None, repr=False)
 
     def needs(self, key: str) -> bool:
         """Whether a data file must stay whatever else is true."""
         return key in self.files or key in self.indexed or key in self.pinned
 
     def staged_in_chain(self, chain: Chain) -> dict[str, int]:
-        """Staged files that a commit published, and which, replaced by a snapshot or not. Only
-        manifests know, so they are read, once."""
+        """Files that a commit published and did not write itself (staged before it, or adopted
+        from a branch by a merge), and which commit, replaced by a snapshot or not. Only manifests
+        know, so they are read, once."""
         if self._staged is None:
             self._staged = {
                 file.path: manifest.commit_id
-                for _, manifest in history(chain, self.head)
+                for link, manifest in history(chain, self.head)
                 for file in manifest.files
-                if file.path.startswith(layout.STAGED)
+                if not file.path.startswith(f"{layout.manifest_prefix(link.path)}/")
             }
         return self._staged
 
+    def files_of_branches(self, chain: Chain) -> frozenset[str]:
+        """What commits of branches that live have published, also if it is not needed now."""
+        if self._branch_files is None:
+            self._branch_files = frozenset(
+                file.path
+                for head in self.branches.values()
+                if head.fork is not None
+                for _, manifest in chain.stretch(head.link, above=head.fork.base_commit)
+                for file in manifest.files
+            )
+        return self._branch_files
 
-def reach(chain: Chain, indices: IndexObjects, head: Head) -> Reach:
-    """Ask everything that can name an object."""
+
+def reach(chain: Chain, indices: IndexObjects, head: Head | None = None) -> Reach:
+    """Ask everything that can name an object, as of a head of main or as of now."""
+    head = head if head is not None else chain.read_head().head
     now = state.current_checkpoint(chain, head)
-    attempts = {layout.manifest_prefix(point.manifest_path) for point in chain.commit_points(now)}
-    files = {f.path for entries in now.entries.values() for f in _files(entries)}
-    return Reach(
+    attempts, files = _named_by(chain, now)
+    needed = Reach(
         head=head,
-        attempts=frozenset(attempts),
-        files=frozenset(files),
+        attempts=attempts,
+        files=files,
         indexed=_indexed(chain, indices, head),
         pinned=_pinned(chain, head),
         purged=purged_upto(now.schemas),
+        checkpoints=frozenset([head.checkpoint.path] if head.checkpoint is not None else []),
     )
+    return _with_branches(chain, indices, needed) if indices.engine_version == "v2" else needed
+
+
+def _named_by(chain: Chain, now: Checkpoint) -> tuple[frozenset[str], frozenset[str]]:
+    """The attempts and the data files of a chain."""
+    points = chain.commit_points(now)
+    return (
+        frozenset(layout.manifest_prefix(point.manifest_path) for point in points),
+        frozenset(f.path for entries in now.entries.values() for f in _files(entries)),
+    )
+
+
+def _with_branches(chain: Chain, indices: IndexObjects, main: Reach) -> Reach:
+    """Also what the branches need, and tags of branches that are gone."""
+    objects, heads = _branch_heads(chain, main.head)
+    alive = {head.incarnation: head for head in heads}
+    for head in heads:
+        assert head.fork is not None
+        attempts, files = _named_by(chain, state.current_checkpoint(chain, head))
+        main.attempts |= attempts
+        main.files |= files
+        if head.checkpoint is not None:
+            main.checkpoints |= {head.checkpoint.path}
+        under = layout.branch_indices(head.fork.branch, head.fork.incarnation)
+        own = IndexObjects(chain.store, engine_version=indices.engine_version, under=under)
+        main.indexed |= _indexed(chain, own, head)
+    for tag in list_tags(chain, main.head):
+        if tag.incarnation and tag.incarnation not in alive:
+            main.attempts |= _attempts_below(chain, tag)
+    main.branches = alive
+    main.leftovers = tuple(
+        info
+        for info in objects
+        if (branch := layout.branch_of(info.key)) is not None
+        and branch.incarnation
+        and branch.incarnation not in alive
+    )
+    return main
+
+
+def _branch_heads(chain: Chain, main: Head) -> tuple[list[ObjectInfo], list[Head]]:
+    """Objects of branches, and their heads, read until no branch was made meanwhile: a new one may
+    have been forked from an older head than was read of its parent, which must be read again."""
+    while True:
+        objects = list(chain.store.list(layout.BRANCHES))
+        keys = [info.key for info in objects]
+        heads = [v.head for v in heads_among(chain.store, keys, log_id=main.log_id)]
+        if not heads:
+            return objects, []
+        again = {info.key for info in chain.store.list(layout.BRANCHES)}
+        made = {key for key in again if key not in keys}
+        if not any((b := layout.branch_of(key)) is not None and not b.incarnation for key in made):
+            return objects, heads
+
+
+def _attempts_below(chain: Chain, tag: Tag) -> frozenset[str]:
+    """The commits down to a tagged one, of which the branch is gone."""
+    floor = tag.checkpoint.commit_id if tag.checkpoint is not None else 0
+    paths = []
+    if tag.manifest_path is not None:
+        top = ManifestLink(tag.commit_id, tag.manifest_path)
+        paths += [link.path for link, _ in chain.stretch(top, above=min(floor, tag.commit_id - 1))]
+    if tag.checkpoint is not None:
+        points = chain.commit_points(chain.checkpoint(tag.checkpoint))
+        paths += [point.manifest_path for point in points if point.commit_id <= tag.commit_id]
+    return frozenset(layout.manifest_prefix(path) for path in paths)
 
 
 def history(chain: Chain, head: Head) -> Iterator[tuple[ManifestLink, Manifest]]:
@@ -104,11 +189,7 @@ def history(chain: Chain, head: Head) -> Iterator[tuple[ManifestLink, Manifest]]
 
 
 def _indexed(chain: Chain, indices: IndexObjects, head: Head) -> dict[str, TypeRef]:
-    refs = [
-        layout.index_type(info.key)
-        for prefix in layout.INDEX_FOLDERS
-        for info in chain.store.list(prefix)
-    ]
+    refs = indices.listed(chain.store)
     versions = chain.parallel.map(lambda ref: indices.read(ref, log_id=head.log_id), refs)
     return {
         file.path: ref

@@ -19,11 +19,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.branches import Branch, delete_branch, list_heads, read_branch
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.json_object import Won, write_conditionally
-from storage_engine.commitlog.lock import Lease, Tenure
+from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
 from storage_engine.commitlog.records import timestamp, to_json
-from storage_engine.errors import HeadMismatchError, IntegrityError, StorageBackendError
+from storage_engine.errors import (
+    ConfigurationError,
+    HeadMismatchError,
+    IntegrityError,
+    ProtectedBranchError,
+    StorageBackendError,
+    UnknownBranchError,
+)
 from storage_engine.index.record import IndexObjects, TypeIndex
 from storage_engine.index.verify import Examination
 from storage_engine.maintenance.gc.plan import Fence, GarbageObject, GcPlan, moment_in, silence
@@ -36,6 +44,7 @@ from storage_engine.objectstore.protocol import (
     OutcomeUnknown,
     PreconditionFailed,
 )
+from storage_engine.repository.object.branches import lock_key
 from storage_engine.repository.object.engine import ObjectRepository
 
 log = logging.getLogger(__name__)
@@ -57,6 +66,7 @@ class GcReport:
     bytes: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     spared: int = 0
+    branches: list[str] = field(default_factory=list)  # expired ones that were deleted
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -65,6 +75,7 @@ class GcReport:
             "bytes": self.bytes,
             "reasons": dict(sorted(self.reasons.items())),
             "spared": self.spared,
+            **({"expired_branches": list(self.branches)} if self.branches else {}),
         }
 
 
@@ -99,10 +110,12 @@ class _Sweeper:
         if self._chain.read_head().head.log_id != self._plan.head.log_id:
             self._report.spared = len(self._plan.doomed)
             return self._report  # the storage was begun anew
+        self._delete_expired()
         if fenced:
             self._repository.flush()
             examined = self._examine(fenced)
             given_up, version = self._fence(fenced, examined)
+            self._fence_branches(given_up)
             left = self._still_doomed(given_up, version)
             plain += self._delete_reusable(left)
         self._delete(plain)
@@ -217,15 +230,67 @@ class _Sweeper:
         version = self._chain.read_head()
         if version.head.log_id != self._plan.head.log_id:
             raise IntegrityError("the storage was begun anew meanwhile; nothing was deleted")
+        fenced = self._rewritten(self._chain.head_key, version)
+        if fenced is not None:
+            self._chain.note_head(fenced)
+        return fenced
+
+    def _rewritten(self, key: str, version: HeadVersion) -> HeadVersion | None:
         head = replace(version.head, write_id=layout.new_write_id())
         outcome = write_conditionally(
-            self._store, layout.HEAD, head.to_bytes(), write_id=head.write_id, etag=version.etag
+            self._store, key, head.to_bytes(), write_id=head.write_id, etag=version.etag
         )
-        if not isinstance(outcome, Won):
-            return None
-        fenced = HeadVersion(head, outcome.etag)
-        self._chain.note_head(fenced)
-        return fenced
+        return HeadVersion(head, outcome.etag) if isinstance(outcome, Won) else None
+
+    # -- branches -----------------------------------------------------------------------------
+
+    def _delete_expired(self) -> None:
+        """What only they have is garbage from now on, for the next run."""
+        log_id = self._plan.head.log_id
+        for name in self._plan.expired:
+            version = read_branch(self._store, name, log_id=log_id)
+            if version is None or not Branch.of(version.head).expired(self._store.now()):
+                continue
+            try:
+                delete_branch(self._store, name, log_id=log_id)
+            except (ConfigurationError, UnknownBranchError, ProtectedBranchError) as error:
+                log.info("expired branch %s stays: %s", name, error)
+                continue
+            log.info("expired branch %s was deleted", name)
+            self._report.branches.append(name)
+
+    def _fence_branches(self, doomed: Sequence[GarbageObject]) -> None:
+        """Rewrite the heads of branches that a stalled writer or merge could still move to what is
+        doomed, each under its own lock. One that is gone moves nowhere."""
+        fenced = [item for item in doomed if item.fence in (Fence.HEAD, Fence.ATTEMPT)]
+        wanted = {item.chain for item in fenced}
+        if not wanted - {""}:
+            return
+        for version in list_heads(self._store, log_id=self._plan.head.log_id):
+            if None in wanted or version.head.incarnation in wanted:
+                self._fence_branch(version)
+
+    def _fence_branch(self, version: HeadVersion) -> None:
+        fork = version.head.fork
+        assert fork is not None
+        lock = self._repository.lock
+        own = WriteLock(
+            self._store,
+            owner_id=lock.owner_id,
+            lease_ttl_ms=lock.lease_ttl_ms,
+            timeout_ms=lock.timeout_ms,
+            key=lock_key(fork),
+        )
+        with Tenure() as tenure, tenure:
+            lease = own.acquire(tenure)
+            for _ in range(_ATTEMPTS):
+                lease.guard()
+                now = read_branch(self._store, fork.branch, log_id=version.head.log_id)
+                if now is None or now.head.incarnation != fork.incarnation:
+                    return
+                if self._rewritten(layout.branch_head(fork.branch), now) is not None:
+                    return
+        raise HeadMismatchError(_ATTEMPTS)
 
     def _rewrite_indices(
         self, examined: Sequence[Examination], version: HeadVersion, lease: Lease
@@ -270,13 +335,15 @@ class _Sweeper:
         if now.needs(item.key):
             return True
         if item.key.startswith(layout.CHECKPOINTS):
-            named = now.head.checkpoint
-            return named is not None and named.path == item.key
+            return item.key in now.checkpoints
         if item.fence is Fence.HEAD:
             attempt = layout.commit_attempt(item.key)
-            return attempt is not None and attempt.prefix in now.attempts
+            if attempt is not None and attempt.prefix in now.attempts:
+                return True
+            return item.chain != "" and item.key in now.staged_in_chain(self._chain)
         if item.fence is Fence.ATTEMPT:
-            return item.key in now.staged_in_chain(self._chain)
+            published = now.staged_in_chain(self._chain)
+            return item.key in published or item.key in now.files_of_branches(self._chain)
         return False
 
     def _delete_reusable(self, doomed: Sequence[GarbageObject]) -> list[GarbageObject]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from storage_engine.commitlog import layout
-from storage_engine.commitlog.chain import Chain
-from storage_engine.errors import OntologiaError
+from storage_engine.commitlog.branches import chain_of, list_heads
+from storage_engine.errors import IntegrityError, OntologiaError, UnknownBranchError
 from storage_engine.maintenance.indices import index_verifier
 from storage_engine.maintenance.integrity.data import RowCheck, check_files
 from storage_engine.maintenance.integrity.log import Log, LogCheck
@@ -81,19 +80,75 @@ def _check_models(
 
 
 def _check_objects(repository: ObjectRepository, report: IntegrityReport, tell: Progress) -> None:
-    log = LogCheck(repository.store, report, tell).run()
+    seen: set[str] = set()
+    log = _check_chain(repository, report, tell, seen)
+    if log is None:
+        return
+    if report.deep:
+        RowCheck(repository, log, report, tell).run()
+    if repository.fork is None and repository.engine_version == "v2":
+        _check_branches(repository, log, report, tell, seen)
+
+
+def _check_chain(
+    repository: ObjectRepository,
+    report: IntegrityReport,
+    tell: Progress,
+    seen: set[str],
+    inherited: Log | None = None,
+) -> Log | None:
+    """A log, its indices and files, but for those that were seen before."""
+    check = LogCheck(
+        repository.store, report, tell, head_key=repository.chain.head_key, inherited=inherited
+    )
+    log = check.run()
     if log is not None:
         # Where the log contradicts itself, it proves nothing of an index.
         if not any(finding.area in {"chain", "checkpoint"} for finding in report.findings):
             _check_indices(repository, log, report)
-        check_files(repository.store, log, repository.engine_version, report, tell)
-        if report.deep:
-            RowCheck(repository, log, report, tell).run()
+        check_files(repository.store, log, repository.engine_version, report, tell, seen)
+    return log
+
+
+def _check_branches(
+    repository: ObjectRepository,
+    main: Log,
+    report: IntegrityReport,
+    tell: Progress,
+    seen: set[str],
+) -> None:
+    """Every branch, as far as it is not main's. Rows are read of a branch that is verified by
+    itself."""
+    try:
+        heads = list_heads(repository.store, log_id=main.head.log_id)
+    except IntegrityError as error:
+        report.note("chain", "unreadable_head", str(error), key=error.key)
+        return
+    for version in heads:
+        own = IntegrityReport(report.uri)
+        branch = repository.on_branch(version.head)
+        try:
+            _check_chain(branch, own, tell, seen, main)
+        except UnknownBranchError:
+            continue  # it was deleted meanwhile
+        finally:
+            branch.close()
+        report.checked["branches"] += 1
+        report.checked["files"] += own.checked["files"]
+        for finding in own.findings:
+            report.note(
+                finding.area,
+                finding.reason,
+                f"branch {branch.branch}: {finding.message}",
+                key=finding.key,
+                commit_id=finding.commit_id,
+                type_name=finding.type_name,
+            )
 
 
 def _check_indices(repository: ObjectRepository, log: Log, report: IntegrityReport) -> None:
     """Whether an index says what the log does not; `index verify` tells what it lacks, too."""
-    anew = Chain(repository.store, repository.store.parallel)
+    anew = chain_of(repository.store, log.head)
     examined = index_verifier(repository, anew).examine(log.head, known_types=())
     for finding in examined.findings:
         if finding.reason in CONTRADICTIONS:
@@ -101,7 +156,7 @@ def _check_indices(repository: ObjectRepository, log: Log, report: IntegrityRepo
                 "index",
                 finding.reason,
                 f"index of {finding.type_name} {finding.message}",
-                key=finding.path or layout.index(finding.kind, finding.type_name),
+                key=finding.path or repository.indices.key((finding.kind, finding.type_name)),
                 commit_id=finding.commit_id,
                 type_name=finding.type_name,
             )

@@ -47,11 +47,14 @@ def check_files(
     engine_version: EngineVersion,
     report: IntegrityReport,
     progress: Progress,
+    seen: set[str],
 ) -> None:
-    """All files of the state as of head, each read once. What compaction replaced is not needed
-    any more, and may be gone."""
+    """All files of the state as of head, each read once, but for those that were `seen` before.
+    What compaction replaced is not needed any more, and may be gone."""
     specs = log.specs()
-    files = [f for entries in log.entries().values() for e in entries for f in e.files]
+    named = [f for entries in log.entries().values() for e in entries for f in e.files]
+    files = [f for f in named if f.path not in seen]
+    seen |= {f.path for f in files}
     done = 0
     for batch in _batches(files):
         for file, looked in zip(

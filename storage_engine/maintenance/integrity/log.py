@@ -104,7 +104,18 @@ def _purged(manifest: Manifest) -> list[TypeRef]:
 class LogCheck:
     """Reads and checks one log."""
 
-    def __init__(self, store: ObjectStore, report: IntegrityReport, progress: Progress) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        report: IntegrityReport,
+        progress: Progress,
+        *,
+        head_key: str = layout.HEAD,
+        inherited: Log | None = None,
+    ) -> None:
+        """`inherited`: a log that was checked, whose commits need not be looked at again."""
+        self._head_key = head_key
+        self._inherited = inherited
         self._store = store
         self._report = report
         self._progress = progress
@@ -114,9 +125,9 @@ class LogCheck:
     def run(self) -> Log | None:
         """None when there is no head to start from."""
         try:
-            head = Head.parse(self._store.get(layout.HEAD).data, key=layout.HEAD)
+            head = Head.parse(self._store.get(self._head_key).data, key=self._head_key)
         except IntegrityError as error:
-            self._report.note("chain", "unreadable_head", str(error), key=layout.HEAD)
+            self._report.note("chain", "unreadable_head", str(error), key=self._head_key)
             return None
         self._report.head_commit_id = head.commit_id
         log = Log(head)
@@ -154,11 +165,14 @@ class LogCheck:
     # -- chain --------------------------------------------------------------------------------
 
     def _walk(self, log: Log) -> None:
-        by_commit = self._listed()
+        by_commit = self._listed() if self._inherited is None else {}
         head, path, expected = log.head, log.head.manifest_path, log.head.commit_id
         seen: set[str] = set()
         child: Manifest | None = None
         while path is not None:
+            if self._inherited is not None and path in self._inherited.hashes:
+                self._join(log, path, child, expected)
+                return
             if path in seen:
                 self._chain("cycle", f"commit {expected + 1} leads back to {path}", path)
                 return
@@ -184,6 +198,17 @@ class LogCheck:
         if expected != 0:
             self._chain("broken_chain", f"ends at commit {expected + 1} instead of 1", None)
         log.complete = expected == 0
+
+    def _join(self, log: Log, path: str, child: Manifest | None, expected: int) -> None:
+        """Go on with commits that were checked as another log's."""
+        assert self._inherited is not None
+        below = [(p, m) for p, m in self._inherited.commits if m.commit_id <= expected]
+        log.hashes |= {p: self._inherited.hashes[p] for p, _ in below}
+        named = log.head.commit_sha256 if child is None else child.parent_sha256
+        if named and named != log.hashes[path]:
+            self._chain("hash_mismatch", "a branch names another content", path, expected)
+        log.commits = [*below, *reversed(log.commits)]
+        log.complete = self._inherited.complete
 
     def _check_manifest(
         self,
@@ -371,6 +396,8 @@ class LogCheck:
             inside = [n for n in left if entry.contains(n)]
             replaced = [file for n in inside for file in left.pop(n)]
             span = f"{kind[1]} {entry.min_commit_id}-{entry.max_commit_id}"
+            if entry.files[0].upto is not None and replaced:
+                continue  # of a snapshot that reaches further than a branch's base
             if not replaced:
                 message = f"{span} covers no commit of the type, or one that is covered already"
                 self._checkpoints("wrong_entry", message, ref, kind[1])
@@ -403,6 +430,8 @@ class LogCheck:
                 continue
             if tag is None or (tag.log_id and log.head.log_id and tag.log_id != log.head.log_id):
                 continue
+            if tag.incarnation != log.head.incarnation:
+                continue  # of another branch
             self._report.checked["tags"] += 1
             log.tags.append(tag)
             if paths.get(tag.commit_id) != tag.manifest_path and log.complete:

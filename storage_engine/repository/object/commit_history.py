@@ -73,10 +73,8 @@ def identities(entries: Sequence[Entry]) -> int | None:
 
 def applied(chain: Chain, head: Head, unit: Idempotency) -> AppliedUnit | None:
     """What became of this unit of work, None when it is still to be done."""
-    mark = state.last_applied(chain, head, unit.app_id)
-    if mark is None or not mark.covers(unit.version):
-        return None
-    return AppliedUnit(mark.commit_id)
+    mark = state.applied(chain, head, unit.app_id, unit.version)
+    return AppliedUnit(mark.commit_id) if mark is not None else None
 
 
 def list_commit_changes(chain: Chain, versions: Versions, commit_id: int) -> list[dict[str, Any]]:

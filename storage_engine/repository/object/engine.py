@@ -18,16 +18,19 @@ from typing import Any, ClassVar, Protocol, Self
 import pyarrow as pa
 
 from storage_engine.commitlog import layout, state, tags
+from storage_engine.commitlog.branches import Branch, chain_of
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.lock import WriteLock, break_lock
 from storage_engine.commitlog.publisher import Publisher
 from storage_engine.commitlog.records import Head, TypeHead, TypeRef, timestamp
-from storage_engine.commitlog.swap import PublishedCommit
+from storage_engine.commitlog.series import FORMAT_OF_BRANCHES, MERGE, UPDATE, Draft
+from storage_engine.commitlog.swap import Base, PublishedCommit
 from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
+    ProtectedBranchError,
     SchemaMetadataError,
     StorageBackendError,
     UnsupportedEngineError,
@@ -45,13 +48,25 @@ from storage_engine.query.spec import When
 from storage_engine.repository.commit_queue import CommitQueue, PendingCommit, Turn
 from storage_engine.repository.duck import ConfinedDuck, Duck
 from storage_engine.repository.object import commit_history, stored_schema
+from storage_engine.repository.object.branches import (
+    Branches,
+    lock_key,
+    own_commit,
+    type_indices,
+)
 from storage_engine.repository.object.history import ObjectHistory
 from storage_engine.repository.object.outbox import projections
 from storage_engine.repository.object.read.executor import Engine, ObjectExecutor
 from storage_engine.repository.object.read.files import Scanner
 from storage_engine.repository.object.read.latest import Resident, Versions
 from storage_engine.repository.object.read.plan import CommitWindow
-from storage_engine.repository.object.stamp import Stamp, bring_forward, read_stamp, stamp_for
+from storage_engine.repository.object.stamp import (
+    Stamp,
+    allow_branches,
+    bring_forward,
+    read_stamp,
+    stamp_for,
+)
 from storage_engine.repository.object.write.commit import Parts
 from storage_engine.repository.object.write.group import GroupRun
 from storage_engine.repository.object.write.migrate import MigrationRun
@@ -108,16 +123,23 @@ class ObjectRepository(ABC):
         stamp: Stamp,
         log_id: str | None = None,
         opened_with: Head | None = None,
+        branch: Head | None = None,
+        beside: ObjectRepository | None = None,
     ) -> None:
-        """`log_id`: of the log that was there when the stamp was read, and its head."""
+        """`log_id`: of the log that was there when the stamp was read, and its head. `branch`: the
+        head of the branch to work on, instead of main. `beside`: whose store it is, which closes
+        it."""
         self.uri = store.uri
         self.backend = store.kind
         self.store = store
         self._config = config
         self._stamp = stamp
         self._owner = Owner(store.uri)
-        self.chain = Chain(store, store.parallel)
-        self._indices = IndexObjects(store, engine_version=self.engine_version)
+        self._beside = beside
+        self._others: dict[str, ObjectRepository] = {}
+        self.fork = branch.fork if branch is not None else None
+        self.chain = chain_of(store, branch) if branch is not None else Chain(store, store.parallel)
+        self._indices = type_indices(store, self.engine_version, branch)
         self._documents = Documents(store)
         self._duck = Duck(
             uri=store.uri,
@@ -158,6 +180,7 @@ class ObjectRepository(ABC):
             owner_id=config.runtime_id,
             lease_ttl_ms=config.s3_lease_ttl_ms,
             timeout_ms=config.s3_lock_timeout_ms,
+            key=lock_key(self.fork),
             warn=self._warn,
         )
         self._holder = self.lock.holder
@@ -177,6 +200,44 @@ class ObjectRepository(ABC):
         self._queue = CommitQueue(self._publish, lambda: store.now().timestamp())
         self._log_id = log_id
         self.history = ObjectHistory(self)
+
+    # -- branches -----------------------------------------------------------------------------
+
+    @property
+    def branch(self) -> str:
+        """The branch that this works on."""
+        return self.chain.branch
+
+    @property
+    def branches(self) -> Branches:
+        return Branches(self)
+
+    def allow_branches(self, head: Head) -> None:
+        """See to it that programs which know of no branches refuse this storage."""
+        self._owner.check()
+        if self._stamp.format < FORMAT_OF_BRANCHES or head.log_id != self._log_id:
+            self._stamp = allow_branches(self.store, self._stamp)
+
+    def on_branch(self, head: Head) -> ObjectRepository:
+        """The same storage on another branch (main for a head without fork), opened beside this
+        one: whoever asks closes it, and closes it first."""
+        return type(self)(
+            self.store,
+            self._config,
+            self._stamp,
+            head.log_id,
+            opened_with=head,
+            branch=head if head.fork is not None else None,
+            beside=self,
+        )
+
+    def beside(self, head: Head) -> ObjectRepository:
+        """The same storage on another branch, for as long as this one is open."""
+        with self._commit_mutex:
+            opened = self._others.get(head.incarnation)
+            if opened is None:
+                opened = self._others[head.incarnation] = self.on_branch(head)
+            return opened
 
     # -- what maintenance works with ----------------------------------------------------------
 
@@ -233,6 +294,9 @@ class ObjectRepository(ABC):
         if isinstance(reference, datetime):
             return state.commit_at(self.chain, head, reference)
         if isinstance(reference, str):
+            own = own_commit(self.chain, reference)
+            if own is not None:
+                return min(own, head.commit_id)
             return tags.resolve_tag(self.chain, reference, head).commit_id
         return min(max(reference, 0), head.commit_id)
 
@@ -393,6 +457,23 @@ class ObjectRepository(ABC):
             self._check_log,
         )
 
+    def publish_merge(
+        self, prepare: Callable[[Base], Draft | None], holder: Mapping[str, Any]
+    ) -> PublishedCommit | None:
+        """Publish what a merge or an update drafts, which protection does not refuse."""
+        self._owner.check()
+        with self._commit_mutex:
+            self.prepare_writing()
+            self._lock_for(holder)
+            return self.publisher.publish(prepare)
+
+    def reader(self) -> ObjectExecutor:
+        """For reads as of a head that is at hand."""
+        return ObjectExecutor(self._query_engine)
+
+    def types_at(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
+        return self._stored_types(head, refs)
+
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
 
@@ -422,6 +503,8 @@ class ObjectRepository(ABC):
 
     def _check_log(self, head: Head) -> None:
         """Another process may have erased the storage and begun anew, with another engine."""
+        if head.protected:
+            raise ProtectedBranchError(self.branch)
         if self._log_id is not None and head.log_id != self._log_id:
             stamp = stamp_for(self.store, read_stamp(self.store), head)
             if stamp.engine_version != self.engine_version:
@@ -443,23 +526,29 @@ class ObjectRepository(ABC):
     def close(self) -> None:
         if self._owner.elsewhere:
             return  # all of it is the parent's
+        for other in self._others.values():
+            other.close()
         self._queue.flush()
         self.publisher.flush()
         if self.upkeep is not None:
             self.upkeep.close()
         self._duck.close()
         self._sql_duck.close()
-        self.store.close()
+        if self._beside is None:
+            self.store.close()
 
     # -- after a commit -----------------------------------------------------------------------
 
     def _project(self, published: Sequence[PublishedCommit]) -> Sequence[Callable[[], object]]:
         """Of commits that were published together, oldest first."""
         latest = published[-1]
-        outbox = [
-            write for each in published for write in projections(self.store.bulk, each.manifest)
-        ]
-        catalogs = self._catalog_writes(published)
+        outbox: Sequence[Callable[[], object]] = ()
+        catalogs: Sequence[Callable[[], object]] = ()
+        if self.fork is None:  # of a branch, they are the merge's
+            outbox = [
+                write for each in published for write in projections(self.store.bulk, each.manifest)
+            ]
+            catalogs = self._catalog_writes(published)
         if not latest.base.lease.safe():
             self._warn(
                 f"lease ran out after commit {latest.manifest.commit_id} was published; "
@@ -481,7 +570,8 @@ class ObjectRepository(ABC):
     ) -> Sequence[Callable[[], object]]:
         manifest = published[-1].manifest
         types = LiveTypes(self.chain.type_heads(manifest) or {})
-        if manifest.kind in SCHEMA_KINDS:  # they are published alone
+        # Those that change schemas are published alone.
+        if manifest.kind in SCHEMA_KINDS or (manifest.kind == MERGE and manifest.schema):
             histories = stored_schema.recorded_histories(
                 self.chain, published[-1].head, manifest.schema_changed()
             )
@@ -544,6 +634,7 @@ class ObjectRepository(ABC):
             "store": self.backend,
             "uri": self.uri,
             "format": self._stamp.format,
+            **self._branch_facts(head),
             "head_commit_id": head.commit_id,
             "head_updated_at": head.updated_at,
             "checkpoint_commit_id": head.checkpoint.commit_id if head.checkpoint else None,
@@ -562,6 +653,12 @@ class ObjectRepository(ABC):
         if self.engine_version == "v2":
             info["type_layouts"] = _type_layouts(all_heads)
         return info
+
+    def _branch_facts(self, head: Head) -> dict[str, Any]:
+        """What is to be said of a branch; nothing of an unprotected main."""
+        if head.fork is None and not head.protected:
+            return {}
+        return {"branch": Branch.of(head).as_dict()}
 
     def requests(self) -> dict[str, int]:
         return dict(self.store.meter.snapshot())
@@ -593,7 +690,7 @@ class ObjectRepository(ABC):
 
     def break_lock(self, token: str | None, *, apply: bool = True) -> dict[str, Any] | None:
         """Take the write lock away, as `commitlog.lock` says; what it was, None if unreadable."""
-        state = break_lock(self.store, token, apply=apply).state
+        state = break_lock(self.store, token, key=self.lock.key, apply=apply).state
         if state is None:
             return None
         return {"owner_id": state.owner_id, "token": state.token, "holder": dict(state.holder)}
@@ -648,10 +745,11 @@ class S3RepositoryV2(ObjectRepository):
         after it until it is good.
         """
         manifest = published[-1].manifest
-        if not self._catalog_read and self._listed_types(published[-1]) is None:
+        looked = self._catalog_read or self.fork is not None
+        if not looked and self._listed_types(published[-1]) is None:
             return []
         self._catalog_read = True
-        if manifest.kind not in SCHEMA_KINDS:
+        if not manifest.schema or manifest.kind not in (*SCHEMA_KINDS, MERGE, UPDATE):
             return list(dict.fromkeys(r for each in published for r in each.manifest.touched()))
         heads = self.chain.type_heads(manifest) or {}
         purged = {(d["kind"], d["type_name"]) for d in manifest.schema.get("dropped", ())}

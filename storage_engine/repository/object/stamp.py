@@ -19,11 +19,12 @@ from storage_engine.commitlog import layout
 from storage_engine.commitlog.json_object import write_conditionally
 from storage_engine.commitlog.parsing import optional_int, parsing
 from storage_engine.commitlog.records import Head, from_json, timestamp, to_json
-from storage_engine.commitlog.series import FORMAT
-from storage_engine.errors import IntegrityError, UnsupportedEngineError
+from storage_engine.commitlog.series import FORMAT, FORMAT_OF_BRANCHES
+from storage_engine.errors import IntegrityError, StorageBackendError, UnsupportedEngineError
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 
 ENGINE_VERSIONS = ("v1", "v2")
+_ATTEMPTS = 8
 BACKEND = "s3"  # the layout's name, on any object store
 _LOG_ID = re.compile(r"(v\d+)-[0-9a-f]{32}")
 
@@ -111,6 +112,25 @@ def bring_forward(store: ObjectStore, stamp: Stamp) -> Stamp:
     return stamp
 
 
+def allow_branches(store: ObjectStore, stamp: Stamp) -> Stamp:
+    """Before there is a branch: a program that knows of none must not collect what it needs, nor
+    commit on what is protected. A storage without branches stays open to it."""
+    for _ in range(_ATTEMPTS):
+        stored = store.get(layout.ENGINE)
+        raw = from_json(stored.data, key=layout.ENGINE)
+        if _format_in(raw) >= FORMAT_OF_BRANCHES:
+            return replace(stamp, format=_format_in(raw))
+        write_id = layout.new_write_id()
+        data = to_json({**raw, "format": FORMAT_OF_BRANCHES, "write_id": write_id})
+        write_conditionally(store, layout.ENGINE, data, write_id=write_id, etag=stored.etag)
+    raise StorageBackendError(
+        f"{layout.ENGINE} of {store.uri} is written by others all the time: try again",
+        operation="create branch",
+        key=layout.ENGINE,
+        retryable=True,
+    )
+
+
 def _raise_format(store: ObjectStore, stamp: Stamp) -> None:
     """0 -> 1: a v1 storage from before engine versions gets its stamp.
     1 -> 2: nothing that is there changes; what is written from now on (hashes along the chain,
@@ -145,10 +165,10 @@ def _check(uri: str, stamp: Stamp) -> None:
         "engine_version": stamp.engine_version,
         "format": stamp.format,
     }
-    if stamp.format > FORMAT:
+    if stamp.format > FORMAT_OF_BRANCHES:
         raise UnsupportedEngineError(
             f"{uri} has storage format {stamp.format} ({layout.ENGINE}), this version knows up to "
-            f"{FORMAT}: upgrade ontologia first",
+            f"{FORMAT_OF_BRANCHES}: upgrade ontologia first",
             **facts,  # type: ignore[arg-type]
         )
     if stamp.engine_version not in ENGINE_VERSIONS or stamp.backend != BACKEND:

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import pyarrow as pa
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.commitlog.records import TypeRef, timestamp
 from storage_engine.commitlog.tags import Tag
 from storage_engine.config import OntologiaConfig
@@ -98,6 +99,7 @@ class SqliteRepository(ABC):
     """A storage in one SQLite file (or in memory, for as long as the repository is open)."""
 
     backend: str = control_tables.BACKEND
+    branch: str = MAIN
     engine_version: str
     objects: None = None
     shape: ClassVar[Shape]  # of its data tables, for compiled queries

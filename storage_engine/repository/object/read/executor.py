@@ -399,6 +399,12 @@ class ObjectExecutor:
         seen = CommitWindow(upto, max(window.since or 0, 0), window.history)
         return self._fetch(head, spec, seen, keys, early)[1]
 
+    def read_at(
+        self, head: Head, spec: TypeSpec, window: CommitWindow, keys: pa.Table | None = None
+    ) -> pa.Table:
+        """The same as of a head that is at hand."""
+        return self._fetch(head, spec, window, keys)[1]
+
     def _fetch(
         self,
         head: Head,

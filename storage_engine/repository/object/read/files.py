@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog import layout
@@ -371,6 +372,8 @@ def decode(spec: TypeSpec, data: bytes, item: DataFile) -> pa.Table:
     if file.commit_id_source != "column":
         commit_ids = pa.repeat(pa.scalar(entry.max_commit_id, pa.int64()), table.num_rows)
         table = table.add_column(0, "commit_id", commit_ids)
+    if file.upto is not None:
+        table = table.filter(pc.less_equal(table.column("commit_id"), file.upto))
     return table.select(schema.names).cast(schema)
 
 
@@ -444,12 +447,19 @@ def _from_payloads(spec: TypeSpec, opened: pq.ParquetFile) -> pa.Table:
 
 
 def _parquet_selects(names: Sequence[str], sources: Sequence[tuple[str, DataFile]]) -> list[str]:
-    own = [path for path, item in sources if item.file.commit_id_source == "column"]
+    own: dict[int | None, list[str]] = {}  # by the commit after which rows do not count
+    for path, item in sources:
+        if item.file.commit_id_source == "column":
+            own.setdefault(item.file.upto, []).append(path)
     given: dict[int, list[str]] = {}  # staged parts: their manifest gives the commit id
     for path, item in sources:
         if item.file.commit_id_source != "column":
             given.setdefault(item.entry.max_commit_id, []).append(path)
-    parts = [f"SELECT {_columns(names)} FROM {parquet(own)}"] if own else []
+    parts = [
+        f"SELECT {_columns(names)} FROM {parquet(paths)}"
+        + ("" if upto is None else f" WHERE commit_id <= {upto:d}")
+        for upto, paths in own.items()
+    ]
     rows = names[1:]
     if len(given) <= _UNITED:
         parts += [

@@ -198,6 +198,7 @@ class CommitRun:
                 self._chain.store,
                 schema_versions=schema_versions,
                 beat_s=self._config.s3_lease_ttl_ms / 3000,
+                attempt=layout.on_chain(layout.new_id(), self._chain.incarnation),
             )
             self._staging.begin(self._request.holder)
         for item in streams:
@@ -251,6 +252,10 @@ class CommitRun:
         heads = self._chain.type_heads_at(base.head)
         files: list[CommitFile] = []
         uploads: list[Upload] = []
+        prefix = layout.attempt_prefix(base.commit_id, base.attempt)
+        if incarnation := self._chain.incarnation:
+            # As staged parts, which leave the commit to the manifest: a merge can adopt them.
+            prefix = layout.staged_prefix(layout.on_chain(layout.new_id(), incarnation))
         for ref, (spec, delta) in evaluation.deltas.items():
             version = _version(heads.get(ref))
             table = stored_table(
@@ -258,10 +263,11 @@ class CommitRun:
                 delta.rows,
                 engine_version=self._engine_version,
                 schema_version_id=version,
-                commit_id=base.commit_id,
+                commit_id=None if self._chain.incarnation else base.commit_id,
             )
             encoded = encode_bytes(spec, table)
-            file, upload = self._place(base, spec, version, encoded, None, delta.inserted)
+            part = 0 if self._chain.incarnation else None
+            file, upload = self._place(prefix, spec, version, encoded, part, delta.inserted)
             files.append(file)
             uploads.append(upload)
         staged: list[CommitFile] = []
@@ -271,7 +277,8 @@ class CommitRun:
                 if ref in self._attempts:
                     self._attempts[ref].check(bulk.staged)
             else:
-                for file, upload in self._rewritten(base, spec, _version(heads.get(ref)), bulk):
+                version = _version(heads.get(ref))
+                for file, upload in self._rewritten(base, prefix, spec, version, bulk):
                     files.append(file)
                     uploads.append(upload)
         spooled = [file for file in staged if file.ref not in self._attempts]
@@ -303,7 +310,7 @@ class CommitRun:
 
     def _place(
         self,
-        base: Base,
+        prefix: str,
         spec: TypeSpec,
         version: int,
         encoded: EncodedPart,
@@ -311,18 +318,25 @@ class CommitRun:
         inserted: int,
     ) -> tuple[CommitFile, Upload]:
         key = layout.data_file(
-            layout.attempt_prefix(base.commit_id, base.attempt),
+            prefix,
             spec.kind,
             spec.name,
             self._engine_version,
             version,
             part,
         )
-        file = encoded.describe(spec, key, schema_version_id=version, part=part, inserted=inserted)
+        file = encoded.describe(
+            spec,
+            key,
+            schema_version_id=version,
+            part=part,
+            inserted=inserted,
+            commit_id_source="manifest" if self._chain.incarnation else "column",
+        )
         return file, Upload(key, encoded.content)
 
     def _rewritten(
-        self, base: Base, spec: TypeSpec, version: int, bulk: BulkParts
+        self, base: Base, prefix: str, spec: TypeSpec, version: int, bulk: BulkParts
     ) -> list[tuple[CommitFile, Upload]]:
         """v1 has no staged parts: bulk rows get their commit id and JSON now."""
         if self._scratch is None:
@@ -340,7 +354,7 @@ class CommitRun:
             name = f"{base.commit_id}-{base.attempt}-{spec.kind}-{spec.name}-{number}.parquet"
             encoded = encode_file(spec, table, Path(self._scratch.name) / name)
             position = number if len(bulk.parts) > 1 else None
-            placed.append(self._place(base, spec, version, encoded, position, part.inserted))
+            placed.append(self._place(prefix, spec, version, encoded, position, part.inserted))
         return placed
 
     def _type_head(self, spec: TypeSpec, before: TypeHead | None, commit_id: int) -> TypeHead:

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state
+from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.json_object import Documents
 from storage_engine.commitlog.records import CommitFile, Head, TypeHead, TypeRef
 from storage_engine.commitlog.schema_log import SchemaRecords
 from storage_engine.commitlog.series import Draft, Upload
 from storage_engine.commitlog.swap import Base, PublishedCommit
-from storage_engine.errors import CommitStateUnknownError, OntologiaError
+from storage_engine.errors import CommitStateUnknownError, ConfigurationError, OntologiaError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
 from storage_engine.repository.duck import Stream, quoted
@@ -163,6 +163,11 @@ class MigrationRun:
 
     def _check(self, head: Head) -> None:
         self._parts.check_log(head)
+        if self._chain.incarnation and any(drop.purge for drop in self._drops):
+            raise ConfigurationError(
+                f"rows are not purged on branch {self._chain.branch!r}, which shares them with its "
+                "parent: drop the type here, and purge on main"
+            )
         self._request.check_unmoved(stored_state(self._chain, self._documents, head))
 
     def _rewrite_rows(self, head: Head) -> None:
@@ -176,6 +181,7 @@ class MigrationRun:
                 self._chain.store,
                 schema_versions={m.ref: m.version for m in sources},
                 beat_s=self._parts.config.s3_lease_ttl_ms / 3000,
+                attempt=layout.on_chain(layout.new_id(), self._chain.incarnation),
             )
             stager = self._request.stager
             self._staging.begin(self._request.holder, stager.cancel if stager else None)

@@ -220,7 +220,7 @@ class StagedWrite:
             chain.store,
             schema_versions={spec.ref: self.schema_version_id},
             beat_s=config.s3_lease_ttl_ms / 3000,
-            attempt=attempt,
+            attempt=attempt or layout.on_chain(layout.new_id(), chain.incarnation),
         )
         self._files: tuple[CommitFile, ...] = ()
         self._upto = head.commit_id  # our rows take account of what was written until then

@@ -1,0 +1,235 @@
+"""Branches as sessions have them: made, looked at, compared, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from storage_engine.commitlog.branches import Branch
+from storage_engine.commitlog.layout import MAIN
+from storage_engine.commitlog.records import Head, TypeRef
+from storage_engine.errors import ConfigurationError, UnknownBranchError
+from storage_engine.model.spec import TypeSpec
+from storage_engine.query.reference import Reference, checked_reference
+from storage_engine.repository.object.branches import Branches, branch_reference
+from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.repository.object.merge import Policy
+from storage_engine.repository.object.merge.rows import POLICIES
+from storage_engine.repository.object.merge.run import Policies
+from storage_engine.repository.object.read.plan import CommitWindow
+from storage_engine.repository.protocol import Repository, no_branches
+from storage_engine.runtime.arguments import BoundTypes, StoredClass
+from storage_engine.runtime.stage_rows import Change, described
+
+
+def branches_of(repository: Repository) -> Branches:
+    """UnsupportedEngineError where a storage has none."""
+    objects = repository.objects
+    if objects is None or objects.engine_version == "v1":
+        raise no_branches(repository)
+    return objects.branches
+
+
+def create_branch(
+    repository: Repository,
+    name: str,
+    at: Reference | None = None,
+    *,
+    owner: str | None = None,
+    expires_in: timedelta | None = None,
+) -> Branch:
+    branches = branches_of(repository)
+    commit_id: int | None = None
+    if at is not None:
+        commit_id = repository.require_commit(checked_reference(at, "at"))
+    return branches.create(name, at=commit_id, owner=owner, expires_in=expires_in)
+
+
+def policies(
+    given: Policy | Mapping[StoredClass | str, Policy], types: BoundTypes, repository: Repository
+) -> Policies:
+    """What `on_conflict` says, by type."""
+    if not isinstance(given, Mapping):
+        return {None: _policy(given)}
+    chosen: dict[TypeRef | None, Policy] = {}
+    for named, policy in given.items():
+        if isinstance(named, str):
+            refs = [ref for ref in repository.type_refs() if ref[1] == named]
+            if not refs:  # it may be new on the branch
+                refs = [("entity", named), ("relation", named)]
+        else:
+            refs = [types.find(named).ref]
+        chosen |= dict.fromkeys(refs, _policy(policy))
+    return chosen
+
+
+def _policy(given: Policy) -> Policy:
+    if not callable(given) and given not in POLICIES:
+        raise ConfigurationError(
+            f"on_conflict: {given!r} is none of {', '.join(POLICIES)}, and no function"
+        )
+    return given
+
+
+# -- two branches compared ------------------------------------------------------------------------
+
+
+def names_branch(repository: Repository, reference: Reference) -> bool:
+    """Whether a reference means another branch: by its name, or as `name@commit`."""
+    objects = repository.objects
+    if not isinstance(reference, str) or objects is None or objects.engine_version == "v1":
+        return False
+    name = _branch_in(reference)
+    if name == repository.branch:
+        return reference == name  # `name@commit` is an ordinary reference there
+    if name == MAIN:
+        return True
+    try:
+        objects.branches.head(name)
+    except UnknownBranchError:
+        return False
+    return True
+
+
+def named_elsewhere(repository: Repository, reference: str) -> str | None:
+    """The other branch that `name@commit` means."""
+    at = branch_reference(reference)
+    if at is None or at[0] == repository.branch or not names_branch(repository, reference):
+        return None
+    return at[0]
+
+
+def _branch_in(reference: str) -> str:
+    at = branch_reference(reference)
+    return at[0] if at is not None else reference
+
+
+def diff_branches(repository: Repository, before: Reference, after: Reference) -> list[Change]:
+    """What `after` has otherwise than `before`, which may be on different branches: only what
+    either side has changed since they parted is looked at."""
+    branches = branches_of(repository)
+    with ExitStack() as opened:
+        old, new = (_side(repository, branches, opened, ref) for ref in (before, after))
+        return [change for ref in _types(old, new) for change in _type_diff(old, new, ref)]
+
+
+class _Side:
+    """A branch as of one of its commits."""
+
+    def __init__(self, repository: ObjectRepository, commit_id: int | None) -> None:
+        self.repository = repository
+        self.head: Head = repository.chain.read_head().head
+        last = self.head.commit_id
+        self.commit_id = last if commit_id is None else min(commit_id, last)
+
+    def line(self) -> list[tuple[str, int]]:
+        """The chains that it goes through, back to main, each with the last commit that counts."""
+        chains = [(self.head.incarnation, self.commit_id)]
+        fork, upto = self.head.fork, self.commit_id
+        while fork is not None:
+            upto = min(upto, fork.base_commit)
+            chains.append((fork.parent_incarnation, upto))
+            fork = self.repository.branches.head(fork.parent).fork
+        return chains
+
+    def spec(self, ref: TypeRef) -> TypeSpec | None:
+        return next(iter(self.repository.types_at(self.head, [ref])), None)
+
+    def rows(self, spec: TypeSpec, *, since: int = 0, keys: pa.Table | None = None) -> pa.Table:
+        window = CommitWindow(self.commit_id, since)
+        return self.repository.reader().read_at(self.head, spec, window, keys)
+
+
+def _side(
+    repository: Repository, branches: Branches, opened: ExitStack, reference: Reference
+) -> _Side:
+    objects = repository.objects
+    assert objects is not None
+    if not names_branch(repository, reference):
+        return _Side(objects, repository.commit_at(reference))
+    assert isinstance(reference, str)
+    at = branch_reference(reference)
+    other = opened.enter_context(branches.opened(_branch_in(reference)))
+    return _Side(other, at[1] if at is not None else None)
+
+
+def _parted(old: _Side, new: _Side) -> int:
+    """The last commit that both have."""
+    ours = dict(old.line())
+    for incarnation, upto in new.line():
+        if incarnation in ours:
+            return min(upto, ours[incarnation])
+    raise AssertionError("all branches go back to main")
+
+
+def _types(old: _Side, new: _Side) -> list[TypeRef]:
+    sides = [side.repository.chain.type_heads_at(side.head) for side in (old, new)]
+    return sorted({ref for heads in sides for ref, top in heads.items() if not top.is_dropped})
+
+
+def _type_diff(old: _Side, new: _Side, ref: TypeRef) -> Iterator[Change]:
+    was, now = old.spec(ref), new.spec(ref)
+    if was is not None and now is not None and was.schema_sha256 != now.schema_sha256:
+        yield {"kind": ref[0], "type_name": ref[1], "operation": "schema"}
+        return
+    spec = now or was
+    assert spec is not None
+    parted = _parted(old, new)
+    changed = [
+        side.rows(spec, since=parted) for side, has in ((old, was), (new, now)) if has is not None
+    ]
+    names = list(spec.identity)
+    touched = pa.concat_tables([table.select(names) for table in changed])
+    keys = touched.group_by(names).aggregate([])
+    rows_before = _by_identity(spec, old.rows(spec, keys=keys)) if was is not None else {}
+    rows_after = _by_identity(spec, new.rows(spec, keys=keys)) if now is not None else {}
+    for identity in sorted({*rows_before, *rows_after}):
+        change = _difference(spec, rows_before.get(identity), rows_after.get(identity))
+        if change is not None:
+            yield change
+
+
+_Row = tuple[Mapping[str, Any], Change]  # as stored, and as it is shown
+
+
+def _by_identity(spec: TypeSpec, table: pa.Table) -> dict[tuple[str, ...], _Row]:
+    columns = [table.column(name).to_pylist() for name in spec.identity]
+    shown = described(spec, spec.name, table)
+    rows: Sequence[Mapping[str, Any]] = table.to_pylist()
+    return dict(zip(zip(*columns, strict=True), zip(rows, shown, strict=True), strict=True))
+
+
+def _difference(spec: TypeSpec, was: _Row | None, now: _Row | None) -> Change | None:
+    shown = now or was
+    assert shown is not None
+    # As stored: in JSON 1, 1.0 and true are three values, which Python takes for one.
+    names = [
+        f.name
+        for f in spec.fields
+        if was is None or now is None or was[0][f.name] != now[0][f.name]
+    ]
+    if was is not None and now is not None and not names:
+        return None
+    change = {name: value for name, value in shown[1].items() if name != "fields"}
+    operation = "insert" if was is None else "update" if now is not None else "delete"
+    return {
+        **change,
+        "operation": operation,
+        "before": {n: was[1]["fields"][n] for n in names} if was is not None else None,
+        "after": {n: now[1]["fields"][n] for n in names} if now is not None else None,
+    }
+
+
+__all__ = [
+    "Branch",
+    "branches_of",
+    "create_branch",
+    "diff_branches",
+    "named_elsewhere",
+    "names_branch",
+    "policies",
+]
