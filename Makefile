@@ -71,6 +71,10 @@ bench: setup ## Measure against peers (ARGS are passed on; QUICK=1: all of it sm
 soak: setup ## All kinds of work at once under faults and kills, for MINUTES (10); all must be accounted for
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),10) $(ARGS)
 
+.PHONY: model
+model: setup ## Check the models of docs/model with Alloy (minutes; needs Maven the first time)
+	@$(WITH_JAVA) .ci/model
+
 .PHONY: lock
 lock: ## Write requirements.lock anew after a change to pyproject.toml (ARGS=--upgrade for all)
 	.ci/lock $(ARGS)
