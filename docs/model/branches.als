@@ -74,7 +74,7 @@ one sig Gc {
 /* What a run may get wrong; none in a run that must be right. */
 abstract sig Flaw {}
 lone sig BlindHeadWrite, NoFence, BaseForgotten, PublishWithoutRecompare, MergeFromFork,
-  DeleteWithoutMark extends Flaw {}
+  MergeFromParent, DeleteWithoutMark extends Flaw {}
 
 fact chains {
   no m: Manifest | m in m.^parent
@@ -89,17 +89,21 @@ fun needed[v: Version]: set Manifest {
   { m: chain[v.tip] | v.floor in chain[m] } + v.base
 }
 
-/* Where a branch and its parent agreed last, as the parent's chain up to `t` has it. */
+/* The last merge of a branch that the parent's chain up to `t` has. */
 fun lastMerge[t: Manifest, i: Incarnation]: lone Merge {
   { m: chain[t] & Merge | m.from = i and no n: chain[t] & Merge | n.from = i and m in n.^parent }
 }
 
+/* What the branch has seen of the row: as it forked, or as it was when it was merged last. Not
+   the parent's row of then, which may hold a change that the branch never saw. */
 fun agreed[t: Manifest, i: Incarnation, fork: Manifest]: lone Manifest {
-  some lastMerge[t, i] => lastMerge[t, i] else fork
+  some lastMerge[t, i] => lastMerge[t, i].source else fork
 }
 
-fun brought[t: Manifest, i: Incarnation, fork: Manifest]: lone Manifest {
-  some lastMerge[t, i] => lastMerge[t, i].source else fork
+fun compared[t: Manifest, i: Incarnation, fork: Manifest]: lone Manifest {
+  some MergeFromFork => fork
+  else (some MergeFromParent and some lastMerge[t, i]) => lastMerge[t, i]
+  else agreed[t, i, fork]
 }
 
 // -- steps -----------------------------------------------------------------------------------
@@ -173,15 +177,11 @@ pred merge[w: Writer, m: Merge, n: Name] {
   let ours = w.seen, theirs = Store.head[n] {
     some theirs and theirs.upper.of = ours.of and theirs.of in Standing
     m.parent = ours.tip and m.on = ours.of and m.from = theirs.of and m.source = theirs.tip
-    let fork = theirs.base,
-        point = (some MergeFromFork => fork else agreed[ours.tip, theirs.of, fork]),
-        taken = (some MergeFromFork => fork else brought[ours.tip, theirs.of, fork]) {
-      let changed = theirs.tip.value != taken.value {
-        (changed and theirs.tip.value not in ours.tip.value + point.value)
-          implies ours.tip.value = point.value // else a conflict: refused
-        (changed and theirs.tip.value != point.value and ours.tip.value = point.value)
-          implies m.value = theirs.tip.value else m.value = ours.tip.value
-      }
+    let fork = theirs.base, base = compared[ours.tip, theirs.of, fork],
+        taken = (some MergeFromFork => fork else agreed[ours.tip, theirs.of, fork]),
+        isNew = (theirs.tip.value not in taken.value + base.value + ours.tip.value => Gc else none) {
+      some isNew implies ours.tip.value = base.value // else a conflict: refused
+      some isNew implies m.value = theirs.tip.value else m.value = ours.tip.value
     }
   }
   w.draft' = m and w.seen' = w.seen and no w.sent'
@@ -460,5 +460,7 @@ check WithoutRecompareOverwrites { (Flaw = PublishWithoutRecompare and forked an
   for 2 but 5 Manifest, 5 Version, 2 Writer, 12..12 steps expect 1
 check MergeFromForkOverwrites { (Flaw = MergeFromFork and forked and undisturbed) implies overwritesNothing }
   for 2 but 5 Manifest, 5 Version, 1 Writer, 15..15 steps expect 1
+check MergeFromParentOverwrites { (Flaw = MergeFromParent and forked and undisturbed) implies overwritesNothing }
+  for 2 but 3 Value, 6 Manifest, 6 Version, 1 Writer, 17..17 steps expect 1
 check DeleteWithoutMarkOrphans { (Flaw = DeleteWithoutMark and forked) implies nobodyOrphaned }
   for 3 but 2 Manifest, 3 Version, 2 Writer, 9..9 steps expect 1

@@ -106,6 +106,15 @@ GOOD = {
     "doctor": Case("doctor", has={"ok": True}),
     "lock show": Case("lock show", has={"lock": None, "problem": None}, sqlite=4),
     "lock break": Case("lock break --token t --yes", code=4),  # nobody holds it; see test_lock
+    "branch create": Case(
+        "branch create run/1 --owner ann", has={"name": "run/1", "owner": "ann"}, sqlite=5
+    ),
+    "branch list": Case("branch list", has={}, sqlite=5),
+    "branch diff": Case("branch diff run/1", has={"after": "run/1", "more": 0}, sqlite=5),
+    "branch update": Case("branch update run/1 --apply", has={"commit_id": None}, sqlite=5),
+    "branch merge": Case("branch merge run/1", has={"dry_run": True, "conflicts": []}, sqlite=5),
+    "branch protect": Case("branch protect run/1 --off", has={"protected": False}, sqlite=5),
+    "branch delete": Case("branch delete run/1 --apply", has={"applied": True}, sqlite=5),
 }
 
 # What is wrong, and what is said of it; the storage is there, with all that GOOD has put into it.
@@ -177,6 +186,13 @@ BAD = [
     ("lock show extra", 2, "extra"),
     ("lock break extra", 2, "extra"),
     ("migrate-engine --token t", 2, "--apply"),
+    ("branch list extra", 2, "extra"),
+    ("branch create", 2, "NAME"),
+    ("branch diff", 2, "NAME"),
+    ("branch delete", 2, "NAME"),
+    ("branch protect", 2, "NAME"),
+    ("branch merge run/1 --on-conflict mine", 2, "fail, ours, theirs, fields"),
+    ("branch update run/1 --on-conflict mine", 2, "fail, ours, theirs, fields"),
 ]
 
 
@@ -186,6 +202,11 @@ AS_FOR = {
     "tag create": "tag list",
     "tag delete": "tag list",
     "events inspect": "events show",
+    "branch create": "branch list",
+    "branch delete": "branch list",
+    "branch protect": "branch list",
+    "branch diff": "diff",
+    "branch update": "branch merge",
 }  # commands whose JSON is told of elsewhere
 
 
