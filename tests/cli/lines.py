@@ -58,6 +58,13 @@ LINES: dict[str, tuple[str, ...]] = {
     "doctor": (),
     "lock show": (),
     "lock break": ("--token", "t"),
+    "branch list": (),
+    "branch create": ("run/1",),
+    "branch diff": ("run/1",),
+    "branch update": ("run/1", "--apply"),
+    "branch merge": ("run/1", "--apply"),
+    "branch protect": ("run/1",),
+    "branch delete": ("run/1", "--apply"),
 }
 
 
