@@ -93,7 +93,7 @@ class Storage:
     """An initialised, empty storage of one engine."""
 
     uri: str
-    backend: str  # "sqlite" or "s3", as in `storage_info`
+    backend: str  # "sqlite", "directory" or "s3", as in `storage_info`
     engine_version: str
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class Storage:
 
     def objects(self) -> ObjectStore:
         """The object store underneath, for looking at what was written."""
-        assert self.backend == "s3"
+        assert self.backend != "sqlite"
         return open_store(self.uri, self.config())
 
     def document(self, key: str) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def new_storage(name: str, request: pytest.FixtureRequest, folder: Path) -> Stor
     if kind == "sqlite":
         return Storage(f"sqlite:///{folder / 'onto.db'}", "sqlite", version)
     if kind == "directory":
-        return Storage((folder / "onto").as_uri(), "s3", version)
+        return Storage((folder / "onto").as_uri(), "directory", version)
     server = request.getfixturevalue(f"{kind}_s3")
     config = server.config()
     settings = {"s3_endpoint_url": config.s3_endpoint_url, "s3_region": config.s3_region}

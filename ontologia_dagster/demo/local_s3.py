@@ -138,12 +138,12 @@ def _command(directory: Path, ports: Sequence[int]) -> list[str]:
         "-filer",
         f"-filer.port={filer}",
         f"-filer.port.grpc={filer_grpc}",
-        f"-filer.localSocket={directory}/filer.sock",
+        "-filer.localSocket=filer.sock",  # in its folder, whose path may be too long for a socket
         "-s3",
         "-s3.ip.bind=127.0.0.1",
         f"-s3.port={s3}",
         f"-s3.port.grpc={s3_grpc}",
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
-        f"-s3.localSocket={directory}/s3.sock",
+        "-s3.localSocket=s3.sock",
     ]

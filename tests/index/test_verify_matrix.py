@@ -173,7 +173,7 @@ def test_tables_for_people(place: Storage) -> None:
     planned = onto("index", "repair", "--storage-uri", place.uri)
     assert "onto index repair --apply" in planned.out
     applied = onto("index", "repair", "--apply", "--storage-uri", place.uri)
-    assert "1 indices written, at commit 3." in applied.out
+    assert "1 index written, at commit 3." in applied.out
     assert "Nothing to repair" in onto("index", "repair", "--storage-uri", place.uri).out
 
 

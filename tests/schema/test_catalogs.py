@@ -19,7 +19,7 @@ from tests.engines import Storage
 
 @pytest.fixture(params=["v1", "v2"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    made = Storage(f"{(tmp_path / 'onto').as_uri()}", "s3", str(request.param))
+    made = Storage(f"{(tmp_path / 'onto').as_uri()}", "directory", str(request.param))
     initialize_storage(made.uri, made.engine_version, made.config())
     return made
 

@@ -241,7 +241,7 @@ def test_bad_ends(source: Storage, target: Storage, tmp_path: Path) -> None:
 
 
 def test_an_empty_storage_is_copied(source: Storage, tmp_path: Path) -> None:
-    target = Storage((tmp_path / "copy").as_uri(), "s3", "v2")
+    target = Storage((tmp_path / "copy").as_uri(), "directory", "v2")
     report = copied(source, target)
     assert report.commits == 0
     assert report.comparison.ok
