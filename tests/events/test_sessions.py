@@ -265,17 +265,25 @@ def test_a_handler_reads_with_its_session(open_session: Callable[..., Session]) 
 def test_a_commit_of_unknown_outcome_is_settled_by_the_log(simulated: Bus) -> None:
     """The worker itself finds out later; here the commit had landed."""
     from storage_engine.errors import CommitStateUnknownError
+    from storage_engine.repository.commit_queue import PendingCommit
 
     runs: list[int] = []
     with Session(simulated.uri, config=simulated.config(event_lease_ms=30_000)) as session:
         repository = session.repository
-        original = repository.commit
+        submit = repository.submit
 
-        def silent(request: Any) -> Any:
-            original(request)
-            raise CommitStateUnknownError(commit_id=1, manifest_path="m", write_id="w")
+        def silent(request: Any) -> PendingCommit:
+            pending = submit(request)
+            landed = pending.result
 
-        repository.commit = silent  # type: ignore[method-assign]
+            def result() -> Any:
+                landed()
+                raise CommitStateUnknownError(commit_id=1, manifest_path="m", write_id="w")
+
+            pending.result = result  # type: ignore[method-assign]
+            return pending
+
+        repository.submit = silent  # type: ignore[method-assign]
 
         @on_event(Ordered, id="bill")
         def bill(ctx: HandlerContext[Ordered]) -> None:
