@@ -66,6 +66,8 @@ def test_an_extension_of_another_duckdb_is_named(
     (package / "__init__.py").touch()
     _extension_for(package / "httpfs.duckdb_extension", "v1.0.0")
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Looked for anew, and not remembered for the tests that follow.
+    monkeypatch.setattr(duck, "_packaged_httpfs", duck._packaged_httpfs.__wrapped__)
 
     connection = duckdb.connect()
     with pytest.raises(ConfigurationError) as caught:
