@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,15 +84,20 @@ def test_log_follows_into_a_log_that_was_begun_anew(
         ]
     )
 
-    monkeypatch.setattr(
-        "storage_engine.cli.history.time.sleep", lambda _: next(steps, _interrupt)()
-    )
+    between_looks(monkeypatch, steps)
     followed = onto("log", "-f", "--json", "--storage-uri", uri)
 
     assert followed.code == 130
     records = [json.loads(line) for line in followed.out.splitlines()]
     assert [record["id"] for record in records] == [1, 2, 3, 1, 2]
     assert followed.err == "note: the storage was initialised anew: its commits begin again\n"
+
+
+def between_looks(monkeypatch: pytest.MonkeyPatch, steps: Iterator[Callable[[], object]]) -> None:
+    """One of `steps` each time the follower would sleep, then Ctrl-C. Only it: threads of other
+    tests may sleep in this process."""
+    clock = SimpleNamespace(sleep=lambda _: next(steps, _interrupt)())
+    monkeypatch.setattr("storage_engine.cli.history.time", clock)
 
 
 def _begin_anew(uri: str, engine: str) -> None:
@@ -109,9 +116,7 @@ def test_log_follows_a_head_that_was_put_back(
     steps = iter(
         [lambda: head.write_bytes(older), lambda: commit(uri, Customer(id="c3", name="Cid"))]
     )
-    monkeypatch.setattr(
-        "storage_engine.cli.history.time.sleep", lambda _: next(steps, _interrupt)()
-    )
+    between_looks(monkeypatch, steps)
     followed = onto("log", "-f", "--storage-uri", uri)
 
     assert [line.split()[0] for line in followed.out.splitlines()] == ["1", "2", "2"]
