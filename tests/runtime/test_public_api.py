@@ -54,6 +54,8 @@ SESSION = {
     "files": {"export", "import_files"},
     "schema": {"validate", "migrate"},
     "events": {"emit", "run", "drain", "stop", "namespace"},
+    "branches": {"branch", "create_branch", "list_branches", "protect_branch", "delete_branch"}
+    | {"merge", "update_branch"},
     "storage": {"repository", "storage_info", "compact", "metrics"},
     "lifetime": {"flush", "close"},
 }
