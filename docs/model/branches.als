@@ -74,7 +74,7 @@ one sig Gc {
 /* What a run may get wrong; none in a run that must be right. */
 abstract sig Flaw {}
 lone sig BlindHeadWrite, NoFence, BaseForgotten, PublishWithoutRecompare, MergeFromFork,
-  MergeFromParent, DeleteWithoutMark extends Flaw {}
+  DeleteWithoutMark extends Flaw {}
 
 fact chains {
   no m: Manifest | m in m.^parent
@@ -101,9 +101,7 @@ fun agreed[t: Manifest, i: Incarnation, fork: Manifest]: lone Manifest {
 }
 
 fun compared[t: Manifest, i: Incarnation, fork: Manifest]: lone Manifest {
-  some MergeFromFork => fork
-  else (some MergeFromParent and some lastMerge[t, i]) => lastMerge[t, i]
-  else agreed[t, i, fork]
+  some MergeFromFork => fork else agreed[t, i, fork]
 }
 
 // -- steps -----------------------------------------------------------------------------------
@@ -177,9 +175,8 @@ pred merge[w: Writer, m: Merge, n: Name] {
   let ours = w.seen, theirs = Store.head[n] {
     some theirs and theirs.upper.of = ours.of and theirs.of in Standing
     m.parent = ours.tip and m.on = ours.of and m.from = theirs.of and m.source = theirs.tip
-    let fork = theirs.base, base = compared[ours.tip, theirs.of, fork],
-        taken = (some MergeFromFork => fork else agreed[ours.tip, theirs.of, fork]),
-        isNew = (theirs.tip.value not in taken.value + base.value + ours.tip.value => Gc else none) {
+    let base = compared[ours.tip, theirs.of, theirs.base],
+        isNew = (theirs.tip.value not in base.value + ours.tip.value => Gc else none) {
       some isNew implies ours.tip.value = base.value // else a conflict: refused
       some isNew implies m.value = theirs.tip.value else m.value = ours.tip.value
     }
@@ -460,7 +457,5 @@ check WithoutRecompareOverwrites { (Flaw = PublishWithoutRecompare and forked an
   for 2 but 5 Manifest, 5 Version, 2 Writer, 12..12 steps expect 1
 check MergeFromForkOverwrites { (Flaw = MergeFromFork and forked and undisturbed) implies overwritesNothing }
   for 2 but 5 Manifest, 5 Version, 1 Writer, 15..15 steps expect 1
-check MergeFromParentOverwrites { (Flaw = MergeFromParent and forked and undisturbed) implies overwritesNothing }
-  for 2 but 3 Value, 6 Manifest, 6 Version, 1 Writer, 17..17 steps expect 1
 check DeleteWithoutMarkOrphans { (Flaw = DeleteWithoutMark and forked) implies nobodyOrphaned }
   for 3 but 2 Manifest, 3 Version, 2 Writer, 9..9 steps expect 1

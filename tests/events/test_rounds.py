@@ -31,7 +31,11 @@ from tests.events.test_sessions import real, simulated
 
 __all__ = ["real", "simulated"]
 
-FAST = {"event_backoff_base_ms": 0, "event_poll_interval_ms": 10}
+FAST = {
+    "event_backoff_base_ms": 0,
+    "event_poll_interval_ms": 10,
+    "s3_lock_timeout_ms": 120_000,  # the machine may be busy
+}
 
 
 class Ordered(Event):
