@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Callable
 
 from benchmarks import (
+    branches,
     commits,
     compaction,
     copy,
@@ -36,6 +37,7 @@ from benchmarks import (
 from benchmarks.harness import QUICK, Report
 
 WORKLOADS: dict[str, Callable[[], Report]] = {
+    "branches": branches.run,
     "commits": commits.run,
     "compaction": compaction.run,
     "copy": copy.run,

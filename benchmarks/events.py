@@ -10,7 +10,8 @@ that from the first claim until the last event was handled; their requests are a
 the last worker has seen that nothing is left.
 
 Last, handlers that each commit one entity, one worker and four, with one handler at a time and
-with eight. Their time ends when the last commit was told of.
+with eight. Their time ends when the last commit was told of. `BENCH_EVENTS_PART=written` takes
+these alone.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from benchmarks.harness import Measured, Report, measure, seaweedfs, sized, timed
+import pyarrow as pa
+
+from benchmarks.harness import (
+    Measured,
+    Report,
+    measure,
+    processor_seconds,
+    seaweedfs,
+    sized,
+    timed,
+)
 from benchmarks.latency_proxy import LATENCY_MS, LatencyProxy, latency_proxy
 from storage_engine import (
     Entity,
@@ -46,7 +57,7 @@ from storage_engine.events.records import Policy
 from storage_engine.objectstore.open import open_store
 from storage_engine.objectstore.protocol import ObjectStore
 from storage_engine.runtime.worker import HandlerRun
-from tests.servers import REGION
+from tests.servers import REGION, S3Server
 
 EVENTS = sized(3_000, 100, "BENCH_EVENTS")
 HISTORY = sized(100_000, 500, "BENCH_EVENT_HISTORY")
@@ -60,6 +71,7 @@ CREW_LIMIT = 10  # small batches, in which workers would get in one another's wa
 WRITERS = ((1, 1), (1, 8), (4, 1), (4, 8))  # workers, and handlers at once in each
 WRITTEN_EVENTS = int(os.environ.get("BENCH_WRITTEN_EVENTS", "1500"))
 WRITTEN_PROMISED = {1: 100, 4: 150}  # events a second, by workers
+ONLY_WRITTEN = os.environ.get("BENCH_EVENTS_PART") == "written"
 
 
 class Ping(Event):
@@ -90,6 +102,8 @@ AT: list[float] = []  # on Linux, the same clock for all processes
 
 
 def run() -> Report:
+    if ONLY_WRITTEN:
+        return run_written()
     report = Report("events")
     with seaweedfs() as (server, bucket), latency_proxy(server.endpoint) as proxy:
         uris = {older: f"s3://{bucket}/events-{older}" for older in (0, HISTORY)}
@@ -117,12 +131,7 @@ def run() -> Report:
             drain_together(f"s3://{bucket}/crew-{n}", server.endpoint, proxy, n) for n in CREWS
         ]
         report.steps += crews
-        written = {
-            (n, at_once): write_together(
-                f"s3://{bucket}/written-{n}-{at_once}", server.endpoint, proxy, n, at_once
-            )
-            for n, at_once in WRITERS
-        }
+        written = write_all(server, bucket, proxy)
         report.steps += written.values()
     alone = crews[0].facts
     report.verdicts = {
@@ -135,19 +144,39 @@ def run() -> Report:
         "events a second of 2, 4 and 8 workers, of one's (at least 1)": ", ".join(
             f"{step.facts['events a second'] / alone['events a second']:.2f}" for step in crews[1:]
         ),
-        **{
-            f"at least {promised} events a second, each with a commit, by {workers} "
-            f"worker{'s' if workers > 1 else ''}": ", ".join(
-                f"{step.facts['events a second']} ({at_once} at once)"
-                for (n, at_once), step in written.items()
-                if n == workers
-            )
-            for workers, promised in WRITTEN_PROMISED.items()
-        },
+        **_written_verdicts(written),
+        **_circumstances(),
+    }
+    return report
+
+
+def run_written() -> Report:
+    """Handlers that commit, alone; the figures of all are left as they are."""
+    report = Report("events_written")
+    with seaweedfs() as (server, bucket), latency_proxy(server.endpoint) as proxy:
+        written = write_all(server, bucket, proxy)
+    report.steps += written.values()
+    report.verdicts = {**_written_verdicts(written), **_circumstances()}
+    return report
+
+
+def _written_verdicts(written: Mapping[tuple[int, int], Measured]) -> dict[str, str]:
+    return {
+        f"at least {promised} events a second, each with a commit, by {workers} "
+        f"worker{'s' if workers > 1 else ''}": ", ".join(
+            f"{step.facts['events a second']} ({at_once} at once)"
+            for (n, at_once), step in written.items()
+            if n == workers
+        )
+        for workers, promised in WRITTEN_PROMISED.items()
+    }
+
+
+def _circumstances() -> dict[str, str]:
+    return {
         "latency": ", ".join(f"{kind} {ms:g} ms" for kind, ms in LATENCY_MS.items()),
         "load of the machine (1, 5 and 15 minutes)": " ".join(f"{n:.1f}" for n in os.getloadavg()),
     }
-    return report
 
 
 def _speeds(steps: Sequence[Measured]) -> str:
@@ -194,6 +223,22 @@ def drain_together(uri: str, endpoint: str, proxy: LatencyProxy, workers: int) -
     return _together(name, uri, endpoint, proxy, CREW_EVENTS, [(work, ())] * workers)
 
 
+def write_all(
+    server: S3Server, bucket: str, proxy: LatencyProxy
+) -> dict[tuple[int, int], Measured]:
+    """By workers, and handlers at once in each."""
+    written = {}
+    others = {"server": server.pid, "proxy": proxy.pid}
+    for n, at_once in WRITERS:
+        before = {name: processor_seconds(pid) for name, pid in others.items()}
+        uri = f"s3://{bucket}/written-{n}-{at_once}"
+        step = written[n, at_once] = write_together(uri, server.endpoint, proxy, n, at_once)
+        for name, pid in others.items():  # what sends the events, and looks at the end, is in it
+            spent = processor_seconds(pid) - before[name]
+            step.facts[f"CPU ms an event, {name}"] = round(1000 * spent / WRITTEN_EVENTS, 1)
+    return written
+
+
 def write_together(
     uri: str, endpoint: str, proxy: LatencyProxy, workers: int, at_once: int
 ) -> Measured:
@@ -229,13 +274,14 @@ def _together(
     parts = [outcomes.get() for _ in processes]
     for process in processes:
         process.join()
-    handled = Counter(n for numbers, _ in parts for n in numbers)
+    handled = Counter(n for numbers, *_ in parts for n in numbers)
     assert handled == Counter(range(events)), "events were lost or handled twice"
-    seconds = max(last for _, last in parts) - started
+    seconds = max(last for _, last, _ in parts) - started
     facts = {
         "requests": proxy.counts().total,
         "events a second": round(events / seconds),
-        "handled": sorted(len(numbers) for numbers, _ in parts),
+        "handled": sorted(len(numbers) for numbers, *_ in parts),
+        "CPU ms an event, workers": round(1000 * sum(cpu for *_, cpu in parts) / events, 1),
     }
     return Measured(name, seconds, [round(seconds, 3)], 0, facts)
 
@@ -244,8 +290,10 @@ def work(uri: str, endpoint: str, gate: Any, outcomes: Any) -> None:
     settings = config(endpoint).model_copy(update={"event_claim_limit": CREW_LIMIT})
     with Session(uri, config=settings) as session:
         gate.wait()
+        before = time.process_time()
         session.drain([nothing])
-    outcomes.put((HANDLED, AT[-1] if AT else 0.0))
+        spent = time.process_time() - before
+    outcomes.put((HANDLED, AT[-1] if AT else 0.0, spent))
 
 
 def write(uri: str, endpoint: str, gate: Any, outcomes: Any, at_once: int) -> None:
@@ -255,10 +303,13 @@ def write(uri: str, endpoint: str, gate: Any, outcomes: Any, at_once: int) -> No
         assert change.inserted == 1
         AT.append(time.monotonic())
 
+    pa.array([""])  # where pandas is installed, the first one imports it: nobody's to be measured
     with Session(uri, config=config(endpoint)) as session:
         gate.wait()
+        before = time.process_time()
         session.drain([bill], concurrency=at_once, observe=told)
-    outcomes.put((HANDLED, AT[-1] if AT else 0.0))
+        spent = time.process_time() - before
+    outcomes.put((HANDLED, AT[-1] if AT else 0.0, spent))
 
 
 def idle(uri: str, endpoint: str) -> dict[str, Any]:

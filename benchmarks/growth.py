@@ -19,6 +19,8 @@ REQUESTS = 200
 REWRITES = 3
 WITHIN = 1.1  # of what a commit and a warm read take at the beginning
 WATCHED = 30  # commits, and reads, whose times are taken at each size
+YOUNG = 100
+TURNS = sized(100, 10)
 
 
 class Reading(Entity):
@@ -35,13 +37,17 @@ def run() -> Report:
             measure(f"{sizes[0]:,} commits, auto_compact off", grow, folder, sizes[0], False)
         )
         report.steps += [measure(f"{n:,} commits", grow, folder, n, True) for n in sizes]
-    facts = report.steps[-1].facts
-    first, last = facts["history"][0], facts["history"][-1]
+        facts = report.steps[-1].facts
+        report.steps.append(
+            measure(f"{YOUNG} and {COMMITS:,} commits in turns", in_turns, folder, COMMITS)
+        )
+    young, old = (report.steps[-1].facts[name] for name in ("young", "old"))
     report.verdicts = {
-        f"{what} at {last['commits']:,} commits against {first['commits']}, CPU": _ratio(
-            last[f"{what} CPU ms"], first[f"{what} CPU ms"]
+        f"{what} at {COMMITS:,} commits against {YOUNG}, {unit}": _ratio(
+            old[f"{what} {unit}"], young[f"{what} {unit}"]
         )
         for what in ("commit", "warm read")
+        for unit in ("ms", "CPU ms")
     } | {
         "KB a commit besides its rows": _verdict(facts["KB a commit"], KB_PER_COMMIT),
         "requests of a cold query": _verdict(facts["cold requests"], REQUESTS),
@@ -66,32 +72,68 @@ def _commit(session: Session, turn: int) -> None:
     assert session.commit() == turn + 1
 
 
-def _watched(session: Session, start: int, stop: int) -> dict[str, Any]:
-    """Medians of the commits from here on, and of warm reads after each of them: milliseconds of
-    the clock, and of this process's CPU, which a busy machine changes little."""
-    taken: dict[str, list[float]] = {}
+class _Watch:
+    """Commits and warm reads of one session with their times: milliseconds of the clock, and of
+    this process's CPU, which a busy machine changes less."""
 
-    def take(what: str, work: Callable[[], object]) -> None:
+    def __init__(self, session: Session, turn: int) -> None:
+        self._session = session
+        self._turn = turn
+        self._taken: dict[str, list[float]] = {}
+
+    def round(self) -> None:
+        """A commit, and a read of what it and the nine before it left."""
+        self._session.flush()  # what goes on behind a commit is not the next one's
+        self._take("commit", lambda: _commit(self._session, self._turn))
+        self._turn += 1
+        self._session.flush()
+        query = self._session.query().entities(Reading).where(Reading.value >= self._turn - 10)
+        self._take("warm read", query.to_arrow)
+
+    def forget(self) -> None:
+        self._taken.clear()
+
+    def medians(self) -> dict[str, Any]:
+        medians = {what: round(statistics.median(times), 2) for what, times in self._taken.items()}
+        return {"commits": self._turn, **medians}
+
+    def _take(self, what: str, work: Callable[[], object]) -> None:
         clock, cpu = time.perf_counter(), time.process_time()
         work()
-        taken.setdefault(f"{what} CPU ms", []).append(1000 * (time.process_time() - cpu))
-        taken.setdefault(f"{what} ms", []).append(1000 * (time.perf_counter() - clock))
+        self._taken.setdefault(f"{what} CPU ms", []).append(1000 * (time.process_time() - cpu))
+        self._taken.setdefault(f"{what} ms", []).append(1000 * (time.perf_counter() - clock))
 
-    query = session.query().entities(Reading).where(Reading.value >= stop - 10)
-    for turn in range(start, stop):
-        session.flush()  # what goes on behind a commit is not the next one's
-        take("commit", lambda turn=turn: _commit(session, turn))  # type: ignore[misc]
-        session.flush()
-        take("warm read", query.to_arrow)
-    medians = {what: round(statistics.median(found), 2) for what, found in taken.items()}
-    return {"commits": stop, **medians}
+
+def in_turns(folder: str, commits: int) -> dict[str, Any]:
+    """A young storage and the one that `grow` left, each with a session, by turns: so whatever
+    else the machine does happens to both."""
+    young, old = f"{folder}/young", _uri(folder, commits, True)
+    initialize_storage(young)
+    outcome: dict[str, Any] = {}
+    with Session(young) as first, Session(old) as second, timed(outcome):
+        for turn in range(YOUNG):
+            _commit(first, turn)
+        watches = [_Watch(first, YOUNG), _Watch(second, commits)]
+        for number in range(5 + TURNS):
+            if number == 5:  # both are warm
+                for watch in watches:
+                    watch.forget()
+            for watch in watches if number % 2 else reversed(watches):
+                watch.round()
+        first.flush()
+        second.flush()
+    return outcome | {"young": watches[0].medians(), "old": watches[1].medians()}
+
+
+def _uri(folder: str, commits: int, merging: bool) -> str:
+    return f"{folder}/{commits}-{merging}"
 
 
 def grow(folder: str, commits: int, merging: bool) -> dict[str, Any]:
     from storage_engine.commitlog import state
     from storage_engine.model import spec_of
 
-    uri = f"{folder}/{commits}-{merging}"
+    uri = _uri(folder, commits, merging)
     initialize_storage(uri)
     outcome: dict[str, Any] = {}
     with Session(uri, config=OntologiaConfig(auto_compact=merging)) as session:
@@ -102,8 +144,11 @@ def grow(folder: str, commits: int, merging: bool) -> dict[str, Any]:
                 while turn < stop - WATCHED:
                     _commit(session, turn)
                     turn += 1
-                watched.append(_watched(session, turn, stop))
-                turn = stop
+                watch = _Watch(session, turn)
+                while turn < stop:
+                    watch.round()
+                    turn += 1
+                watched.append(watch.medians())
             session.flush()
         repository: Any = session.repository.objects
         head = repository.chain.read_head().head

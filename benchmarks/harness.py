@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -83,7 +84,8 @@ class Report:
 def machine() -> dict[str, Any]:
     """What the figures depend on: cores, load, and the versions of what is compared."""
     versions = {}
-    for package in ("duckdb", "pyarrow", "deltalake", "pylance", "pyiceberg", "pyspark"):
+    packages = ("duckdb", "pyarrow", "deltalake", "pylance", "pyiceberg", "pyspark")
+    for package in (*packages, "duckdb-extension-ducklake"):
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
     return {
@@ -130,6 +132,16 @@ def _in_child(step: Callable[..., dict[str, Any]], arguments: Sequence[Any]) -> 
 def _run(sender: Any, step: Callable[..., dict[str, Any]], arguments: Sequence[Any]) -> None:
     outcome = step(*arguments)
     sender.send((outcome, peak_mib()))
+
+
+def processor_seconds(pid: int | None) -> float:
+    """What another process has used so far; nan where that cannot be told."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return math.nan
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mib() -> int:

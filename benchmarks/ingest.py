@@ -106,7 +106,7 @@ def make_data(folder: Path) -> tuple[Path, Path, Path]:
 def duckdb_copy(endpoint: str, bucket: str, source: Path, number: int) -> dict[str, Any]:
     import duckdb
 
-    from storage_engine.repository.duck import create_secret, load_httpfs
+    from storage_engine.repository.duck_s3 import create_secret, load_httpfs
 
     connection = duckdb.connect()
     connection.execute("SET enable_progress_bar = false")

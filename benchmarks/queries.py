@@ -31,10 +31,12 @@ from benchmarks.ingest import Reading, make_data
 from benchmarks.latency_proxy import LATENCY_MS, Counts, LatencyProxy, latency_proxy
 from benchmarks.peers import PEERS, peer
 from benchmarks.peers.content import Place, fingerprint, history, latest
+from benchmarks.peers.postgres import postgres
 from storage_engine import OntologiaConfig, Session, initialize_storage
 from storage_engine.model import spec_of
 from storage_engine.model.arrow import row_schema
-from storage_engine.repository.duck import Duck, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Duck
 from tests.servers import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 
 COMMITS = sized(200, 10)
@@ -137,10 +139,11 @@ def small(report: Report, server: S3Server, bucket: str, folder: Path, commits: 
     with (
         latency_proxy(server.endpoint, no_latency) as counter,
         latency_proxy(server.endpoint) as slow,
+        postgres() as catalog,
     ):
         readers: dict[str, Any] = {}
         for name in PEERS:
-            place = Place(counter.endpoint, bucket, name, folder / name)
+            place = Place(counter.endpoint, bucket, name, folder / name, postgres=catalog)
             place.folder.mkdir()
             report.steps.append(
                 measure(

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import Report, measure, seaweedfs
+from benchmarks.harness import Report, measure, processor_seconds, seaweedfs
 from benchmarks.latency_proxy import LATENCY_MS, latency_proxy
 from storage_engine import Entity, Field, OntologiaConfig, Ontology, initialize_storage
 from tests.servers import REGION
@@ -37,8 +37,14 @@ def run() -> Report:
             uri = f"s3://{bucket}/threads-{count}"
             initialize_storage(uri, config=config(server.endpoint))
             proxy.reset()
+            others = {"server": server.pid, "proxy": proxy.pid}
+            before = {name: processor_seconds(pid) for name, pid in others.items()}
             step = measure(f"{count} threads of one process", threads, uri, proxy.endpoint, count)
-            step.facts["requests a commit"] = round(proxy.counts().total / step.facts["commits"], 2)
+            commits = step.facts["commits"]
+            step.facts["requests a commit"] = round(proxy.counts().total / commits, 2)
+            for name, pid in others.items():
+                spent = processor_seconds(pid) - before[name]
+                step.facts[f"CPU ms a commit, {name}"] = round(1000 * spent / commits, 1)
             report.steps.append(step)
     speeds = [str(step.facts["commits a second"]) for step in report.steps]
     report.verdicts = {

@@ -20,6 +20,7 @@ import dagster as dg
 from dagster._core.definitions.data_version import (
     DATA_VERSION_IS_USER_PROVIDED_TAG,
     DATA_VERSION_TAG,
+    get_input_data_version_tag,
 )
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
@@ -28,6 +29,7 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._utils.cached_method import cached_method
 from dagster_shared.check import CheckError
@@ -80,7 +82,61 @@ class FixedResource:
         return resource.get_resource_definition().configured(self._resolved_config_dict)  # type: ignore[attr-defined]
 
 
-def version_tags(version: int) -> dict[str, str]:
+def hidden_tag(name: str) -> str:
+    """Of a run, for programs: the UI does not show it."""
+    return f"{HIDDEN_TAG_PREFIX}{name}"
+
+
+def steps_before(instance: dg.DagsterInstance, run: dg.DagsterRun, step: str) -> set[str]:
+    """The steps of a run's job that have to end well before this one begins, blocking checks among
+    them; all of its steps where it does not have this one."""
+    if run.execution_plan_snapshot_id is None:
+        return set()
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    waits_for = {
+        each.key: {
+            handle.step_key for given in each.inputs for handle in given.upstream_output_handles
+        }
+        for each in plan.steps
+    }
+    if step not in waits_for:
+        return set(waits_for)
+    before: set[str] = set()
+    left = [step]
+    while left:
+        more = waits_for.get(left.pop(), set()) - before
+        before |= more
+        left += more
+    return before
+
+
+def steps_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> set[str]:
+    """The steps that a run executes."""
+    if run.execution_plan_snapshot_id is None:
+        return set()
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    return set(plan.step_keys_to_execute)
+
+
+_ENDED_WELL = {dg.DagsterEventType.STEP_SUCCESS, dg.DagsterEventType.STEP_SKIPPED}
+_NOT_ENDED_WELL = {
+    dg.DagsterEventType.STEP_START,
+    dg.DagsterEventType.STEP_RESTARTED,
+    dg.DagsterEventType.STEP_UP_FOR_RETRY,
+    dg.DagsterEventType.STEP_FAILURE,
+}
+
+
+def step_outcomes(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str, bool]:
+    """Whether they ended well, of steps that a run has begun."""
+    outcomes: dict[str, bool] = {}
+    for entry in instance.all_logs(run.run_id, _ENDED_WELL | _NOT_ENDED_WELL):
+        if entry.step_key is not None and entry.dagster_event is not None:
+            outcomes[entry.step_key] = entry.dagster_event.event_type in _ENDED_WELL
+    return outcomes
+
+
+def version_tags(version: int | str) -> dict[str, str]:
     """What a materialisation that we report ourselves carries as its data version."""
     return {DATA_VERSION_TAG: str(version), DATA_VERSION_IS_USER_PROVIDED_TAG: "true"}
 
@@ -128,6 +184,12 @@ def provenance_tags(
     inputs = _get_input_provenance_data(key, step)
     tags = _build_data_version_tags(dg.DataVersion(""), code_version, inputs, True)
     return {name: text for name, text in tags.items() if name not in version_tags(0)}
+
+
+def with_inputs(tags: Mapping[str, str], versions: Mapping[dg.AssetKey, str]) -> dict[str, str]:
+    """The same tags, of a materialisation whose inputs are these versions of assets now."""
+    inputs = {get_input_data_version_tag(key): version for key, version in versions.items()}
+    return {name: inputs.get(name, text) for name, text in tags.items()}
 
 
 def result_without_events() -> dg.MaterializeResult[None]:
@@ -206,6 +268,24 @@ def materialises(context: dg.AssetCheckExecutionContext) -> bool:
     return bool(layer.asset_graph.executable_asset_keys)
 
 
+def runs_asset(context: dg.AssetExecutionContext, key: dg.AssetKey) -> bool:
+    """Whether the run makes this asset, too."""
+    layer = context.op_execution_context.job_def.asset_layer
+    return key in layer.asset_graph.executable_asset_keys
+
+
+def run_records(
+    instance: dg.DagsterInstance, filters: Sequence[dg.RunsFilter]
+) -> list[dg.DagsterRun]:
+    """Of runs that one of these lets through, oldest first."""
+    records = {
+        record.dagster_run.run_id: record
+        for each in filters
+        for record in instance.get_run_records(each)
+    }
+    return [r.dagster_run for r in sorted(records.values(), key=lambda r: r.create_timestamp)]
+
+
 def last_evaluation(
     instance: dg.DagsterInstance, key: dg.AssetCheckKey
 ) -> dg.AssetCheckEvaluation | None:
@@ -243,6 +323,66 @@ class _WithoutCheck(dg.AssetSelection):
 def without_check(selection: dg.AssetSelection, name: str) -> dg.AssetSelection:
     """The same assets with their checks, but for those of this name, if there are any."""
     return _WithoutCheck(selection, name)
+
+
+class _WithAssetIfThere(dg.AssetSelection):
+    """Dagster's own union wants the asset to be there."""
+
+    def __init__(self, operand: dg.AssetSelection, key: dg.AssetKey) -> None:
+        self._operand = operand
+        self._key = key
+
+    def resolve_inner(self, asset_graph: Any, allow_missing: bool) -> AbstractSet[dg.AssetKey]:
+        there = {self._key} & set(asset_graph.get_all_asset_keys())
+        return {*self._operand.resolve_inner(asset_graph, allow_missing), *there}
+
+    def resolve_checks_inner(
+        self, asset_graph: Any, allow_missing: bool
+    ) -> AbstractSet[dg.AssetCheckKey]:
+        return self._operand.resolve_checks_inner(asset_graph, allow_missing)
+
+    def to_serializable_asset_selection(self, asset_graph: Any) -> dg.AssetSelection:
+        assets = dg.AssetSelection.assets(*self.resolve_inner(asset_graph, True)).without_checks()
+        return assets | dg.AssetSelection.checks(*self.resolve_checks_inner(asset_graph, True))
+
+    def __str__(self) -> str:
+        return f"{self._operand} and {self._key.to_user_string()}"
+
+
+def with_asset_if_there(selection: dg.AssetSelection, key: dg.AssetKey) -> dg.AssetSelection:
+    """The same, and this asset in a location that has it."""
+    return _WithAssetIfThere(selection, key)
+
+
+def checks_job(
+    context: dg.AssetExecutionContext, name: str, keys: Sequence[dg.AssetCheckKey]
+) -> dg.JobDefinition | None:
+    """A job of checks that are part of the run, as it has them; None where there are none. Those
+    that come with the making of an asset are left out."""
+    job = context.op_execution_context.job_def
+    alone: dict[dg.AssetCheckKey, dg.AssetsDefinition] = {}
+    for key in keys:
+        if key in job.asset_layer.asset_graph.asset_check_keys:
+            definition = job.asset_layer._get_data(key).assets_def
+            if not definition.keys:
+                alone[key] = definition
+    if not alone:
+        return None
+    return dg.Definitions(
+        asset_checks=[lasting_checks(each) for each in {id(d): d for d in alone.values()}.values()],
+        jobs=[
+            dg.define_asset_job(
+                name,
+                selection=dg.AssetSelection.checks(*alone),
+                executor_def=dg.in_process_executor,
+            )
+        ],
+    ).resolve_job_def(name)
+
+
+def note_in_run(instance: dg.DagsterInstance, run: dg.DagsterRun, message: str) -> None:
+    """Into the log of a run that has ended."""
+    instance.report_engine_event(message, run)
 
 
 def free_slots(instance: dg.DagsterInstance, run_id: str) -> None:

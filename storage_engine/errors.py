@@ -183,9 +183,8 @@ class HeadMismatchError(OntologiaError):
 
     def __init__(self, attempts: int) -> None:
         self.attempts = attempts
-        super().__init__(
-            f"head moved under us in each of {attempts} attempts; nothing was published, try again"
-        )
+        often = f" in each of {attempts} attempts" if attempts > 1 else ""
+        super().__init__(f"head moved under us{often}; nothing was published, try again")
 
 
 class CommitStateUnknownError(OntologiaError):

@@ -113,11 +113,17 @@ def leave_to_parent(thing: object) -> None:
 
 def at_end_of_child(end: Callable[[], None]) -> None:
     """Call `end`, once, when this process comes to its end as a child that `multiprocessing` has
-    forked: that runs no exit handlers, and leaves threads where they are."""
+    forked: that runs no exit handlers, and leaves threads where they are. From Python 3.13 on it
+    ends pools of threads before it runs finalizers, which is too late for what needs them."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None and _ended_by.get(end) != os.getpid():
         _ended_by[end] = os.getpid()
-        util.Finalize(None, end, exitpriority=10)
+        if sys.version_info >= (3, 13):
+            # What `concurrent.futures` ends its own pools by: the latest to register comes first.
+            with suppress(RuntimeError):  # it is on its way out already: pools are at their end
+                threading._register_atexit(end)  # type: ignore[attr-defined]
+        else:
+            util.Finalize(None, end, exitpriority=10)
 
 
 class Releasable(Protocol):

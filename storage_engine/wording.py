@@ -43,3 +43,8 @@ def listed(examples: Sequence[str], total: int) -> str:
     shown = ", ".join(examples[:SHOWN])
     more = total - min(len(examples), SHOWN)
     return f"{shown} and {more:,} more" if more > 0 and shown else shown
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of others says, without what follows for their developers."""
+    return str(error).partition("\n")[0]

@@ -28,6 +28,7 @@ class Place:
     """Where a store is kept. The folder is local: for catalogs that are a database.
 
     `kept_cache`: where the reader keeps local copies, if another may have left some.
+    `postgres`: how to connect to one, for a catalog that may be there.
     """
 
     endpoint: str
@@ -35,6 +36,7 @@ class Place:
     prefix: str
     folder: Path
     kept_cache: Path | None = None
+    postgres: str | None = None
 
     @property
     def uri(self) -> str:

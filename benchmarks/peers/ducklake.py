@@ -1,9 +1,9 @@
-"""DuckLake: MERGE INTO on the key, catalog in a DuckDB file on local disk.
+"""DuckLake: MERGE INTO on the key, catalog in Postgres, or in a DuckDB file where there is none.
 
 Rows are not inlined into the catalog (its default limit is 10 a commit, these have 100): the data
-is on the object store, as everybody's. The catalog costs no request to it, which favours it, and
-every query reads it, so there is nothing to refresh. Threads are many, as DuckDB's documentation
-advises for remote files: with one a core it takes about twice as long.
+is on the object store, as everybody's. The catalog is on this machine and costs no request to it,
+which favours it, and every query reads it, so there is nothing to refresh. Threads are many, as
+DuckDB's documentation advises for remote files: with one a core it takes about twice as long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from benchmarks.peers.content import Place
-from storage_engine.repository.duck import create_secret, load_httpfs
+from storage_engine.repository.duck_s3 import create_secret, load_httpfs
 from tests.servers import ACCESS_KEY, REGION, SECRET_KEY
 
 
@@ -26,8 +26,11 @@ def connect(place: Place) -> duckdb.DuckDBPyConnection:
     connection.execute("SET enable_progress_bar = false")
     connection.execute("SET threads = 32")
     load_httpfs(connection)
-    package = Path(str(files("duckdb_extension_ducklake")))
-    connection.execute(f"LOAD '{next(package.rglob('ducklake.duckdb_extension'))}'")
+    load(connection, "ducklake")
+    catalog = f"{place.folder}/catalog.ducklake"
+    if place.postgres is not None:
+        load(connection, "postgres_scanner")
+        catalog = f"postgres:{place.postgres}"
     create_secret(
         connection,
         {
@@ -39,10 +42,14 @@ def connect(place: Place) -> duckdb.DuckDBPyConnection:
             "USE_SSL": False,
         },
     )
-    connection.execute(
-        f"ATTACH 'ducklake:{place.folder}/catalog.ducklake' AS lake (DATA_PATH '{place.uri}/')"
-    )
+    connection.execute(f"ATTACH 'ducklake:{catalog}' AS lake (DATA_PATH '{place.uri}/')")
     return connection
+
+
+def load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
+    """From its package: DuckDB would download it."""
+    package = Path(str(files(f"duckdb_extension_{extension}")))
+    connection.execute(f"LOAD '{next(package.rglob(f'{extension}.duckdb_extension'))}'")
 
 
 def fill(place: Place, batches: Iterable[pa.Table]) -> None:

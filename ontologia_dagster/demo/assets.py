@@ -37,8 +37,10 @@ from ontologia_dagster.demo.source import NULL, PACKAGE, deliver
 from ontologia_dagster.downstream.metadata import request_metadata, table
 from storage_engine import Event, Session, View
 from storage_engine.query import avg, count
+from storage_engine.wording import counted
 
 MODELS = "ontologia_dagster.demo.ontology"
+DESTINATIONS_KNOWN = "destinations_known"
 _BAR = 20
 _AIRLINES = "carrier STRING, name STRING"
 _AIRPORTS = (
@@ -71,6 +73,10 @@ class DeliveryConfig(dg.Config):
         default=True,
         description="false: the files as the package has them, with all their mistakes",
     )
+    flawed: bool = Field(
+        default=False,
+        description="true: with a flight to nowhere in the first month, for an audited run to stop",
+    )
 
 
 @dg.asset(
@@ -81,7 +87,7 @@ class DeliveryConfig(dg.Config):
     "Run it with `corrected: false` first to see deep checks fail, then with `true`.",
 )
 def flight_data(config: DeliveryConfig) -> dg.MaterializeResult[None]:
-    done = deliver(landing_folder(), corrected=config.corrected)
+    done = deliver(landing_folder(), corrected=config.corrected, flawed=config.flawed)
     state = hashlib.sha256()
     for name in sorted(done.rows):
         state.update((done.folder / name).read_bytes())
@@ -210,6 +216,39 @@ def _delivered(name: str, schema: str) -> SourceSpec:
         row_schema=schema,
         null_value=NULL,
     )
+
+
+# -- the audit ------------------------------------------------------------------------------------
+
+
+@dg.asset_check(
+    asset="flight",
+    name=DESTINATIONS_KNOWN,
+    blocking=True,
+    description="Every flight goes to an airport that is there. Stops a run that is published "
+    "audited; of others it only warns, as everybody sees their rows already.",
+    required_resource_keys={STORAGE},
+)
+def destinations_known(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+    ontology: OntologyResource = getattr(context.resources, STORAGE)
+    with report_failures(context.instance), open_session(ontology) as session:
+        audited = session.branch != ontology.home
+        lost = session.sql(
+            "select instance_key, right_key from Flight "
+            "where right_key not in (select faa from Airport) order by instance_key"
+        ).collect()
+    shown = ", ".join(f"{row['instance_key']} to {row['right_key']}" for row in lost[:3])
+    return dg.AssetCheckResult(
+        passed=not lost,
+        severity=dg.AssetCheckSeverity.ERROR if audited else dg.AssetCheckSeverity.WARN,
+        description=f"{counted(len(lost), 'flight')} to airports that are not there: {shown}"
+        if lost
+        else None,
+        metadata={"flights_to_nowhere": len(lost)},
+    )
+
+
+CHECKS = (destinations_known,)
 
 
 # -- alarms ---------------------------------------------------------------------------------------

@@ -15,15 +15,18 @@ from ontologia_dagster import (
     location_resources,
     one_process_executor,
 )
-from ontologia_dagster.dagster_compat import without_check
-from ontologia_dagster.demo.assets import ASSETS, declarations
+from ontologia_dagster.dagster_compat import with_asset_if_there, without_check
+from ontologia_dagster.demo.assets import ASSETS, CHECKS, DESTINATIONS_KNOWN, declarations
 from ontologia_dagster.demo.instance import DELIVERY, STORAGE, demo_storage_uri
+from ontologia_dagster.resources.branches import AUDITED
 from ontologia_dagster.storage.checks import DEEP_VERIFY, INDEX_VERIFY, SCHEMA_MATCHES
+from ontologia_dagster.storage.unpublished import publication_key
 from storage_engine.repository.open import STORAGE_URI_VARIABLE
 
 LOCATION = "flights"  # as workspace.yaml names it
 HANDLER_MODULE = "ontologia_dagster.demo.events"
 INGEST_JOB = f"{STORAGE}_ingest_all"
+CORRECT_JOB = f"{STORAGE}_correct_all"
 CHECK_JOB = f"{STORAGE}_check_types"
 ALARM_JOB = f"{STORAGE}_look_for_trouble"
 ALARMS = ("severe_delays", "disrupted_days", "airport_notices")
@@ -54,12 +57,20 @@ def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions
     resources = demo_resources() | ({STORAGE: ontology} if ontology is not None else {})
     after = dg.AssetSelection.assets(*ALARMS, *REPORTS)
     ingested = [declaration.asset_key for declaration in declared]
-    own = dg.Definitions(assets=ASSETS)
+    own = dg.Definitions(assets=ASSETS, asset_checks=CHECKS)
+    delivered = without_check(dg.AssetSelection.assets(DELIVERY, *ingested), DEEP_VERIFY)
     jobs = [
         dg.define_asset_job(
             INGEST_JOB,
-            selection=without_check(dg.AssetSelection.assets(DELIVERY, *ingested), DEEP_VERIFY),
+            selection=without_check(delivered, DESTINATIONS_KNOWN),
             description="Deliver the files and ingest all types; flights for all months at once.",
+            executor_def=one_process_executor,
+        ),
+        dg.define_asset_job(
+            CORRECT_JOB,
+            selection=with_asset_if_there(delivered, publication_key(STORAGE)),
+            description="The same, audited: all types are published in one commit, if all flights "
+            "go to airports that are there.",
             executor_def=one_process_executor,
         ),
         dg.define_asset_job(
@@ -89,6 +100,7 @@ def demo_definitions(ontology: OntologyResource | None = None) -> dg.Definitions
             beside=own,
             handlers=[HANDLER_MODULE],
             running=True,
+            publish=AUDITED,
         ),
         own,
         dg.Definitions(jobs=jobs),

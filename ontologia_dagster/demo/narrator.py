@@ -13,6 +13,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from ontologia_dagster.storage.unpublished import FACTS, PUBLISHED
+from storage_engine.wording import counted
+
 LOGGER = "narrator"
 
 
@@ -24,6 +27,7 @@ class Narrator:
         self._status: Status | None = None
         self._began: dict[str, float] = {}
         self._told: set[tuple[str, str]] = set()
+        self._found: set[str] = set()  # steps whose check has failed, as was told
         self._start = time.monotonic()
 
     # -- said by the program ----------------------------------------------------------------------
@@ -69,22 +73,29 @@ class Narrator:
             case "STEP_START":
                 self._began[step] = time.monotonic()
                 self._told = {told for told in self._told if told[0] != step}
+                self._found.discard(step)
                 if self._status is not None:
                     self._status.update(f"{_readable(step)} ...")
             case "ASSET_MATERIALIZATION":
                 self._materialised(event, step)
+            case "ASSET_OBSERVATION":
+                self._observed(event, step)
             case "ASSET_CHECK_EVALUATION":
-                self._checked(event.asset_check_evaluation_data)
-            case "STEP_FAILURE" | "STEP_UP_FOR_RETRY":
+                self._checked(step, event.asset_check_evaluation_data)
+            case "STEP_FAILURE" | "STEP_UP_FOR_RETRY" if step not in self._found:
                 self.say(_readable(step), "failed", good=False)
 
     def _materialised(self, event: dg.DagsterEvent, step: str) -> None:
         done = event.step_materialization_data.materialization
-        name = done.asset_key.to_user_string()
+        if PUBLISHED not in done.metadata:  # that was told when it was made
+            self._made(step, done.asset_key, done.metadata)
+
+    def _made(self, step: str, key: dg.AssetKey, metadata: Mapping[str, Any]) -> None:
+        name = key.to_user_string()
         if (step, name) in self._told:
             return  # a range of partitions has an event for each; one line is enough
         self._told.add((step, name))
-        facts: dict[str, Any] = {name: value.value for name, value in done.metadata.items()}
+        facts: dict[str, Any] = {name: value.value for name, value in metadata.items()}
         if "run" in facts:  # of a range of partitions all together
             facts |= {
                 row.data["figure"]: list(row.data.values())[1] for row in facts["run"].records
@@ -92,8 +103,15 @@ class Narrator:
         took = time.monotonic() - self._began.get(step, time.monotonic())
         self.say(name, _outcome(facts), seconds=took)
 
-    def _checked(self, evaluation: dg.AssetCheckEvaluation) -> None:
+    def _observed(self, event: dg.DagsterEvent, step: str) -> None:
+        """What a step has made on the run's branch, before it is published."""
+        observed = event.asset_observation_data.asset_observation
+        if FACTS in observed.metadata:
+            self._made(step, observed.asset_key, observed.metadata)
+
+    def _checked(self, step: str, evaluation: dg.AssetCheckEvaluation) -> None:
         if not evaluation.passed:
+            self._found.add(step)
             for name, what in findings(evaluation):
                 self.say(name, what, good=False)
 
@@ -126,18 +144,31 @@ def _outcome(facts: Mapping[str, Any]) -> str:
             )
             if facts.get(name)
         ]
-        made = f"commit {facts['commit']}" if facts.get("commit") else "no commit"
-        return f"{made}: {', '.join(counts) or 'nothing read'}"
+        return f"{_commit(str(facts.get('commit') or ''))}: {', '.join(counts) or 'nothing read'}"
+    if "rows_published" in facts:
+        if not facts.get("commit"):
+            return "nothing new"
+        rows, types = facts["rows_published"], facts["types_published"]
+        what = f"{counted(rows, 'row')} of {counted(types, 'type')}"
+        return f"published as commit {facts['commit']}: {what}"
     if "commit_list" in facts:
-        return f"{facts['commits']:,} commits of {facts['handlers']}"
+        return f"{counted(facts['commits'], 'commit')} of {facts['handlers']}"
     if "events_sent" in facts:
-        return f"{facts['found']:,} found, {facts['events_sent']:,} events sent"
+        return f"{facts['found']:,} found, {counted(facts['events_sent'], 'event')} sent"
     if "files_changed" in facts:
         edition = "corrected" if facts["corrected"] else "as the package has it"
-        return f"{facts['rows']:,} rows, {edition}, {facts['files_changed']} files changed"
+        changed = counted(facts["files_changed"], "file")
+        return f"{facts['rows']:,} rows, {edition}, {changed} changed"
     if "as_of_commit" in facts:
         return f"{facts['dagster/row_count']} rows as of commit {facts['as_of_commit']}"
     return "done"
+
+
+def _commit(reference: str) -> str:
+    """Of a branch its name would say nothing: it is the run's."""
+    if "@" in reference:
+        return "on the run's branch"
+    return f"commit {reference}" if reference else "no commit"
 
 
 def findings(check: dg.AssetCheckEvaluation) -> list[tuple[str, str]]:

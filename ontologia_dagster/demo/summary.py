@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.compute as pc
 from rich.console import Console
 from rich.table import Table
 
@@ -14,9 +15,16 @@ from ontologia_dagster import OntologyResource
 from ontologia_dagster.demo.assets import open_session, punctuality
 from ontologia_dagster.demo.events import NOTICE, SEVERE_DELAY
 from ontologia_dagster.demo.expected import Expected
-from ontologia_dagster.demo.ontology import ENTITIES, RELATIONS, Airport, Incident, Plane
+from ontologia_dagster.demo.ontology import (
+    ENTITIES,
+    RELATIONS,
+    Airport,
+    Flight,
+    Incident,
+    Plane,
+)
 from ontologia_dagster.demo.run import DemoResult, corrections
-from ontologia_dagster.demo.source import SAME_MAKER
+from ontologia_dagster.demo.source import NOWHERE, SAME_MAKER
 from ontologia_dagster.downstream.metadata import PER_REQUEST, price, request_total
 from storage_engine import Session
 
@@ -58,6 +66,7 @@ def figures(ontology: OntologyResource, outcome: DemoResult, expected: Expected)
         ]
         if outcome.first_commit:
             compared += _first_pass(session, outcome, expected)
+        compared += _audited(session, outcome, expected)
     return [*compared, Figure("failed checks at the end", len(outcome.failed_last), 0)]
 
 
@@ -126,6 +135,28 @@ def _first_pass(session: Session, outcome: DemoResult, expected: Expected) -> li
     ]
 
 
+def _audited(session: Session, outcome: DemoResult, expected: Expected) -> list[Figure]:
+    """The planted flight was stopped, no commit of main ever had it, and what the corrections
+    changed came in one commit."""
+    versions = session.query().relations(Flight).with_history().batches()
+    seen = sum(pc.sum(pc.equal(batch.column("right_key"), NOWHERE)).as_py() for batch in versions)
+    compared = [Figure("planted flights, ever seen", seen, 0)]
+    if outcome.stopped is not None:
+        compared.append(Figure("planted flights, stopped", outcome.stopped, 1))
+        compared.append(
+            Figure(
+                "corrections, in one commit",
+                outcome.published,
+                {
+                    "Airport": len(expected.unknown_airports),
+                    "Plane": expected.unknown_planes + expected.makers_unified,
+                    "Flight": expected.times_mended,
+                },
+            )
+        )
+    return compared
+
+
 def _events_sent(session: Session) -> Counter[str]:
     """By all runs together, as their commits say: nothing was forgotten, nothing told twice."""
     sent: Counter[str] = Counter()
@@ -183,7 +214,8 @@ def _show_figures(console: Console, compared: Sequence[Figure]) -> None:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{len(value)} months"
+        months = any("-" in name for name in value)
+        return f"{len(value)} {'months' if months else 'types'}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -229,8 +261,9 @@ def _show_commits(console: Console, session: Session) -> None:
     shown = [*session.list_commits(limit=6)]
     for commit in shown:
         meta = commit["metadata"]
-        who = meta.get("dagster/asset_key") or meta.get("handler") or meta.get("alarm") or ""
-        table.add_row(str(commit["id"]), who, ", ".join(commit["types"]))
+        merged = commit["kind"] == "merge" and "publication"
+        who = meta.get("dagster/asset_key") or meta.get("handler") or meta.get("alarm") or merged
+        table.add_row(str(commit["id"]), who or "", ", ".join(commit["types"]))
     if head > len(shown):
         table.add_row("...", f"{head - len(shown)} before", "")
     console.print(table)

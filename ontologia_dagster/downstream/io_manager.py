@@ -31,10 +31,12 @@ from ontologia_dagster.resources.ontology import (
     SchemaAdvice,
     report_failures,
 )
+from ontologia_dagster.storage import unpublished
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 
 if TYPE_CHECKING:
+    from storage_engine import Branch
     from storage_engine.model.spec import TypeSpec
 
 
@@ -57,29 +59,50 @@ class OntologyIOManager(dg.ConfigurableIOManager):
         models = _plain(context.definition_metadata)[MODELS_METADATA]
         advice = SchemaAdvice.of(self.ontology, None, models)
         holder = {"run_id": context.run_id}
-        with report_failures(None, advice), self.ontology.session(holder=holder) as work:
+        with (
+            report_failures(None, advice),
+            self.ontology.session(holder=holder, writes=True) as work,
+        ):
             assert spec.python_class is not None
             work.ingest(spec.python_class, obj)
             commit_id = work.commit(meta=meta, idempotency=(app, context.run_id))
             last, head = work.last_commit, work.repository.type_head(spec)
             schema = schema_metadata(work.repository, spec, instance_of(context), context.asset_key)
             sample = sample_metadata(work.repository, spec, head)
-        set_data_version(context, head)
+            branch = unpublished.branch_of(self.ontology, work.repository)
         changes = [
             change for change in (last.changes if last else ()) if change.type_name == spec.name
         ]
-        context.add_output_metadata(
-            {
-                **commit_metadata(self.ontology, commit_id, spec.name),
-                **sample,
-                "rows_inserted": sum(change.inserted for change in changes),
-                "rows_changed": sum(change.updated for change in changes),
-                "dagster/table_name": spec.name,
-                "dagster/uri": self.ontology.storage_uri,
-                "dagster/column_schema": column_schema(spec),
-                **schema,
-            }
+        name = branch.name if branch is not None else None
+        metadata = {
+            **commit_metadata(self.ontology, commit_id, spec.name, name),
+            **sample,
+            "rows_inserted": sum(change.inserted for change in changes),
+            "rows_changed": sum(change.updated for change in changes),
+            "dagster/table_name": spec.name,
+            "dagster/uri": self.ontology.storage_uri,
+            "dagster/column_schema": column_schema(spec),
+            **schema,
+        }
+        context.add_output_metadata(metadata)
+        set_data_version(
+            context, head if branch is None else self._unpublished(context, branch, spec, metadata)
         )
+
+    def _unpublished(
+        self, context: dg.OutputContext, branch: Branch, spec: TypeSpec, metadata: dict[str, Any]
+    ) -> int:
+        """Dagster tells of what an asset returns at once, whatever others see. So it is told as
+        the version that they see, and the publication tells the one that they will."""
+        keys = context.asset_partition_keys if context.has_asset_partitions else [None]
+        for key in keys:
+            context.log_event(
+                unpublished.observation(
+                    branch, context.asset_key, metadata, partition=key, type_name=spec.name
+                )
+            )
+        with self.ontology.repository(branch=self.ontology.home) as home:
+            return home.type_head(spec)
 
     def load_input(self, context: dg.InputContext) -> Any:
         upstream = context.upstream_output

@@ -51,6 +51,7 @@ def write_metadata(
     *,
     spark_s: float = 0.0,
     partitions: int = 0,
+    branch: str | None = None,
 ) -> dict[str, Any]:
     """Of one write: what its page shows, and the numbers of the run. Those of a run on several
     partitions are no partition's: they are a table, and each partition has numbers of its own."""
@@ -63,7 +64,7 @@ def write_metadata(
             "run": table(["figure", f"of all {partitions} partitions"], shown.items()),
         }
     return {
-        **type_metadata(result, ontology, spec, rows),
+        **type_metadata(result, ontology, spec, rows, branch),
         **figures,
         "details": table(["what", "value"], _details(result).items()),
     }
@@ -80,15 +81,19 @@ def partition_figures(counts: Sequence[int]) -> dict[str, int]:
 
 
 def type_metadata(
-    result: WriteResult, ontology: OntologyResource, spec: TypeSpec, rows: int
+    result: WriteResult,
+    ontology: OntologyResource,
+    spec: TypeSpec,
+    rows: int,
+    branch: str | None = None,
 ) -> dict[str, Any]:
-    """Of the type after a write: `rows` is what it has now."""
+    """Of the type after a write: `rows` is what it has now, there where it was written."""
     metadata: dict[str, Any] = {
         "dagster/row_count": rows,
         "dagster/table_name": spec.name,
         "dagster/uri": ontology.storage_uri,
         "dagster/column_schema": column_schema(spec),
-        **commit_metadata(ontology, result.commit_id, spec.name),
+        **commit_metadata(ontology, result.commit_id, spec.name, branch),
     }
     if result.reasons:
         rows_by_reason = sorted(result.reasons.items(), key=lambda item: -item[1])
@@ -138,17 +143,23 @@ def _details(result: WriteResult) -> dict[str, Any]:
 
 
 def commit_metadata(
-    ontology: OntologyResource, commit_id: int | None, type_name: str | None = None
+    ontology: OntologyResource,
+    commit_id: int | None,
+    type_name: str | None = None,
+    branch: str | None = None,
 ) -> dict[str, Any]:
     """A commit, as text since its number is nothing to plot, and how to look at it: by a command,
-    and where the storage has web pages by links to them."""
+    and where the storage has web pages by links to them. `branch`: the run's own, which others do
+    not see."""
     base = ontology.explore_url.rstrip("/") if ontology.explore_url else None
     metadata: dict[str, Any] = {"commit": dg.MetadataValue.null()}
     if commit_id is not None:
         uri = shlex.quote(ontology.storage_uri)
-        metadata["commit"] = str(commit_id)
-        metadata["examine_commit"] = f"onto commits examine {commit_id} --storage-uri {uri}"
-        if base is not None:
+        name = branch or ontology.branch
+        on = f"--branch {shlex.quote(name)} " if name is not None else ""
+        metadata["commit"] = f"{name}@{commit_id}" if name is not None else str(commit_id)
+        metadata["examine_commit"] = f"onto {on}commits examine {commit_id} --storage-uri {uri}"
+        if base is not None and name is None:
             metadata["commit_url"] = dg.MetadataValue.url(f"{base}/commits/{commit_id}")
     if base is not None and type_name is not None:
         metadata["type_url"] = dg.MetadataValue.url(f"{base}/types/{quote(type_name)}")

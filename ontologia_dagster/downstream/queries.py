@@ -23,6 +23,7 @@ from ontologia_dagster.declaration import STORAGE_METADATA, on_new_data
 from ontologia_dagster.declaration import automation as condition
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
 from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
+from ontologia_dagster.storage import unpublished
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -77,18 +78,24 @@ def query_asset(
         with report_failures(context.instance, advice), ontology.session() as session:
             view = session.at(reference(config.as_of, session.repository.head_commit_id()))
             answer = view.sql(query).to_arrow() if isinstance(query, str) else query(view)
+            branch = unpublished.branch_of(ontology, session.repository)
             requests = requests_of(session.repository)
         table = answer if isinstance(answer, pa.Table) else pa.Table.from_pylist(list(answer))
-        return dg.MaterializeResult(
-            data_version=dg.DataVersion(fingerprint(table)),
-            metadata={
-                "as_of_commit": view.commit_id,
-                "dagster/uri": ontology.storage_uri,
-                **answer_metadata(table),
-                **request_metadata(requests),
-                **{shown: _number(table, column) for shown, column in (plot or {}).items()},
-            },
+        version = fingerprint(table)
+        metadata = {
+            "as_of_commit": view.commit_id,
+            "dagster/uri": ontology.storage_uri,
+            **answer_metadata(table),
+            **request_metadata(requests),
+            **{shown: _number(table, column) for shown, column in (plot or {}).items()},
+        }
+        if branch is None:
+            return dg.MaterializeResult(data_version=dg.DataVersion(version), metadata=metadata)
+        key, code_version = context.asset_key, _code_version(query)
+        [result] = unpublished.observe(
+            context, branch, key, {None: metadata}, code_version=code_version, version=version
         )
+        return result
 
     return asked
 

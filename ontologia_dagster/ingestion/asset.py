@@ -20,6 +20,7 @@ from ontologia_dagster.dagster_compat import (
     provenance_tags,
     result_without_events,
     version_tags,
+    with_asset_if_there,
     without_check,
 )
 from ontologia_dagster.declaration import (
@@ -56,6 +57,7 @@ from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.resources.spark import find_earlier, preview_ingest, run_ingest
 from ontologia_dagster.schema.differences import diff_table, schema_failure
 from ontologia_dagster.schema.migration import apply_migration, outcome
+from ontologia_dagster.storage import unpublished
 from ontologia_dagster.storage.checks import DEEP_VERIFY, index_check, schema_check
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.errors import BadRowsError, ConfigurationError, MigrationTokenError
@@ -64,6 +66,7 @@ from storage_engine.schema.comparison import compare_types
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
     from ontologia_dagster.resources.spark import SparkResource
+    from storage_engine import Branch
     from storage_engine.model.spec import TypeSpec
     from storage_engine.repository.protocol import Repository
     from storage_engine.schema.diff import SchemaDiff
@@ -106,9 +109,10 @@ def build_types(
 
 def ingestion_job(declared: OntologyAsset) -> Any:  # an unresolved asset job has no public name
     """The type's asset with its checks; in one process, so that one JVM serves all steps."""
+    own = without_check(dg.AssetSelection.assets(declared.asset_key), DEEP_VERIFY)
     return dg.define_asset_job(
         ingestion_job_name(declared),
-        selection=without_check(dg.AssetSelection.assets(declared.asset_key), DEEP_VERIFY),
+        selection=with_asset_if_there(own, unpublished.publication_key(declared.storage)),
         description=f"Ingest {declared.type} with Spark, and check its index and its schema.",
         executor_def=one_process_executor,
     )
@@ -219,8 +223,14 @@ def _ingest(
     clock = RunClock(context, declared.pool)
     spark: SparkResource = getattr(context.resources, SPARK)
     keys = _partition_keys(context, declared)
+    branch = None
+    if ontology.run_branch is not None and not dry_run:
+        branch = unpublished.begin(context, ontology, declared.storage)
     order, spec = ingest_spec(declared, ontology.storage_uri, keys)
-    migrated = agree_on_schema(context, declared, ontology, spec, dry_run=dry_run)
+    order = order.replace(branch=branch.name if branch is not None else ontology.branch)
+    migrated = agree_on_schema(
+        context, declared, ontology, spec, dry_run=dry_run, branch=branch.name if branch else None
+    )
     if migrated is None:
         why = "not evaluated: this was a preview, and a run would change the schema first"
         yield from unlooked_results(declared, context.instance, why)
@@ -252,7 +262,15 @@ def _ingest(
     with ontology.repository() as repository:
         count = row_count(repository, spec)
         metadata = {
-            **write_metadata(result, ontology, spec, count, spark_s=spark_s, partitions=len(keys)),
+            **write_metadata(
+                result,
+                ontology,
+                spec,
+                count,
+                spark_s=spark_s,
+                partitions=len(keys),
+                branch=branch.name if branch is not None else None,
+            ),
             **schema_metadata(repository, spec, context.instance, declared.asset_key),
             **sample_metadata(repository, spec, result.type_commit_id),
             **migrated,
@@ -266,6 +284,9 @@ def _ingest(
     if not keys:
         version = dg.DataVersion(str(result.type_commit_id))
         told = {**metadata, **_fingerprint(prints[""])}
+        if branch is not None:
+            yield from _observe(context, declared, branch, {None: told})
+            return
         yield dg.MaterializeResult(metadata=told, data_version=version)
         return
     written: dict[str, dict[str, int]] = {}
@@ -282,8 +303,29 @@ def _ingest(
         }
         for key, state in stored.items()
     }
+    if branch is not None:
+        told_by_key = {key: {**metadata, **figures} for key, figures in own.items()}
+        yield from _observe(context, declared, branch, told_by_key)
+        return
     versions = {key: state.commit_id for key, state in stored.items()}
     yield from _partition_results(context, declared, metadata, own, versions)
+
+
+def _observe(
+    context: dg.AssetExecutionContext,
+    declared: OntologyAsset,
+    branch: "Branch",
+    by_partition: Mapping[Any, Mapping[str, Any]],
+) -> Iterator[dg.MaterializeResult[None]]:
+    return unpublished.observe(
+        context,
+        branch,
+        declared.asset_key,
+        by_partition,
+        code_version=declared.code_version,
+        type_name=declared.type,
+        cut=declared.partitions,
+    )
 
 
 def agree_on_schema(
@@ -293,8 +335,10 @@ def agree_on_schema(
     spec: "TypeSpec",
     *,
     dry_run: bool,
+    branch: str | None = None,
 ) -> dict[str, Any] | None:
-    """Go on only with a type that is as the storage has it, or new to it.
+    """Go on only with a type that is as the storage has it, there where the step writes, or new to
+    it.
 
     Where the declaration says `schema: additive`, additive changes are applied here: the metadata
     tells of them. None: a preview, which applies nothing, has left an observation of them instead.
@@ -303,7 +347,7 @@ def agree_on_schema(
     specs = with_ends(spec, declared.models)
     spark: SparkResource = context.resources.spark
     for remaining in reversed(range(_MIGRATION_TRIES)):
-        with ontology.repository() as repository:
+        with ontology.repository(branch=branch) as repository:
             comparison = compare_types(specs, repository.type_histories)
             if comparison.agrees:
                 return {}

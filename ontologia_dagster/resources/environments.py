@@ -20,9 +20,17 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic import ValidationError as PydanticValidationError
 
+from ontologia_dagster.resources.branches import (
+    DIRECT,
+    Publish,
+    checked_branch,
+    location_branch,
+    refuse_without_branches,
+)
+from storage_engine.config import duration
 from storage_engine.errors import ConfigurationError
 from storage_engine.repository.open import DEFAULT_FOLDER, STORAGE_URI_VARIABLE, target_of
 
@@ -82,7 +90,17 @@ class Environment(_Table):
     spark: SparkTable = SparkTable()
     handlers: tuple[str, ...] = ()
     create_storage: bool | None = None
+    publish: Publish = DIRECT
+    recheck: bool = False
+    branch_retention: str = "7d"
+    branch: str | None = None
     tenants: Mapping[str, TenantTable] = Field(default_factory=dict)
+
+    @field_validator("branch_retention")
+    @classmethod
+    def _is_duration(cls, text: str) -> str:
+        duration(text)
+        return text
 
     @property
     def uri(self) -> str:
@@ -141,9 +159,12 @@ class Environments(_Table):
                     },
                 }
             )
+        own = location_branch(environ) or checked_branch(current.branch, f"[{name}]: branch")
+        current = current.model_copy(update={"branch": own})
         environments = cls(known=environments_by_name, current=current)
         for uri in current.uris:
             environments.guard(uri)
+            refuse_without_branches(uri, current.publish, current.branch)
         _refuse_nesting(current)
         return environments
 

@@ -9,20 +9,33 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import dagster as dg
 from dagster_aws.s3 import S3Resource
-from pydantic import Field, PrivateAttr, SecretStr, field_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 
 from ontologia_dagster.dagster_compat import FixedResource
 from ontologia_dagster.ingestion.provenance import RUN_ID
+from ontologia_dagster.resources.branches import (
+    BRANCH_TAG,
+    DIRECT,
+    MAIN,
+    BegunBranch,
+    checked_branch,
+    existing,
+    find,
+    fork_once,
+    lost_failure,
+    refuse_without_branches,
+    run_branch,
+)
 from ontologia_dagster.resources.environments import refuse_production
 from ontologia_dagster.resources.secrets import child_environment
-from storage_engine.config import OntologiaConfig, S3Credentials
+from storage_engine.config import OntologiaConfig, S3Credentials, duration
 from storage_engine.errors import (
     ConfigurationError,
     LockContentionError,
@@ -32,12 +45,13 @@ from storage_engine.errors import (
     SchemaOutdatedError,
     TypeDroppedError,
     UninitializedStorageError,
+    UnknownBranchError,
 )
 from storage_engine.repository import initialize_storage, open_repository
 from storage_engine.repository.open import DEFAULT_FOLDER, DEFAULT_PATH, STORAGE_URI_VARIABLE
 
 if TYPE_CHECKING:
-    from storage_engine import Entity, Relation, Session
+    from storage_engine import Branch, Entity, Relation, Session
     from storage_engine.events.protocol import EventStore
     from storage_engine.repository.protocol import Repository
 
@@ -93,8 +107,26 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
         default=False,
         description="Make the storage when it is not there, instead of saying that it is not",
     )
+    publish: Literal["direct", "audited"] = Field(
+        default=DIRECT,
+        description="audited: a run works on a branch of its own, which is published as one commit "
+        "when its checks have passed",
+    )
+    recheck: bool = Field(
+        default=False,
+        description="Before an audited run is published, bring into its branch what others have "
+        "published meanwhile, and run its blocking checks again",
+    )
+    branch_retention: str = Field(
+        default="7d", description="How long the branch of a run stands that was not published"
+    )
+    branch: str | None = Field(
+        default=None, description="What the location works on and publishes to; main if left out"
+    )
 
     _run_location: str | None = PrivateAttr(default=None)
+    _run: dg.DagsterRun | None = PrivateAttr(default=None)
+    _instance: dg.DagsterInstance | None = PrivateAttr(default=None)
 
     @field_validator("explore_url")
     @classmethod
@@ -108,6 +140,70 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         origin = context.run.remote_job_origin if context.run is not None else None
         self._run_location = origin.location_name if origin is not None else None
+        self._run = context.run
+        self._instance = context.instance
+
+    @field_validator("branch_retention")
+    @classmethod
+    def _is_duration(cls, given: str) -> str:
+        duration(given)
+        return given
+
+    @model_validator(mode="after")
+    def _has_branches(self) -> Self:
+        """Told when the location is loaded, as far as it can be known without opening anything."""
+        if self.branch is not None and not isinstance(self.branch, dg.EnvVar):
+            checked_branch(self.branch, "branch")
+        needs_branches = self.publish != DIRECT or self.branch is not None
+        if needs_branches and not isinstance(self.storage_uri, dg.EnvVar):
+            refuse_without_branches(self.storage_uri, self.publish, self.branch)
+        return self
+
+    @property
+    def home(self) -> str:
+        """The branch that runs of this location are published to."""
+        return self.branch or MAIN
+
+    @property
+    def run_branch(self) -> str | None:
+        """The branch of this run, whether it is there yet or not; None where it has none."""
+        if self._run is None or (self.publish == DIRECT and not self._names_branch):
+            return None
+        return run_branch(self._run)
+
+    @property
+    def _names_branch(self) -> bool:
+        """Whether who started the run has said which branch it works on."""
+        return self._run is not None and BRANCH_TAG in self._run.tags
+
+    def begin_branch(self) -> Branch | None:
+        """The branch that this run writes to, made unless it is there; None: it has none. Of steps
+        that begin at once, all get the same."""
+        name = self.run_branch
+        if name is None:
+            return None
+        with self.repository(branch=self.home) as repository:
+            begun = self.begun_branch()
+            if begun is not None and begun.is_lost(repository, find(repository, name)):
+                raise lost_failure(name)
+            if self._names_branch:
+                branch = existing(repository, name)
+            else:
+                branch = fork_once(
+                    repository,
+                    name,
+                    owner=self.location,
+                    expires_in=duration(self.branch_retention),
+                )
+        if self._instance is not None and self._run is not None:
+            BegunBranch.remember(self._instance, self._run, self.storage_uri, branch)
+        return branch
+
+    def begun_branch(self) -> BegunBranch | None:
+        """Which branch of its name this run, or the one that it goes on from, has written to."""
+        if self._instance is None or self._run is None:
+            return None
+        return BegunBranch.before(self._instance, self._run, self.storage_uri)
 
     @property
     def location(self) -> str:
@@ -136,9 +232,12 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
         return child_environment(self, inherited)
 
     @contextmanager
-    def repository(self) -> Iterator[Repository]:
-        """The opened storage, without types: for inspection and maintenance."""
-        repository = self._opened(lambda: open_repository(self.storage_uri, self.config()))
+    def repository(self, *, branch: str | None = None) -> Iterator[Repository]:
+        """The opened storage, without types: for inspection and maintenance. On the run's branch
+        where there is one, unless another is named."""
+        repository = self._opened(
+            lambda name: open_repository(self.storage_uri, self.config(), branch=name), branch
+        )
         try:
             yield repository
         finally:
@@ -151,7 +250,7 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
         from storage_engine.runtime.arguments import checked_namespace
 
         checked_namespace(self.namespace)  # one that no session takes would look empty for ever
-        with self.repository() as repository:
+        with self.repository(branch=self.home) as repository:
             yield open_event_store(repository, self.config())
 
     def session(
@@ -160,34 +259,74 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
         entity_types: Sequence[type[Entity]] = (),
         relation_types: Sequence[type[Relation[Any, Any]]] = (),
         holder: Mapping[str, str] | None = None,
+        branch: str | None = None,
+        writes: bool = False,
     ) -> Session:
         """A session on the storage. Use it in a `with` block: that commits and closes it.
 
-        `holder` tells others who this is while they wait for the write lock.
+        holder:  tells others who this is while they wait for the write lock
+        branch:  what to work on; that of the run if left out, where it has one
+        writes:  in a run that is published audited, make its branch if it is not there yet. A step
+                 that writes says so; one that only reads does not need a branch
         """
         from storage_engine import Session
 
+        if writes and branch is None:
+            begun = self.begin_branch()
+            # By its name: one that is thrown away just now is not taken for main.
+            branch = begun.name if begun is not None else None
         return self._opened(
-            lambda: Session(
+            lambda name: Session(
                 self.storage_uri,
                 entity_types=entity_types,
                 relation_types=relation_types,
                 config=self.config(),
                 namespace=self.namespace,
                 instance_metadata=holder,
-            )
+                branch=name,
+            ),
+            branch,
         )
 
-    def _opened(self, open_it: Callable[[], T]) -> T:
+    def _opened(self, open_it: Callable[[str | None], T], branch: str | None) -> T:
         self._guard()
         try:
-            return open_it()
+            return self._on_branch(open_it, branch)
         except UninitializedStorageError:
             if not self.creates_storage:
                 raise
         _refuse_beside_default(self.storage_uri)
         initialize_storage(self.storage_uri, config=self.config(), exist_ok=True)
-        return open_it()
+        return self._on_branch(open_it, branch)
+
+    def _on_branch(self, open_it: Callable[[str | None], T], branch: str | None) -> T:
+        name = branch or self.run_branch
+        if name is not None and name != self.home:
+            try:
+                return open_it(name)
+            except UnknownBranchError:
+                # A run that has written nothing yet, or is published, sees what all see. What was
+                # asked for by name has to be there.
+                if branch is not None or self._names_branch:
+                    raise
+                self._refuse_lost(name)
+        if self.home == MAIN:
+            return open_it(None)
+        try:
+            return open_it(self.home)
+        except UnknownBranchError:
+            with closing(open_repository(self.storage_uri, self.config())) as main:
+                fork_once(main, self.home, owner=self.location, expires_in=None)
+        return open_it(self.home)
+
+    def _refuse_lost(self, name: str) -> None:
+        """What a run has written and somebody has thrown away is not looked for on main."""
+        begun = self.begun_branch()
+        if begun is None:
+            return
+        with self.repository(branch=self.home) as repository:
+            if begun.is_lost(repository, find(repository, name)):
+                raise lost_failure(name)
 
     def _guard(self) -> None:
         if self.guarded:

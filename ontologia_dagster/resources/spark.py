@@ -174,7 +174,10 @@ def run_ingest(
         return _submit_ingest(context, order, ontology, spark)
     from storage_engine.spark.jobs.ingest import ingest
 
-    with _spark_failures(context.instance), ontology.session(holder=holder) as session:
+    with (
+        _spark_failures(context.instance),
+        ontology.session(holder=holder, branch=order.branch) as session,
+    ):
         return ingest(spark.session(), order, session=session, progress=_teller(context))
 
 

@@ -17,6 +17,7 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets, with_ends
 from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, price, table
+from ontologia_dagster.resources.branches import MAIN
 from ontologia_dagster.resources.ontology import migration_job_name
 from ontologia_dagster.resources.spark import PIPES, submit
 from ontologia_dagster.schema.differences import (
@@ -207,7 +208,9 @@ def apply_migration(
     sizes = source_sizes(repository, _specs(types)).values()
     large = repository.engine_version == "v2" and any(sum(n) >= above_bytes for n in sizes)
     if spark.mode == PIPES and large:
-        return _submit(context, ontology, spark, types, upgraders, token, above_bytes)
+        return _submit(
+            context, ontology, spark, types, upgraders, token, above_bytes, repository.branch
+        )
     return migration.apply(
         repository,
         _specs(types),
@@ -228,6 +231,7 @@ def _submit(
     upgraders: str | None,
     token: str | None,
     above_bytes: int,
+    branch: str,
 ) -> "MigrationResult":
     """Through the program, whose driver rewrites what is small."""
     from storage_engine.schema.preview import MigrationResult
@@ -235,6 +239,7 @@ def _submit(
     arguments = ["--storage-uri", ontology.storage_uri, "--spark-above", str(above_bytes)]
     arguments += ["--apply", *(["--token", token] if token is not None else ["--force"])]
     arguments += ["--upgraders", upgraders] if upgraders is not None else []
+    arguments += ["--branch", branch] if branch != MAIN else []
     for models in dict.fromkeys(models for _, models in types):
         arguments += ["--models", models]
     for spec in _specs(types):

@@ -18,8 +18,10 @@ from pydantic import Field
 
 from ontologia_dagster.dagster_compat import FixedResource, latest_check_records
 from ontologia_dagster.declaration import checks_of
+from ontologia_dagster.resources.branches import AUDITED, diff_command
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage import dead_letters, events
+from ontologia_dagster.storage.standing import standing_branches
 from storage_engine.config import duration
 from storage_engine.wording import counted
 
@@ -138,6 +140,7 @@ def conditions_sensor(
                 *failed,
                 *_bus_alerts(ontology, storage, handlers, oldest_event),
                 *_lag_alerts(ontology, storage, index_lag),
+                *_branch_alerts(context.instance, ontology, storage),
             ]
         new = [
             alert for alert in alerts if alert.key not in before or alert.mark > before[alert.key]
@@ -220,6 +223,8 @@ def _bus_alerts(
     handlers: "Sequence[Handler[Any]]",
     oldest_event: str,
 ) -> Iterator[Alert]:
+    if ontology.branch is not None:
+        return  # the bus is main's
     with ontology.bus() as store:
         counts = store.count_dead_letters(ontology.namespace)
         letters = {
@@ -279,3 +284,28 @@ def _lag_alerts(ontology: "OntologyResource", storage: str, limit: int) -> Itera
                 text="reads stay right, but each reads more of the log; run the repair job",
                 facts={"type": name, "lag": lag},
             )
+
+
+def _branch_alerts(
+    instance: dg.DagsterInstance, ontology: "OntologyResource", storage: str
+) -> Iterator[Alert]:
+    """Branches of runs that failed: somebody has to look at each."""
+    if ontology.publish != AUDITED:
+        return
+    for standing in standing_branches(instance, ontology, storage):
+        if standing.publishable:
+            continue
+        name = standing.branch.name
+        yield Alert(
+            key=f"branch/{storage}/{name}",
+            title=f"{standing.run.job_name} was not published",
+            text=standing.sentence(ontology, storage),
+            facts={
+                "branch": name,
+                "run_id": standing.run.run_id,
+                "diff": diff_command(name, ontology.storage_uri),
+                "findings": "; ".join(standing.findings) or "none was kept",
+                "expires_at": standing.branch.expires_at or "never",
+            },
+            mark=standing.run.run_id,
+        )

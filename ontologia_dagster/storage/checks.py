@@ -117,11 +117,7 @@ def examine(
         verifier = index_verifier(objects)
         head = verifier.chain.read_head().head
         refs = [spec.ref for spec in repository.known_types() if spec.name == type_name]
-        examined = [
-            verifier.examine_type(head, ref, verifier.indices.read(ref, log_id=head.log_id))
-            for ref in refs
-        ]
-        return examined, requests_of(repository)
+        return verifier.examine_types(head, refs), requests_of(repository)
 
 
 # -- schema ---------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def _handle(
     tally = Tally()
     with report_failures(context.instance, advice):
         # Before anything is claimed: events would fail one by one, and end as dead letters.
-        with ontology.repository() as repository:
+        with ontology.repository(branch=ontology.home) as repository:
             require_agreement(repository, types_in(modules), advice)
         began = time.monotonic()
         totals, requests = _drain(context, ontology, lineage, config, tally)
@@ -219,7 +219,7 @@ def _drain(
     tally: Tally,
 ) -> "tuple[Totals, dict[str, int]]":
     """What was done, and the requests to the store that it took."""
-    with ontology.session(holder=provenance.holder(context)) as session:
+    with ontology.session(holder=provenance.holder(context), branch=ontology.home) as session:
         timer = threading.Timer(config.max_seconds, session.stop)
         timer.daemon = True
         timer.start()
@@ -254,7 +254,7 @@ def _materialisations(
     """Of the types that are this step's own. Others are materialised here too where they have an
     asset that is not cut; those that are cut are left to the log tail."""
     results: list[dg.MaterializeResult[None]] = []
-    with ontology.repository() as repository:
+    with ontology.repository(branch=ontology.home) as repository:
         specs = {spec.name: spec for spec in repository.known_types()}
         rows = _row_counts(repository)
         for name, of_type in sorted(tally.types.items()):

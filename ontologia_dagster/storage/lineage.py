@@ -127,15 +127,38 @@ class EventLineage:
     def written_specs(self, beside: Sequence[dg.AssetSpec]) -> list[dg.AssetSpec]:
         """What the run that handles events materialises, if something was written."""
         groups = self._groups(beside)
+        kept, _ = self._without_circles(beside, self._senders(beside))
         return [
-            self._written_spec(written, groups[written.key]) for written in self.written.values()
+            self._written_spec(written, groups[written.key], self._senders_before(written, kept))
+            for written in self.written.values()
         ]
 
-    def _written_spec(self, written: WrittenType, group: str) -> dg.AssetSpec:
+    def _senders_before(
+        self, written: WrittenType, kept: Mapping[str, Sequence[dg.AssetKey]]
+    ) -> list[dg.AssetKey]:
+        """The assets that send what leads to a written type, also through other handlers. Nobody
+        runs events and handlers, so that between these and the type a run would know no order:
+        events would be handled before they are sent."""
+        handlers = {self.handler_keys[handler.id]: handler for handler in self.handlers}
+        waiting = [self.handler_keys[handler] for handler in written.handlers]
+        seen, senders = {*waiting}, set()
+        while waiting:
+            for name in handlers[waiting.pop()].event_types:
+                for key in kept.get(name, ()):
+                    if key not in handlers:
+                        senders.add(key)
+                    elif key not in seen:
+                        seen.add(key)
+                        waiting.append(key)
+        return sorted(senders)
+
+    def _written_spec(
+        self, written: WrittenType, group: str, senders: Sequence[dg.AssetKey]
+    ) -> dg.AssetSpec:
         spec = spec_of(written.cls)
         return dg.AssetSpec(
             written.key,
-            deps=[self.handler_keys[handler] for handler in written.handlers],
+            deps=[*(self.handler_keys[handler] for handler in written.handlers), *senders],
             description=spec.description or f"{written.name}, as handlers write it.",
             owners=list(spec.owners),
             tags=dict(spec.tags),

@@ -52,6 +52,7 @@ _RETRY = dg.RetryPolicy(
     max_retries=2, delay=10, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS
 )
 _GIB = 1024**3
+_ON_MAIN_ALONE = {"compact", "gc"}
 DIRECTORY_VARIABLE = "ONTOLOGIA_METRICS_DIR"
 
 
@@ -263,8 +264,15 @@ def _collect(repository: "Repository", config: GcConfig) -> dict[str, Any]:
         "objects_deleted": report.objects if report else 0,
         "bytes_deleted": report.bytes if report else 0,
         "objects_spared": report.spared if report else 0,
+        # Of runs that nobody published within their time, for example.
+        **_branches("branches_expired", plan.expired),
+        **_branches("branches_deleted", report.branches if report else ()),
         "kept": table(["why", "objects"], sorted(plan.kept.items())),
     }
+
+
+def _branches(name: str, branches: Sequence[str]) -> dict[str, Any]:
+    return {name: ", ".join(branches)} if branches else {}
 
 
 def deep_verify_job(
@@ -324,7 +332,7 @@ def look_at_all(
     from storage_engine.events.protocol import Peek, open_event_store
     from storage_engine.maintenance.metrics import collect
 
-    with ontology.repository() as repository:
+    with ontology.repository(branch=ontology.home) as repository:
         text = collect(repository).prometheus()
         bus = open_event_store(repository, ontology.config())
         letters = dead_letters.read_letters(bus, ontology.namespace, handlers, dead_letters.GLANCED)
@@ -398,7 +406,11 @@ def upkeep(
 
     ontology: OntologyResource = getattr(context.resources, storage)
     advice = SchemaAdvice.of(ontology, storage)
-    with report_failures(context.instance, advice), ontology.repository() as repository:
+    _refuse_on_branch(ontology, operation)
+    with (
+        report_failures(context.instance, advice),
+        ontology.repository(branch=ontology.home) as repository,
+    ):
         before = figures(repository)
         work = Upkeep(ontology, repository)
         yield work
@@ -415,6 +427,16 @@ def upkeep(
         context.add_output_metadata(shown)
         key = dg.AssetKey([storage, "log"])
         context.log_event(dg.AssetObservation(asset_key=key, metadata=shown))
+
+
+def _refuse_on_branch(ontology: "OntologyResource", operation: str) -> None:
+    if ontology.branch is not None and operation in _ON_MAIN_ALONE:
+        raise dg.Failure(
+            description=f"{operation} is done for the whole storage, on main, and this location "
+            f"works on branch {ontology.branch}: merge the branch, or throw it away, and leave "
+            "maintenance to the location on main",
+            allow_retries=False,
+        )
 
 
 def _objects(repository: "Repository") -> "ObjectRepository | None":

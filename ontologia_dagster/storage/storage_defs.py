@@ -18,6 +18,7 @@ from dagster_aws.s3 import S3Resource
 
 from ontologia_dagster.declaration import OntologyAsset, TypeAsset, asset_specs, declared_assets
 from ontologia_dagster.ingestion.asset import build_types
+from ontologia_dagster.resources.branches import AUDITED, DIRECT, Publish
 from ontologia_dagster.resources.environments import Environment, Environments, S3Table
 from ontologia_dagster.resources.ontology import (
     DEFAULT_LOCATION,
@@ -38,6 +39,7 @@ from ontologia_dagster.storage.alerts import Notifier
 from ontologia_dagster.storage.drain import drain_definitions
 from ontologia_dagster.storage.lineage import EventLineage
 from ontologia_dagster.storage.log_tail import log_tail_sensor
+from ontologia_dagster.storage.publication_defs import publication_definitions
 
 STORAGE = "ontology"
 _WEBHOOK = "ONTOLOGIA_WEBHOOK_URL"
@@ -63,6 +65,8 @@ def build_platform(
     group: str | None = None,
     running: bool = False,
     first: bool = True,
+    publish: Publish = DIRECT,
+    branch: str | None = None,
 ) -> dg.Definitions:
     """All definitions of one storage and its types.
 
@@ -78,6 +82,10 @@ def build_platform(
     running:   sensors and schedules are on from the start, that of automation conditions too
     first:     of several platforms in a location one is: it has what a location needs once, the
                sensor that tells of failed runs and that of automation conditions
+    publish:   audited: runs are published by an asset of their own, `{storage}_publication`; as
+               its resource says
+    branch:    what the location works on, where that is not main: nothing is maintained there, and
+               no event handled
     """
     on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
     elsewhere = declared_assets(beside, storage) if beside is not None else []
@@ -111,11 +119,16 @@ def build_platform(
         assets=[head_asset(storage), deep_checks.log_asset(storage)],
         asset_checks=[deep],
         jobs=[*jobs.values(), migration_job(storage, declared)],
-        schedules=[_schedule(storage, name, job, running) for name, job in jobs.items()],
+        schedules=[_schedule(storage, name, job, running) for name, job in jobs.items()]
+        if branch is None
+        else [],
         sensors=sensors,
     )
-    beside_handlers = [*asset_specs(built), *(asset_specs(beside) if beside else ())]
-    return dg.Definitions.merge(built, own, _event_side(lineage, handlers, beside_handlers, on))
+    others = [*asset_specs(built), *(asset_specs(beside) if beside else ())]
+    parts = [built, own, _event_side(lineage, handlers, others, on, on_main=branch is None)]
+    if publish == AUDITED:
+        parts.append(publication_definitions(storage, others, status=on))
+    return dg.Definitions.merge(*parts)
 
 
 def _event_side(
@@ -123,8 +136,11 @@ def _event_side(
     modules: Sequence[str],
     beside: Sequence[dg.AssetSpec],
     status: dg.DefaultSensorStatus,
+    *,
+    on_main: bool,
 ) -> dg.Definitions:
-    """What handlers bring: events, handlers and what they write as assets, checks, jobs, sensor."""
+    """What handlers bring: events, handlers and what they write as assets, checks, jobs, sensor.
+    Events are handled on main alone: elsewhere nobody asks for it."""
     nodes = lineage.node_specs(beside)
     if not lineage.handlers:
         return dg.Definitions(assets=nodes)
@@ -138,7 +154,7 @@ def _event_side(
             *(checks.index_check(asset, repair) for asset in lineage.type_assets()),
         ],
         jobs=[drain.job, dead_letters.redrive_job(lineage)],
-        sensors=[events.event_sensor(lineage, drain.job, status=status)],
+        sensors=[events.event_sensor(lineage, drain.job, status=status)] if on_main else [],
     )
 
 
@@ -156,6 +172,8 @@ def build_platforms(
                 handlers=list(dict.fromkeys([*environment.handlers, *handlers])),
                 key_prefix=[tenant] if tenant else [],
                 first=not tenant,
+                publish=environment.publish,
+                branch=environment.branch,
             )
             for tenant, storage in storages.items()
         )
@@ -273,6 +291,10 @@ def _ontology(environments: Environments, location: str, uri: str, s3: S3Table) 
         guarded=not current.production,
         production_uris=list(environments.production_uris),
         creates_storage=current.creates(uri),
+        publish=current.publish,
+        recheck=current.recheck,
+        branch_retention=current.branch_retention,
+        branch=current.branch,
         s3=S3Resource(
             endpoint_url=s3.endpoint_url,
             region_name=s3.region,

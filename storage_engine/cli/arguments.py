@@ -111,13 +111,15 @@ class Invocation:
         return self._models
 
     @contextmanager
-    def repository(self) -> Iterator[Repository]:
-        """The storage, opened with the engine that wrote it; closed whatever happens."""
+    def repository(self, *, on_main: bool = False) -> Iterator[Repository]:
+        """The storage, opened with the engine that wrote it, on `--branch` unless a command goes
+        from main to the branches by itself; closed whatever happens."""
         from storage_engine.repository import open_repository
         from storage_engine.repository.open import MEMORY
 
         target = self.target()
-        opened = open_repository(target, self.config(), branch=self.settings.branch)
+        branch = None if on_main else self.settings.branch
+        opened = open_repository(target, self.config(), branch=branch)
         path = target.sqlite_path
         if path not in (None, MEMORY) and not Path(path).expanduser().exists():
             self.output.warning(f"{path} does not exist yet; the first commit creates it")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +15,8 @@ from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.branches import Branches
-    from storage_engine.repository.object.merge import MergeReport
+    from storage_engine.repository.object.merge import MergeReport, MergeTerms
+    from storage_engine.repository.protocol import Repository
 
 SHOWN = 20
 _POLICIES = ("fail", "ours", "theirs", "fields")
@@ -31,6 +35,24 @@ _OnConflict = Annotated[
         metavar="|".join(_POLICIES),
         help="Of rows that both sides changed: refuse, keep the target's, take what comes, or "
         "combine changes to different fields.",
+    ),
+]
+_Expectations = Annotated[
+    str | None,
+    typer.Option(
+        "--expectations",
+        metavar="FILE",
+        help="JSON with rules by type that the result must keep, such as "
+        '{"Customer": [{"unique": "email"}]}.',
+    ),
+]
+_Upgraders = Annotated[
+    str | None,
+    typer.Option(
+        "--upgraders",
+        metavar="MODULE",
+        help="Module with functions marked @upgrader, for rows of one side where the other has "
+        "migrated the type; without it, those that --models loads.",
     ),
 ]
 
@@ -180,15 +202,17 @@ def branch_merge(
     invocation: Invocation,
     name: _Name,
     on_conflict: _OnConflict = "fail",
+    expectations: _Expectations = None,
+    upgraders: _Upgraders = None,
     limit: _Limit = SHOWN,
     apply: _Apply = False,
 ) -> None:
     """Bring the changes of a branch into its parent, in one commit; exit code 6 on conflicts."""
-    policies: Any = {None: _policy(on_conflict)}
+    terms = _terms(invocation, on_conflict, expectations, upgraders)
     with invocation.repository() as repository:
         branches = _branches(repository)
         with branches.opened(_parent(branches, name)) as target:
-            report = target.branches.merge(name, policies, dry_run=not apply)
+            report = target.branches.merge(name, terms(target), dry_run=not apply)
             target.flush()
     _show(invocation, report, limit)
 
@@ -199,16 +223,18 @@ def branch_update(
     invocation: Invocation,
     name: _Name,
     on_conflict: _OnConflict = "fail",
+    expectations: _Expectations = None,
+    upgraders: _Upgraders = None,
     limit: _Limit = SHOWN,
     apply: _Apply = False,
 ) -> None:
     """Bring what its parent has changed into a branch; exit code 6 on conflicts."""
-    policies: Any = {None: _policy(on_conflict)}
+    terms = _terms(invocation, on_conflict, expectations, upgraders)
     with (
         invocation.repository() as repository,
         _branches(repository).opened(name) as target,
     ):
-        report = target.branches.update(policies, dry_run=not apply)
+        report = target.branches.update(terms(target), dry_run=not apply)
         target.flush()
     _show(invocation, report, limit)
 
@@ -226,10 +252,30 @@ def _parent(branches: Branches, name: str) -> str:
     return fork.parent
 
 
-def _policy(text: str) -> str:
-    if text not in _POLICIES:
+def _terms(
+    invocation: Invocation, on_conflict: str, expectations: str | None, upgraders: str | None
+) -> Callable[[Repository], MergeTerms]:
+    """Of a storage; what is wrong with the options is said before one is opened."""
+    from storage_engine.runtime.arguments import BoundTypes, imported_module
+    from storage_engine.runtime.branches import merge_terms
+    from storage_engine.schema.upgraders import load_upgraders
+
+    if on_conflict not in _POLICIES:
         raise typer.BadParameter(f"--on-conflict takes one of {', '.join(_POLICIES)}")
-    return text
+    invocation.models()
+    policy: Any = on_conflict
+    rules = _read_expectations(expectations) if expectations is not None else None
+    steps = load_upgraders(imported_module(upgraders, "--upgraders")) if upgraders else None
+    return lambda repository: merge_terms(
+        BoundTypes((), ()), repository, on_conflict=policy, expectations=rules, upgraders=steps
+    )
+
+
+def _read_expectations(path: str) -> Any:
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"--expectations {path}: {error}") from None
 
 
 def _show(invocation: Invocation, report: MergeReport, limit: int) -> None:

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import typer
 
 from storage_engine.cli.arguments import Invocation
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.errors import ConfigurationError, UninitializedStorageError
 
 if TYPE_CHECKING:
@@ -62,27 +63,37 @@ def explore(
         )
     from storage_engine.explore.server import serve
     from storage_engine.explore.view import Storage
+    from storage_engine.runtime.branches import branches_of
 
-    invocation.refuse_branch("explore")
     target = invocation.target()
     if target.sqlite_path is not None and not Path(target.sqlite_path).expanduser().exists():
         raise UninitializedStorageError(target.uri)
 
+    branch = invocation.settings.branch
+    begin = {"branch": branch} if branch not in (None, MAIN) else {}
+
     def ready(url: str) -> None:
+        opened = f"{url}?{urlencode({**begin, 'token': secret})}" if secret else ""
+        url = f"{url}?{urlencode(begin)}" if begin else url
         if invocation.output.json:
             invocation.output.document({"url": url, "storage": target.uri})
         else:
             invocation.output.line(f"{target.uri} is shown at {url} (Ctrl-C ends it)")
         sys.stdout.flush()  # whoever waits for the address may read from a pipe
         if open_browser:
-            webbrowser.open(f"{url}?{urlencode({'token': secret})}" if secret else url)
+            webbrowser.open(opened or url)
 
     secret = token or invocation.environ.get(TOKEN_VARIABLE) or None
-    with _temporary_files() as scratch, invocation.repository() as repository:
+    with _temporary_files() as scratch, invocation.repository(on_main=True) as repository:
+        if begin:
+            branches_of(repository).head(begin["branch"])
         # What is wrong with the storage is told here, not on every page, and DuckDB is ready.
         list(repository.executor().sql("SELECT 1").batches)
         storage = Storage(repository, invocation.config(), read_filters, invocation.models())
-        if not serve(storage, host=host, port=port, token=secret, on_ready=ready):
+        done = serve(storage, host=host, port=port, token=secret, on_ready=ready)
+        if done:
+            storage.close()
+        else:
             # Deep inside DuckDB or SQLite somebody still reads: nothing is lost with the process.
             sys.stdout.flush()
             shutil.rmtree(scratch, ignore_errors=True)

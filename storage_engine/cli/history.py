@@ -239,13 +239,24 @@ def du(
         document = {"usage": [each.as_dict() for each in tallied], "total": total}
         invocation.output.document(document)
         return
+    on_branches = any(each.branch is not None for each in tallied)
+
+    def line(what: str, type_name: str, branch: str, objects: int, size: str) -> tuple[Any, ...]:
+        return (what, type_name, *([branch] if on_branches else []), objects, size)
+
     invocation.output.table(
-        ["what", "type", "objects", "size"],
+        ["what", "type", *(["written on"] if on_branches else []), "objects", "size"],
         [
             *(
-                (each.what, each.type_name or "", each.objects, size(each.bytes))
+                line(
+                    each.what,
+                    each.type_name or "",
+                    each.branch or "",
+                    each.objects,
+                    size(each.bytes),
+                )
                 for each in tallied
             ),
-            ("total", "", total["objects"], size(total["bytes"])),
+            line("total", "", "", total["objects"], size(total["bytes"])),
         ],
     )

@@ -130,19 +130,23 @@ def _report(repository: Repository, config: OntologiaConfig) -> dict[str, Any]:
     """`storage_info()` with the same shape on every backend, and the state of all that is in it."""
     from storage_engine.cli.events import namespace_document
     from storage_engine.events.protocol import open_event_store
+    from storage_engine.maintenance.metrics import collect
     from storage_engine.maintenance.overview import advise, type_overviews
 
     report = repository.storage_info()
     newest = repository.list_commits(1)
     report["head"] = newest[0].as_dict() if newest else None
     report["lock"] = None
-    report["index_warnings"] = []
-    report["types"] = [each.as_dict() for each in type_overviews(repository, report["types"])]
+    metrics = collect(repository)
+    report["index_warnings"] = list(metrics.index_warnings)
+    overviews = type_overviews(repository, report["types"], metrics)
+    report["types"] = [each.as_dict() for each in overviews]
     namespaces = open_event_store(repository, config).list_namespaces(config.session_ttl_ms)
     report["events"] = [namespace_document(each) for each in namespaces]
     if (objects := repository.objects) is not None:
         report["lock"] = objects.lock_info()
-        report["index_warnings"] = objects.index_warnings()
+        if objects.may_have_branches:
+            report["branches"] = [branch.as_dict() for branch in objects.branches.list()[1:]]
     report["advice"] = [
         each.as_dict() for each in advise(repository, report["index_warnings"], namespaces)
     ]
@@ -167,6 +171,7 @@ def _show_info(output: Output, report: dict[str, Any]) -> None:
             ("checkpoint", _checkpoint(report)),
             ("write lock", _lock(report["lock"]) if requests is not None else None),
             ("indices", _indices(report) if requests is not None else None),
+            ("branches", _branches(report.get("branches"))),
             *((f"events of {each['namespace']}", _events(each)) for each in report["events"]),
             ("requests", _requests(requests) if requests is not None else None),
         ]
@@ -200,6 +205,13 @@ def _show_types(output: Output, types: list[dict[str, Any]]) -> None:
             for each in types
         ],
     )
+
+
+def _branches(branches: list[dict[str, Any]] | None) -> str | None:
+    if not branches:
+        return None
+    names = ", ".join(branch["name"] for branch in branches[:5])
+    return f"{len(branches)}: {names}{', ...' if branches[5:] else ''}"
 
 
 def _indices(report: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ import typer
 from storage_engine.cli.arguments import Invocation
 from storage_engine.cli.errors import MISMATCH
 from storage_engine.cli.output import Output, progress
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.errors import ConfigurationError
 from storage_engine.wording import counted, size
 
@@ -49,7 +50,6 @@ def copy(
     """Copy a storage with its whole history into an empty one, or bring such a copy up to date."""
     from storage_engine.transfer import compare_uris, copy_storage
 
-    invocation.refuse_branch("copy")
     if apply and verify:
         raise ConfigurationError("--apply compares at its end: leave out --verify")
     if invocation.settings.storage_uri is not None or invocation.settings.db is not None:
@@ -66,6 +66,7 @@ def copy(
                 config=config,
                 target_config=settings,
                 progress=lambda _what, done, total: advance(done, total),
+                branch=invocation.settings.branch,
             )
         else:
             report = copy_storage(
@@ -76,6 +77,7 @@ def copy(
                 config=config,
                 target_config=settings,
                 progress=lambda _what, done, total: advance(done, total),
+                branch=invocation.settings.branch,
             )
     if verify:
         _show_comparison(invocation.output, comparison)
@@ -88,8 +90,9 @@ def copy(
         if not apply:
             engine = f" --engine-version {engine_version}" if engine_version else ""
             names = f"{shlex.quote(source)} {shlex.quote(target)}"
+            on = f"--branch {report.branch} " if report.branch != MAIN else ""
             invocation.output.line(
-                f"Nothing was written. To copy: onto copy {names}{engine} --apply"
+                f"Nothing was written. To copy: onto {on}copy {names}{engine} --apply"
             )
     _exit(report.comparison)
 
@@ -147,6 +150,7 @@ def _show_copy(output: Output, report: CopyReport) -> None:
         [
             ("source", f"{report.source}, engine {report.source_engine}"),
             ("target", f"{report.target}, engine {report.target_engine}{made}"),
+            ("branch", report.branch if report.branch != MAIN else None),
             ("there before", f"commit {report.since}" if report.since else None),
             ("commits", f"{report.commits}{since}"),
             ("types", report.types),
@@ -158,6 +162,13 @@ def _show_copy(output: Output, report: CopyReport) -> None:
         ]
     )
     output.line()
+    if report.branches:
+        others = counted(len(report.branches), "branch", "branches")
+        names = ", ".join(report.branches[:3]) + (", ..." if report.branches[3:] else "")
+        output.line(
+            f"{others} not copied with it ({names}): merge what is to come along, or copy one "
+            "with --branch."
+        )
     if report.comparison is not None:
         _show_comparison(output, report.comparison)
     if report.behind:

@@ -36,6 +36,7 @@ from storage_engine.commitlog.records import (
 from storage_engine.errors import (
     BranchExistsError,
     ConfigurationError,
+    HeadMismatchError,
     IntegrityError,
     ProtectedBranchError,
     StorageBackendError,
@@ -53,7 +54,7 @@ from storage_engine.objectstore.protocol import (
 _PART = r"[a-z0-9][a-z0-9._-]*"
 _NAME = re.compile(rf"{_PART}(/{_PART})*")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d.*")
-_LONGEST = 200
+_LONGEST = 200  # as one part of a key, in which / takes three
 _ATTEMPTS = 8
 
 
@@ -114,20 +115,33 @@ class Branch:
 
 def check_name(name: object) -> str:
     """Refuse names that a storage cannot keep, or that mean something else in a reference."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST:
+    if not isinstance(name, str) or not _fits(name):
         raise ConfigurationError(
             f"{name!r} is no name for a branch: use up to {_LONGEST} lower-case letters, digits "
-            "and ._- in parts with / between them, each beginning with a letter or digit, such as "
-            "run/42"
+            "and ._- in parts with / between them (which counts three), each beginning with a "
+            "letter or digit, such as run/42"
         )
     if name == MAIN:
         raise ConfigurationError(f"{MAIN!r} is the branch that every storage has: choose another")
-    if name.isdecimal() or _TIME.fullmatch(name):
+    if name.isdecimal() or _reads_as_time(name):
         raise ConfigurationError(
             f"{name!r} is no name for a branch: it reads as a commit id or a time; choose for "
             f"example fix/{name}"
         )
     return name
+
+
+def _fits(name: str) -> bool:
+    """Whether a branch of the name can be there."""
+    return _NAME.fullmatch(name) is not None and len(layout.segment(name)) <= _LONGEST
+
+
+def _reads_as_time(name: str) -> bool:
+    try:
+        datetime.fromisoformat(name)
+    except ValueError:
+        return _TIME.fullmatch(name) is not None  # nearly one
+    return True
 
 
 def unknown(name: str, names: Sequence[str]) -> UnknownBranchError:
@@ -138,9 +152,11 @@ def unknown(name: str, names: Sequence[str]) -> UnknownBranchError:
 # -- looking --------------------------------------------------------------------------------------
 
 
-def read_branch(store: ObjectStore, name: str, *, log_id: str) -> HeadVersion | None:
-    """The head of a branch of this log; None when there is none."""
-    if not _NAME.fullmatch(name):
+def read_branch(store: ObjectStore, name: str, *, log_id: str | None) -> HeadVersion | None:
+    """The head of a branch of this log, or with None of whichever; None when there is none."""
+    if not isinstance(name, str):
+        raise ConfigurationError(f"a branch is named by a text, such as run/42, not by {name!r}")
+    if not _fits(name):
         return None
     key = layout.branch_head(name)
     try:
@@ -148,7 +164,7 @@ def read_branch(store: ObjectStore, name: str, *, log_id: str) -> HeadVersion | 
     except ObjectNotFound:
         return None
     head = _parsed(stored.data, key)
-    return HeadVersion(head, stored.etag) if head.log_id == log_id else None
+    return HeadVersion(head, stored.etag) if log_id in (None, head.log_id) else None
 
 
 def list_heads(store: ObjectStore, *, log_id: str) -> list[HeadVersion]:
@@ -165,6 +181,24 @@ def heads_among(store: ObjectStore, keys: Iterable[str], *, log_id: str) -> list
         (version for version in versions if version is not None),
         key=lambda version: _fork(version.head).branch,
     )
+
+
+def heads_after(
+    store: ObjectStore, after: str | None, limit: int, *, log_id: str
+) -> tuple[list[HeadVersion], str | None]:
+    """The first heads after a name, in the order of keys (by name on their page), and after which
+    name the others come: however many there are, no more than these are read."""
+    start = layout.branch_head(after) if after is not None else ""
+    names: list[str] = []
+    for info in store.list(layout.BRANCHES, start_after=start):
+        branch = layout.branch_of(info.key)
+        if branch is not None and not branch.incarnation:
+            names.append(branch.name)
+        if len(names) > limit:
+            break
+    keys = [layout.branch_head(name) for name in names[:limit]]
+    last = names[limit - 1] if len(names) > limit else None
+    return heads_among(store, keys, log_id=log_id), last
 
 
 def require_branch(store: ObjectStore, name: str, *, log_id: str) -> HeadVersion:
@@ -402,15 +436,20 @@ def _check_parent(head: Head, parent: Chain) -> None:
 # -- deleting, protecting -------------------------------------------------------------------------
 
 
-def delete_branch(store: ObjectStore, name: str, *, log_id: str) -> Branch:
-    """Take a branch away, with what it has of its own. Refuses one with children and a protected
-    one. Its commits and files are garbage from now on, but for what tags and merges keep."""
+def delete_branch(
+    store: ObjectStore, name: str, *, log_id: str, expect: int | None = None
+) -> Branch:
+    """Take a branch away, with what it has of its own. Refuses one with children, a protected one,
+    and one that is not at the commit that is expected. Its commits and files are garbage from now
+    on, but for what tags and merges keep."""
     version = require_branch(store, name, log_id=log_id)
     doomed = _fork(version.head)
     gone = False
     for _ in range(_ATTEMPTS):
         if version.head.protected:
             raise ProtectedBranchError(name, "delete_branch")
+        if expect not in (None, version.head.commit_id):
+            raise HeadMismatchError(1)
         marked = _marked(store, version)
         if marked is not None:
             forked = children(list_heads(store, log_id=log_id), doomed)

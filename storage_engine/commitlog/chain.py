@@ -51,10 +51,12 @@ _SKIP_LEVELS = 20
 
 @dataclass(frozen=True, slots=True)
 class HeadVersion:
-    """A head as read, with the ETag that a CAS on it must name."""
+    """A head as read, with the ETag that a CAS on it must name. `foreseen`: nobody has read it,
+    and its ETag is none; it is what head will be if the writer before us swings it."""
 
     head: Head
     etag: str
+    foreseen: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +203,7 @@ class Chain:
         remembered = self._at_hand(link.path)
         if remembered is None:
             try:
-                data = self.store.get(link.path).data
+                data = self.store.bulk.get(link.path).data
             except ObjectNotFound:
                 raise IntegrityError(
                     f"manifest {link.path} is named by the log but missing from {self.store.uri}",
@@ -394,7 +396,7 @@ class Chain:
     def _content(self, key: str, digest: str, what: str) -> bytes:
         """Of an object that is named with its hash."""
         try:
-            data = self.store.get(key).data
+            data = self.store.bulk.get(key).data
         except ObjectNotFound:
             raise IntegrityError(f"{what} {key} is missing", key=key) from None
         if sha256(data) != digest:

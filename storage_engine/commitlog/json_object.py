@@ -242,7 +242,7 @@ class JsonObjects(Generic[V]):
                 if stored is None:
                     return seen
             else:
-                stored = self._store.get(key)
+                stored = self._store.bulk.get(key)
         except ObjectNotFound:
             version = JsonVersion(self._parse(key, None))
         else:

@@ -108,6 +108,12 @@ def new_commit_attempt() -> str:
     return secrets.token_hex(4)
 
 
+def commit_attempt_of(token: str) -> str:
+    """Of the first attempt of who holds the lock under a token, where others may wait: who is next
+    finds its manifest by that, and builds on it before head names it."""
+    return token[:8]
+
+
 def is_incarnation(text: str) -> bool:
     """Whether this can name a branch for ever: 128 bits."""
     return _INCARNATION.fullmatch(text) is not None
@@ -307,7 +313,11 @@ class Ticket(NamedTuple):
 
 
 def line_of(lock: str) -> str | None:
-    """What tickets at a lock begin with; None where nobody waits in line."""
+    """What tickets at a lock begin with; None where nobody waits in line. Those at the lock of a
+    branch are with all others, so that they are collected like them."""
+    branch = branch_of(lock)
+    if branch is not None:
+        return f"{LINES}{branch.incarnation}/"
     if not lock.startswith(LOCKS):
         return None
     return f"{LINES}{lock.removeprefix(LOCKS).removesuffix('.json')}/"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -109,16 +109,18 @@ class TicketLine:
         except (ObjectStoreError, OntologiaError) as error:
             log.info("a ticket at the write lock stays: %s", error)
 
-    def waiting(self, *, without: Collection[str] = (), remove: bool = True) -> list[Ticket]:
-        """Who waits, in order. Tickets of the dead, and of tokens in `without`, do not count, and
-        are taken away (`remove`)."""
-        now, ours = self._store.now(), identity()
+    def waiting(
+        self, *, ours: str = "", without: Collection[str] = (), remove: bool = True
+    ) -> list[Ticket]:
+        """Who waits, in order, but for ourselves. Tickets of the dead, and of tokens in `without`,
+        do not count, and are taken away (`remove`)."""
+        now, here = self._store.now(), identity()
         tickets, dead = [], []
         for info in self._store.list(self._prefix):
             ticket = layout.parse_ticket(info.key, prefix=self._prefix)
-            if ticket is None:
-                continue  # not ours
-            if ticket.token in without or ticket.until < now or gone(ticket, ours):
+            if ticket is None or ticket.token == ours:
+                continue
+            if ticket.token in without or ticket.until < now or gone(ticket, here):
                 dead.append(info.key)
             else:
                 tickets.append(ticket)
@@ -128,6 +130,19 @@ class TicketLine:
             except OntologiaError as error:
                 log.info("tickets of the dead stay: %s", error)
         return tickets
+
+    def named(self, names: Iterable[str], *, ours: str) -> list[Ticket]:
+        """Those who waited when somebody listed them, and may still do, but for ourselves."""
+        now, here = self._store.now(), identity()
+        read = (layout.parse_ticket(self._prefix + name, prefix=self._prefix) for name in names)
+        return [
+            ticket
+            for ticket in read
+            if ticket and ticket.token != ours and ticket.until >= now and not gone(ticket, here)
+        ]
+
+    def name(self, ticket: Ticket) -> str:
+        return layout.ticket(self._prefix, ticket).removeprefix(self._prefix)
 
     def place_of(self, token: str) -> tuple[int, int] | None:
         """The place in line from 1, and how many wait."""

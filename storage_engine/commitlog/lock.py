@@ -20,10 +20,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.json_object import (
     Won,
     delete_conditionally,
@@ -32,7 +34,7 @@ from storage_engine.commitlog.json_object import (
 from storage_engine.commitlog.layout import Ticket
 from storage_engine.commitlog.line import Place, TicketLine, gone, holder_of, tokens_of
 from storage_engine.commitlog.lock_object import LineNotes, LockState
-from storage_engine.commitlog.records import parse_timestamp, timestamp, to_json
+from storage_engine.commitlog.records import Head, parse_timestamp, timestamp, to_json
 from storage_engine.commitlog.waiting import Early, PollPace, Waiting
 from storage_engine.errors import (
     IntegrityError,
@@ -57,9 +59,12 @@ OFFER_MS = 1000  # who does not accept the lock within that has lost its turn
 _UNANSWERED_KEPT = 16
 _RELEASE_ATTEMPTS = 4  # about half a second; others would wait for the whole lease
 _ACCEPT_ATTEMPTS = 3
+_ACCEPT_AFTER_S = OFFER_MS / 1000 / 4  # an offer that is held is accepted after so long
 _RELEASE_GRACE_S = 1.0  # then the keeper gives back what it was only told not to renew
 _LINE_SHOWN = 64  # tokens in a lock object
 _LISTED = timedelta(seconds=1)  # so long, a listing tells who waits
+_INHERITED = timedelta(seconds=0.5)  # and so long, it need not be made again
+_INHERITED_LINE = 2
 _LONGEST_TURN_MS = 60_000
 _PASSED_ON = timedelta(seconds=1)  # so long after it was handed over, the lock counts as taken
 
@@ -119,6 +124,7 @@ class Lease:
         self._expires_at = lock.store.now()
         self._lost = False
         self._stopped = False
+        self._on_offer = False  # held by what was offered to us, for as long as that lasts
         self._owner = Owner("a write lease")
         self._mutex = threading.Lock()
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -128,6 +134,7 @@ class Lease:
         self._line: LineNotes | None = None  # what the lock object says of it
         self._next: list[Ticket] | None = None  # who waits, as far as we have looked
         self._missed: str | None = None  # the token of who did not accept the lock
+        self._attempted = False  # whether the attempt that others know of has been made
 
     @property
     def expires_at(self) -> datetime:
@@ -148,25 +155,58 @@ class Lease:
         return self._place is not None and (self._next is None or len(self._next) > 0)
 
     @property
-    def head_commit_id(self) -> int | None:
-        """The commit that head named when it was handed to us, if we were told."""
-        return self._line.head_commit_id if self._line is not None else None
+    def others_take_ms(self) -> int:
+        """How long those who wait will take, as far as we know."""
+        turn_ms = self._line.turn_ms if self._line is not None else 0
+        return turn_ms * len(self._next or ())
 
-    def note_commit(self, commit_id: int) -> None:
-        """Head names this commit of ours: what the next one builds on."""
-        if self._place is not None:
-            self._line = replace(self._line or LineNotes(), head_commit_id=commit_id)
+    @property
+    def left_head(self) -> HeadVersion | None:
+        """The head that the holder before left when it handed the lock to us, if we were told."""
+        notes = self._line
+        if notes is None or not (notes.head and notes.head_etag):
+            return None
+        try:
+            head = Head.parse(notes.head.encode(), key=self._lock.key)
+        except IntegrityError as error:
+            log.info("the write lock tells of no head: %s", error)
+            return None
+        return HeadVersion(head, notes.head_etag)
+
+    def note_head(self, version: HeadVersion | None) -> None:
+        """We have swung head to this: what the next one builds on. None: we are about to swing it,
+        and until that is answered nobody knows."""
+        if self._place is None:
+            return
+        notes = replace(self._line or LineNotes(), head_commit_id=None, head="", head_etag="")
+        if version is not None:
+            notes = replace(
+                notes,
+                head_commit_id=version.head.commit_id,
+                head=version.head.to_bytes().decode(),
+                head_etag=version.etag,
+            )
+        self._line = notes
+
+    def take_attempt(self) -> str:
+        """A name for an attempt at a commit: the first one, where others may wait, is one that
+        they know. Given once, so that no other content ever has it."""
+        if self._place is None or self._attempted:
+            return layout.new_commit_attempt()
+        self._attempted = True
+        return layout.commit_attempt_of(self.token)
 
     def safe(self) -> bool:
-        """True while the lease has more than a third of its time left."""
-        margin = timedelta(milliseconds=self._lock.lease_ttl_ms / 3)
+        """True while the lease has more than a third of its time left; an offer lasts a second."""
+        margin_ms = OFFER_MS / 8 if self._on_offer else self._lock.lease_ttl_ms / 3
+        margin = timedelta(milliseconds=margin_ms)
         return not self._lost and self._lock.store.now() + margin < self._expires_at
 
     def guard(self) -> None:
         self._owner.check()
         if (waiting := self._waiting) is not None:
             waiting.wait_out()
-        if not self.safe():
+        if not self.safe() and not (self._on_offer and self.renew()):
             self._lost = True
             raise LeaseExpiredError(expires_at=timestamp(self._expires_at))
 
@@ -194,6 +234,7 @@ class Lease:
                 self._lost = True
                 return False
             self._etag, self._expires_at = outcome.etag, expires_at
+            self._on_offer = False
             return True
 
     def stop(self) -> None:
@@ -235,7 +276,7 @@ class Lease:
         ended. Raises OutcomeUnknown."""
         if state.line is not None:  # whether its holder has made its commit, nobody has told us
             waiting = tuple(token for token in state.line.waiting if token != self.token)
-            self._line = replace(state.line, waiting=waiting, head_commit_id=None)
+            self._line = LineNotes(waiting, state.line.listed_at, state.line.turn_ms)
         expires_at, write_id, data = self._payload()
         try:
             etag = self._lock.store.put_if_match(
@@ -275,6 +316,19 @@ class Lease:
             self._hold(outcome.etag, expires_at)
             return True
         return False
+
+    def hold_offer(self, state: LockState) -> bool:
+        """Take the lock as it was offered to us, without a word: an offer is a lease of a second,
+        and most who were next have uploaded everything by then. Who needs longer accepts it in the
+        background. False where that takes too long to be seen, or time does not pass by itself."""
+        late = self._lock.store.now() + timedelta(milliseconds=OFFER_MS / 2) >= state.expires_at
+        if late or not (state.offered and self._lock.keep_alive):
+            return False
+        self._line = state.line
+        self.acquired_at = state.acquired_at
+        self._on_offer = True
+        self._hold(state.etag, state.expires_at)
+        return True
 
     def hold(self, state: LockState) -> None:
         """A request of ours has landed unanswered: the lock stands as we wrote it."""
@@ -333,10 +387,38 @@ class Lease:
 
     # -- the line behind us -------------------------------------------------------------------
 
+    @property
+    def can_look(self) -> bool:
+        """Whether it can be found out who waits, without anybody waiting for that."""
+        return self._lock.line is not None and self._lock.keep_alive
+
+    def look_who_waits(self) -> None:
+        """Beside whatever is done next, although we did not have to wait: we keep others waiting
+        for longer than a commit takes. Until that is known, somebody does for all we know."""
+        if self._place is None and self._lock.line is not None:
+            self._place = self._lock.place(self.token)
+        self._next = None
+        self._wake.put(None)
+
     def _look_at_line(self) -> None:
         with self._mutex:
-            if self._etag and self._next is None:
+            if self._etag and self._next is None and not self._inherit_line():
                 self._find_next()
+
+    def _inherit_line(self) -> bool:
+        """Whether the holder before has told who waits, just now, and enough of them that those
+        who come next know their place."""
+        line, place, notes = self._lock.line, self._place, self._line
+        if line is None or place is None or notes is None or notes.listed_at is None:
+            return False
+        if self._missed is not None or self._lock.store.now() > notes.listed_at + _INHERITED:
+            return False
+        waiting = line.named(notes.tickets, ours=self.token)
+        if len(waiting) < _INHERITED_LINE:
+            return False
+        line.leave(place)
+        self._next = waiting
+        return True
 
     def _listed_long_ago(self) -> bool:
         listed_at = self._line.listed_at if self._line is not None else None
@@ -349,15 +431,19 @@ class Lease:
         if line is None or place is None:
             return
         try:
-            line.leave(place)
             listed_at = self._lock.store.now()
-            self._next = line.waiting(without={self.token, self._missed or self.token})
+            missed = {self._missed} if self._missed is not None else ()
+            _, found = self._lock.store.parallel.both(
+                partial(line.leave, place),
+                partial(line.waiting, ours=self.token, without=missed),
+            )
         except (ObjectStoreError, OntologiaError) as error:
             log.info("nobody can tell who is next in line: %s", error)
             self._next = []
             return
+        self._next = found
         notes = self._line or LineNotes()
-        self._line = replace(notes, listed_at=listed_at, waiting=tokens_of(self._next))
+        self._line = replace(notes, listed_at=listed_at, waiting=tokens_of(found))
 
     # -- giving back --------------------------------------------------------------------------
 
@@ -392,8 +478,9 @@ class Lease:
         before = self._line or LineNotes()
         held = now - parse_timestamp(self.acquired_at)
         turn_ms = max(0, round(held.total_seconds() * 1000))
-        if before.turn_ms:
-            turn_ms = (before.turn_ms + turn_ms) // 2  # the last few count most
+        if before.turn_ms:  # fast ones count most: who waits for slow ones makes them so
+            share = 2 if turn_ms < before.turn_ms else 8
+            turn_ms = before.turn_ms + (turn_ms - before.turn_ms) // share
         write_id = layout.new_write_id()
         body = {
             "owner_id": to.owner,
@@ -406,11 +493,12 @@ class Lease:
             "line": replace(
                 before,
                 waiting=tokens_of(others[:_LINE_SHOWN]),
+                tickets=self._names(others[:_LINE_SHOWN]),
                 turn_ms=min(max(1, turn_ms), _LONGEST_TURN_MS),
             ).to_dict(),
             "write_id": write_id,
         }
-        lock.note_passed_on(True)
+        lock.note_passed_on(True, turn_ms * (1 + len(others)))
         outcome = write_conditionally(
             lock.store,
             lock.key,
@@ -422,6 +510,10 @@ class Lease:
         if not isinstance(outcome, Won):
             log.info("the write lock had already passed to another writer")
 
+    def _names(self, tickets: list[Ticket]) -> tuple[str, ...]:
+        line = self._lock.line
+        return tuple(line.name(ticket) for ticket in tickets) if line is not None else ()
+
     def _keep_alive(self) -> None:
         interval = self._lock.lease_ttl_ms / 3000
         renewed = time.monotonic()
@@ -429,7 +521,8 @@ class Lease:
             if self._place is not None and self._next is None:
                 self._look_at_line()
             try:
-                left = interval - (time.monotonic() - renewed)
+                due = _ACCEPT_AFTER_S if self._on_offer else interval
+                left = due - (time.monotonic() - renewed)
                 self._wake.get(timeout=max(0.0, left))
             except Empty:
                 if not self.renew():
@@ -473,6 +566,7 @@ class WriteLock:
         self.pace = PollPace()
         self._unanswered: OrderedDict[str, Lease] = OrderedDict()  # by token
         self._passed_on_at: datetime | None = None
+        self._others_take_s = 0.0
 
     def try_acquire(self, tenure: Tenure | None = None) -> Lease | None:
         """One conditional create: the uncontended case, in one request."""
@@ -533,14 +627,25 @@ class WriteLock:
             body["line"] = line.to_dict()
         return expires_at, write_id, to_json(body)
 
+    def place(self, token: str) -> Place:
+        """Where somebody who came now would stand in the line, which there is."""
+        assert self.line is not None
+        return self.line.place(token, owner_id=self.owner_id, patience_ms=self.timeout_ms)
+
     @property
     def passed_on(self) -> bool:
         """Whether we have offered it to somebody else a moment ago: no need to try it first."""
         at = self._passed_on_at
         return at is not None and at <= self.store.now() < at + _PASSED_ON
 
-    def note_passed_on(self, passed_on: bool) -> None:
+    @property
+    def others_take_s(self) -> float:
+        """How long those take whom we have let before us, as far as we know."""
+        return self._others_take_s if self.passed_on else 0.0
+
+    def note_passed_on(self, passed_on: bool, others_take_ms: int = 0) -> None:
         self._passed_on_at = self.store.now() if passed_on else None
+        self._others_take_s = others_take_ms / 1000
 
     def _new_lease(self, tenure: Tenure | None) -> Lease:
         lease = Lease(self, layout.new_write_id(), timestamp(self.store.now()))

@@ -21,14 +21,19 @@ class LineNotes:
     """What the lock object tells of the line, where somebody handed it over.
 
     `waiting`: the tokens of those who waited behind the holder when somebody `listed` them, first
-    come first; `turn_ms`: how long a turn takes of late; `head_commit_id`: the commit that head
-    named when this turn began, so that a later one is the holder's.
+    come first; `tickets`: the names of their tickets, so that the holder need not list them again;
+    `turn_ms`: how long a turn takes of late; `head_commit_id`: the commit that head named when this
+    turn began, so that a later one is the holder's; `head` and `head_etag`: all of that head, as
+    the holder before wrote it.
     """
 
     waiting: tuple[str, ...] = ()
     listed_at: datetime | None = None
     turn_ms: int = 0
     head_commit_id: int | None = None
+    tickets: tuple[str, ...] = ()
+    head: str = ""
+    head_etag: str = ""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
@@ -37,18 +42,24 @@ class LineNotes:
             raise TypeError(f"{commit_id!r} is no commit id")
         listed_at = raw.get("listed_at")
         return cls(
-            waiting=tuple(_checked(token, str) for token in _checked(raw.get("waiting", []), list)),
+            waiting=_texts(raw.get("waiting", [])),
+            tickets=_texts(raw.get("tickets", [])),
             listed_at=parse_timestamp(_checked(listed_at, str)) if listed_at is not None else None,
             turn_ms=_milliseconds(raw.get("turn_ms", 0)),
             head_commit_id=commit_id,
+            head=_checked(raw.get("head", ""), str),
+            head_etag=_checked(raw.get("head_etag", ""), str),
         )
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "waiting": list(self.waiting),
+            "tickets": list(self.tickets),
             "listed_at": timestamp(self.listed_at) if self.listed_at is not None else None,
             "turn_ms": self.turn_ms,
             "head_commit_id": self.head_commit_id,
+            "head": self.head,
+            "head_etag": self.head_etag,
         }
 
 
@@ -104,6 +115,10 @@ def _checked(value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_checked(text, str) for text in _checked(value, list))
 
 
 def _milliseconds(value: Any) -> int:

@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from storage_engine.commitlog.ahead import Ahead
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.lease_keeper import LINGER_S, LeaseKeeper
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
+from storage_engine.commitlog.records import Head
 from storage_engine.commitlog.swap import (
     Committer,
     Prepare,
@@ -46,7 +48,11 @@ class Publisher:
         checkpoint_interval: int,
         project: Projector,
         warn: Callable[[str], None],
+        queued: Callable[[], bool] = lambda: False,
+        foresee: Callable[[Head], None] = lambda head: None,
     ) -> None:
+        """`queued`: whether commits wait to be published by it. `foresee`: begins to fetch what
+        they will need on a head that others have made, beside its manifest."""
         self._chain = chain
         self._store = chain.store
         self._parallel = chain.parallel
@@ -56,8 +62,9 @@ class Publisher:
         self._checkpoint_interval = checkpoint_interval
         self._project = project
         self._warn = warn
+        self._foresee = foresee
         self.waiting: WaitingSnapshots | None = None
-        self._leases = LeaseKeeper(LINGER_S if chain.store.timers else 0.0)
+        self._leases = LeaseKeeper(LINGER_S if chain.store.timers else 0.0, queued)
         self._finishing: Background[None] | None = None
         self._mutex = threading.Lock()
 
@@ -71,13 +78,21 @@ class Publisher:
         self.publish_together(lambda: [alone])
         return alone.result()
 
-    def publish_together(self, take: Callable[[], Sequence[Committer]]) -> None:
+    def publish_together(
+        self,
+        take: Callable[[], Sequence[Committer]],
+        join: Callable[[], Sequence[Committer]] = tuple,
+        *,
+        foresee: bool = False,
+    ) -> None:
         """The same for several, with one CAS: all that they draft or none of it, each on what
         those before it have drafted. Everyone that was taken is decided, unless this raises, which
         then counts for all of them; one that fails by itself leaves the others alone.
 
         `take` is called at each attempt, under the lock or as good as, and tells who is to be
-        decided.
+        decided; `join`, when these have drafted, who has come meanwhile, until that is nobody.
+
+        `foresee`: they may draft on a head that does not stand yet, and again if it never does.
         """
         with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
@@ -87,10 +102,10 @@ class Publisher:
                 number += 1
                 if number > 1:
                     self._back_off(number)
-                lease, version, wait = self._begin(tenure, lease)
+                lease, version, wait = self._begin(tenure, lease, foresee=foresee and number == 1)
                 waited_ms += wait
                 swap = self._swap(lease, version, number, waited_ms)
-                swap.run(take())
+                swap.run(take(), join)
                 if swap.settled and not swap.failed:
                     self._finish(swap.published, lease)
                     tenure.hand_over(lease)
@@ -98,6 +113,8 @@ class Publisher:
                     return
                 if not swap.counts:
                     number -= 1  # nobody came first
+                if lease.promised:
+                    lease.guard()  # it may have gone wrong before the lock was ours
                 if not (lease.contended and lease.renew()):  # in line, we would be the last again
                     tenure.give_back()
                     lease = None
@@ -130,7 +147,9 @@ class Publisher:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _begin(self, tenure: Tenure, held: Lease | None = None) -> tuple[Lease, HeadVersion, float]:
+    def _begin(
+        self, tenure: Tenure, held: Lease | None = None, *, foresee: bool = False
+    ) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
         if held is not None:
             return held, self._chain.read_head(), 0.0
@@ -150,22 +169,22 @@ class Publisher:
                 raise acquired
             lease = acquired if isinstance(acquired, Lease) else None
         if lease is None:
-            lease = self._lock.acquire(tenure, tried=True, early=self._is_past)
-            read = self._chain.known_head() if self._is_told(lease) else None
+            ahead = Ahead(self._chain, foresee=foresee)
+            lease = self._lock.acquire(tenure, tried=True, early=ahead)
+            read = ahead.version if lease.promised else self._left_head(lease)
+            if read is not None and self._store.timers:
+                self._foresee(read.head)
         version = read if isinstance(read, HeadVersion) else self._chain.read_head()
         waited = (self._store.now() - started).total_seconds() * 1000
         return lease, version, waited
 
-    def _is_past(self, commit_id: int) -> bool:
-        """Whether head names a later commit."""
-        return self._chain.read_head().head.commit_id > commit_id
-
-    def _is_told(self, lease: Lease) -> bool:
-        """Whether we have read the head that a lease begins with: what its holder before left."""
-        version = self._chain.known_head()
-        return lease.promised or (
-            version is not None and version.head.commit_id == lease.head_commit_id
-        )
+    def _left_head(self, lease: Lease) -> HeadVersion | None:
+        """The head that a lease begins with, where the holder before has told."""
+        version = lease.left_head
+        if version is None or not self._chain.is_ours(version.head):
+            return None
+        self._chain.note_head(version)
+        return version
 
     def _back_off(self, attempt: int) -> None:
         ceiling = min(1.0, 0.01 * 2 ** (attempt - 1))
@@ -175,22 +194,20 @@ class Publisher:
 
     def _finish(self, published: Sequence[PublishedCommit], lease: Lease) -> None:
         earlier = self._finishing
-        if published:
-            lease.note_commit(published[-1].manifest.commit_id)
         if lease.contended:
-            self._lock.note_passed_on(True)  # it will be, in a moment
+            self._lock.note_passed_on(True, lease.others_take_ms)  # it will be, in a moment
+        release = self._leases.lingering_release(lease)
 
         def finish() -> None:
             if earlier is not None:
                 earlier.settle()  # its index versions are what ours replace
-            projections: Sequence[Callable[[], object]] = ()
+            writes: list[Callable[[], object]] = []
             if published:
                 try:
-                    projections = self._project(published)
+                    writes += self._project(published)
                 except Exception as error:  # noqa: BLE001 - after the CAS nothing raises
                     self._warn(f"after commit {published[-1].manifest.commit_id}: {error}")
-            release = self._leases.lingering_release(lease)
-            for outcome in self._parallel.gather_outcomes([*projections, release]):
+            for outcome in self._parallel.gather_outcomes([*writes, release]):
                 if isinstance(outcome, Exception):
                     self._warn(f"after commit: {outcome}")
                 elif isinstance(outcome, BaseException):

@@ -107,6 +107,9 @@ class KeyRanges:
     def __init__(self) -> None:
         self._merged: list[tuple[_Bound, _Bound]] = []  # disjoint, ascending
 
+    def __bool__(self) -> bool:
+        return bool(self._merged)
+
     def add(self, ranges: Iterable[KeyRange]) -> None:
         for keys in ranges:
             low, high = keys.bounds()

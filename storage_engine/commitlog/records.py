@@ -264,6 +264,8 @@ class Head:
                 raise ValueError(f"it names {head.manifest_path} but no commit")
             if head.checkpoint is not None and head.checkpoint.commit_id > head.commit_id:
                 raise ValueError("its checkpoint is of a later commit")
+            if head.fork is not None:
+                _check_fork(head, head.fork)
         return head
 
 
@@ -493,26 +495,54 @@ class ClippedFile(CommitFile):
 
 @dataclass(frozen=True, slots=True)
 class MergePoint:
-    """How far a branch has been merged into its parent: its commit, and the parent's that did."""
+    """How far a branch has been merged into its parent: its commit (and the manifest of that), and
+    the parent's that did."""
 
     source: int
     commit_id: int
+    manifest: str = ""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(require_int(raw, "source"), require_int(raw, "commit_id", minimum=1))
+        return cls(
+            require_int(raw, "source"),
+            require_int(raw, "commit_id", minimum=1),
+            optional_text(raw, "manifest", ""),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatePoint:
-    """The parent's commit up to which a branch was last updated."""
+    """The parent's commit up to which a branch was last updated, and the manifest of that."""
 
     incarnation: str
     commit_id: int
+    manifest: str = ""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Self:
-        return cls(require_text(raw, "incarnation"), require_int(raw, "commit_id"))
+        return cls(
+            require_text(raw, "incarnation"),
+            require_int(raw, "commit_id"),
+            optional_text(raw, "manifest", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AckedTogether:
+    """The acks of commits that were published by one swap of head, the last one's left out, each
+    with its `commit_id`; and `before`, the newest manifest before all of them that carries some.
+    The last one tells it, so that nobody need read the others to find their acks."""
+
+    acks: tuple[Mapping[str, Any], ...]
+    before: ManifestLink | None = None
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        acks = _acks(raw)
+        for ack in acks:
+            require_int(ack, "commit_id", minimum=1)
+        return cls(acks, _link(raw, "before"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,7 +556,9 @@ class Manifest:
 
     Where there are branches: `merged` has the last merge of each into this chain, by incarnation,
     and `updated` the last update of this one; both are carried along. `merged_marks` are the units
-    of work that a merge has brought: they count beside the chain's own.
+    of work that a merge has brought: they count beside the chain's own. `changes` names, for each
+    type that a merge or an update wrote, the changes that it brought, oldest first: the write ids
+    of the commits that made them. So a change keeps its name wherever it is merged to.
     """
 
     commit_id: int
@@ -553,10 +585,12 @@ class Manifest:
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
     events_before: ManifestLink | None = None
     acks_before: ManifestLink | None = None
+    acked_together: AckedTogether | None = None
     origin: str = ""
     merged: Mapping[str, MergePoint] = field(default_factory=dict)
     updated: UpdatePoint | None = None
     merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
+    changes: Mapping[TypeRef, Sequence[str]] = field(default_factory=dict)
 
     @property
     def parent(self) -> ManifestLink | None:
@@ -566,7 +600,15 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         payload = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("origin", "merged", "updated", "merged_marks"):
+        payload["changes"] = _changes_json(self.changes)
+        for name in (
+            "acked_together",
+            "origin",
+            "merged",
+            "updated",
+            "merged_marks",
+            "changes",
+        ):
             if not payload[name]:
                 del payload[name]
         if self.type_heads is not None:
@@ -582,6 +624,7 @@ class Manifest:
             heads = optional_object(raw, "type_heads")
             buckets = optional_object(raw, "type_head_buckets")
             update = optional_object(raw, "updated")
+            together = optional_object(raw, "acked_together")
             manifest = cls(
                 commit_id=require_int(raw, "commit_id", minimum=1),
                 parent_commit_id=optional_int(raw, "parent_commit_id"),
@@ -606,12 +649,15 @@ class Manifest:
                 marks=_marks(raw),
                 events_before=_link(raw, "events_before"),
                 acks_before=_link(raw, "acks_before"),
+                acked_together=AckedTogether.parse(together) if together else None,
                 origin=optional_text(raw, "origin", ""),
                 merged=_merged(raw),
                 updated=UpdatePoint.parse(update) if update else None,
                 merged_marks=_merged_marks(raw),
+                changes=_changes(raw),
             )
             older = [manifest.parent, *manifest.skip, manifest.events_before, manifest.acks_before]
+            older += [manifest.acked_together.before] if manifest.acked_together else []
             if any(link is not None and link.commit_id >= manifest.commit_id for link in older):
                 raise ValueError("it names a commit as its ancestor that is not older")
         return manifest
@@ -621,6 +667,10 @@ class Manifest:
 
     def touched(self) -> list[TypeRef]:
         return list(dict.fromkeys(f.ref for f in self.files))
+
+    def changes_of(self, ref: TypeRef) -> tuple[str, ...]:
+        """The names of the changes to a type that this commit brought, or made itself."""
+        return tuple(self.changes.get(ref, ())) or ((self.write_id,) if self.write_id else ())
 
     def schema_changed(self) -> list[TypeRef]:
         """The types that got another version, or ended."""
@@ -795,6 +845,16 @@ def parse_type_heads(raw: Mapping[str, Any]) -> dict[TypeRef, TypeHead]:
     return heads
 
 
+def _check_fork(head: Head, fork: BranchPoint) -> None:
+    """A branch that is taken for one of another log, or of other commits, would be garbage."""
+    if not head.log_id:
+        raise ValueError(f"it is of branch {fork.branch!r} and names no log")
+    if fork.base_commit > head.commit_id:
+        raise ValueError(f"it is at commit {head.commit_id}, before its base {fork.base_commit}")
+    if (fork.parent == layout.MAIN) != (not fork.parent_incarnation):
+        raise ValueError(f"its parent {fork.parent!r} and its parent_incarnation do not fit")
+
+
 def _page_ref(item: Any) -> PageRef:
     match item:
         case [int(low), int(high), str(), str(digest)] if 1 <= low <= high and is_key(digest):
@@ -828,6 +888,26 @@ def _merged_marks(raw: Mapping[str, Any]) -> dict[str, tuple[UnitVersion, ...]]:
         app_id: tuple(_version({"version": v}, "version") for v in require_list(marks, app_id))
         for app_id in marks
     }
+
+
+def _changes_json(changes: Mapping[TypeRef, Sequence[str]]) -> dict[str, dict[str, list[str]]]:
+    payload: dict[str, dict[str, list[str]]] = {}
+    for (kind, name), write_ids in changes.items():
+        payload.setdefault(layout.FOLDERS[kind], {})[name] = list(write_ids)
+    return payload
+
+
+def _changes(raw: Mapping[str, Any]) -> dict[TypeRef, tuple[str, ...]]:
+    changes = optional_object(raw, "changes") or {}
+    parsed: dict[TypeRef, tuple[str, ...]] = {}
+    for kind, folder in layout.FOLDERS.items():
+        by_name = optional_object(changes, folder) or {}
+        for name in by_name:
+            write_ids = require_list(by_name, name)
+            if not is_name(name) or not all(isinstance(each, str) for each in write_ids):
+                raise FieldError("changes", "write ids by the names of types", by_name[name])
+            parsed[kind, name] = tuple(write_ids)
+    return parsed
 
 
 def _idempotency(raw: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -51,6 +51,7 @@ class ReplayedCommit:
     schema: Mapping[str, Any] = field(default_factory=dict)
     idempotency: Mapping[str, Any] | None = None
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
+    merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -193,6 +194,7 @@ def _draft(commit: ReplayedCommit, heads: Mapping[TypeRef, TypeHead]) -> Draft:
         kind=commit.kind,
         schema=commit.schema,
         idempotency=commit.idempotency,
+        merged_marks=commit.merged_marks,
     )
 
 

@@ -69,6 +69,7 @@ def rewrite_head(
                 return None
             head = _with_checkpoint(chain, version.head, checkpoint, runtime_id)
             lease.guard()
+            lease.note_head(None)
             if _swap(chain, version, head):
                 if after is not None:
                     after(head, lease)

@@ -23,6 +23,7 @@ from storage_engine.commitlog.chain import (
     skip_pointers,
 )
 from storage_engine.commitlog.records import (
+    AckedTogether,
     Checkpoint,
     CheckpointRef,
     CommitFile,
@@ -83,6 +84,10 @@ class Draft:
     merged: Mapping[str, MergePoint] | None = None
     updated: UpdatePoint | None = None
     merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
+    changes: Mapping[TypeRef, Sequence[str]] = field(default_factory=dict)
+    # Asked beside the uploads, and so after head was read: whether what it was drafted from, which
+    # is not of this chain, still stands. If not it is drafted anew.
+    confirm: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ class Series:
         self.head = stored.head
         self.manifest = chain.head_manifest(stored.head)
         self.commits: list[Commit] = []
+        self._last_on = stored.head, ""  # what the last commit builds on, and its attempt
         self._refs: list[CheckpointRef] = []
 
     def __enter__(self) -> Self:
@@ -180,6 +186,7 @@ class Series:
         self._unpublished.manifests[path] = manifest, commit.sha256
         self.commits.append(commit)
         self.manifest = manifest
+        self._last_on = self.head, attempt
         self.head = replace(
             self.head,
             commit_id=manifest.commit_id,
@@ -210,6 +217,45 @@ class Series:
         ref, uploads = self._checkpoint(checkpoint, attempt)
         self.head = replace(self.head, marks={}, checkpoint=ref)
         return uploads
+
+    def seal(self, checkpoint_interval: int) -> tuple[Commit, Commit] | None:
+        """Nothing more is added: the last commit, before it is uploaded, is told what those before
+        it have acked, and carries the checkpoint that was due with any of them: so who commits next
+        need read none of the others. That commit as it was and as it is now; None where it stays.
+        """
+        *earlier, last = self.commits
+        below, attempt = self._last_on
+        numbers = (self.stored.head.commit_id, last.manifest.commit_id)
+        due = numbers[0] // checkpoint_interval < numbers[1] // checkpoint_interval
+        due = due and last.manifest.checkpoint == below.checkpoint  # else it carries one
+        acks = tuple(
+            {
+                **{name: ack[name] for name in ("namespace", "event_id", "handler_id")},
+                "commit_id": commit.manifest.commit_id,
+            }
+            for commit in earlier
+            for ack in commit.manifest.acks
+        )
+        if not (acks or due):
+            return None
+        manifest, uploads = last.manifest, [*last.uploads[:-1]]
+        if acks:
+            together = AckedTogether(acks, self.commits[0].manifest.acks_before)
+            manifest = replace(manifest, acked_together=together)
+        if due:
+            checkpoint = state.next_checkpoint(self._chain, below, manifest, last.path)
+            ref, written = self._checkpoint(checkpoint, attempt)
+            uploads += written
+            manifest = replace(manifest, checkpoint=ref)
+            self.head = replace(self.head, checkpoint=ref)
+        data = manifest.to_bytes()
+        uploads.append(Upload(last.path, data))
+        sealed = Commit(manifest, last.path, sha256(data), len(data), uploads)
+        self._unpublished.manifests[last.path] = manifest, sealed.sha256
+        self.commits[-1] = sealed
+        self.manifest = manifest
+        self.head = replace(self.head, commit_sha256=sealed.sha256)
+        return last, sealed
 
     def note_published(self) -> None:
         """Head was swung: the chain keeps what it may be asked for next."""
@@ -274,6 +320,7 @@ class Series:
             merged=_carried(draft.merged, parent.merged if parent is not None else {}),
             updated=_carried(draft.updated, parent.updated if parent is not None else None),
             merged_marks=dict(draft.merged_marks),
+            changes=dict(draft.changes),
         )
         return manifest, heads.uploads
 
@@ -309,7 +356,7 @@ def _newest(
     carried, before = (
         (parent.events, parent.events_before)
         if what == "events"
-        else (parent.acks, parent.acks_before)
+        else (parent.acks or parent.acked_together, parent.acks_before)
     )
     return link if carried or parent.format < _FORMAT_OF_POINTERS else before
 

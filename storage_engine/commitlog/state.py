@@ -127,8 +127,13 @@ def _applied(chain: Chain, head: Head, app_id: str) -> Iterator[IdempotencyRecor
         yield IdempotencyRecord(each["version"], each["commit_id"])
 
 
-def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str]]:
-    """(namespace, event, handler) of the events that commits beyond `above` have handled.
+AckName = tuple[str, str, str]  # namespace, event, handler
+
+
+def acked_since(
+    chain: Chain, head: Head, above: int, among: Iterable[AckName] | None = None
+) -> set[AckName]:
+    """The events that commits beyond `above` have handled; `among`: which of these.
 
     What was found is kept, so that whoever asks commit after commit, as those of a group do, reads
     what is new. It counts where the manifest that it goes up to is one of the log.
@@ -138,13 +143,16 @@ def acked_since(chain: Chain, head: Head, above: int) -> set[tuple[str, str, str
         if above < acked.above or not (acked.path and chain.has(head, acked.path)):
             acked.begin(above)
         for _, manifest in carriers(chain, head, "acks", above=acked.upto):
-            for ack in manifest.acks:
+            together = manifest.acked_together
+            for ack in (*manifest.acks, *(together.acks if together is not None else ())):
                 name = ack["namespace"], ack["event_id"], ack["handler_id"]
-                acked.commits[name] = max(manifest.commit_id, acked.commits.get(name, 0))
+                commit_id = ack.get("commit_id", manifest.commit_id)
+                acked.commits[name] = max(commit_id, acked.commits.get(name, 0))
         acked.upto, acked.path = max(head.commit_id, acked.upto), head.manifest_path or ""
         if len(acked.commits) > _ACKS_KEPT:
             acked.forget(above)
-        return {name for name, commit_id in acked.commits.items() if commit_id > above}
+        names = acked.commits if among is None else among
+        return {name for name in names if acked.commits.get(name, 0) > above}
 
 
 def carriers(
@@ -155,7 +163,8 @@ def carriers(
     Each names the one before it, so that no others need be read, but one after the other. Where
     there are many, skip pointers split what is left into ranges that are followed at once: at most
     one more manifest is read for every `_PER_SPLIT`. Below a manifest that was written before
-    there were such pointers, all are read.
+    there were such pointers, all are read. Of commits that were published together, the last one
+    has the acks of all, and may stand for the others.
     """
     carrying: dict[str, tuple[ManifestLink, Manifest]] = {}
     ranges: list[tuple[ManifestLink, int]] = []  # from a manifest down to the one after a commit
@@ -192,6 +201,8 @@ def _carried(
 ) -> tuple[Sequence[Mapping[str, Any]], ManifestLink | None]:
     if what == "events":
         return manifest.events, manifest.events_before
+    if (together := manifest.acked_together) is not None:
+        return together.acks, together.before
     return manifest.acks, manifest.acks_before
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import ahead, layout
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.json_object import (
     Lost,
@@ -36,7 +36,8 @@ from storage_engine.errors import (
     OntologiaError,
     StorageBackendError,
 )
-from storage_engine.objectstore.protocol import ObjectStoreError
+from storage_engine.objectstore.parallel import Gathering
+from storage_engine.objectstore.protocol import ObjectStore, ObjectStoreError
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +150,67 @@ class _Learned:
     outcome: PublishedCommit | Exception | None
     commit: Commit | None
     waits: bool
+    confirm: Callable[[], bool] | None = None
+
+
+class _Uploads:
+    """What one attempt writes before its swap, on its way from when it is sent."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._via = store  # for what is small
+        self._gathering: Gathering | None = None
+        self._small: list[_Learned | None] = []  # whose they are
+        self._large: list[tuple[_Learned | None, Callable[[], None]]] = []
+        self.created: list[Upload] = []
+        self.taken: list[str] = []  # names that somebody else has given
+        self.outdated = False  # something that a draft was made from has changed
+
+    def send(self, owner: _Learned | None, upload: Upload, *, many: bool) -> None:
+        """`many`, at the first one: through what takes many at once."""
+        if isinstance(upload.content, Path):
+            self._large.append((owner, partial(self._put_file, upload, upload.content)))
+            return
+        self._add(owner, partial(self._create, upload, upload.content), many=many)
+
+    def ask(self, owner: _Learned, confirm: Callable[[], bool]) -> None:
+        """Look beside the uploads whether what was drafted from still stands."""
+        self._add(owner, partial(self._confirm, confirm), many=False)
+
+    def finish(self, checks: Sequence[Callable[[], None]]) -> list[tuple[_Learned | None, object]]:
+        """Wait for all, with `checks` beside them, which never raise; how each ended, and whose it
+        is."""
+        outcomes: list[tuple[_Learned | None, object]] = []
+        if self._gathering is not None:
+            for check in checks:
+                self._gathering.add(check)
+            outcomes += zip(self._small, self._gathering.outcomes(), strict=False)
+        if not self.taken:
+            # Put without a condition: whoever has created the manifest owns these names.
+            ended = self._via.parallel.gather_outcomes([thunk for _, thunk in self._large])
+            outcomes += zip((owner for owner, _ in self._large), ended, strict=True)
+        return outcomes
+
+    def _add(self, owner: _Learned | None, request: Callable[[], None], *, many: bool) -> None:
+        if self._gathering is None:
+            self._via = self._store.bulk if many else self._store
+            self._gathering = self._via.parallel.gathering()
+        self._small.append(owner)
+        self._gathering.add(request)
+
+    def _confirm(self, confirm: Callable[[], bool]) -> None:
+        if not confirm():
+            self.outdated = True
+
+    def _create(self, upload: Upload, content: bytes) -> None:
+        if create(self._via, upload.key, content):
+            self.created.append(upload)
+        else:
+            self.taken.append(upload.key)
+
+    def _put_file(self, upload: Upload, path: Path) -> None:
+        self.created.append(upload)
+        self._store.put_file(upload.key, path)
 
 
 class Swap:
@@ -176,17 +238,31 @@ class Swap:
         self._waiting = waiting
         self._snapshot: WaitingSnapshot | None = None
         self._series = Series(chain, version)
+        self._uploads = _Uploads(chain.store)
+        self._sent = 0  # of the answers, those whose uploads are on their way
         self._answers: list[_Learned] = []
+        self._alone = False  # whether only one was there to begin with
         self.published: Sequence[PublishedCommit] = ()  # oldest first
         self.settled = False  # else those who are not decided try again
         self.counts = True  # whether head moved, so that it was an attempt in vain
         self.failed = False  # nothing was published, and something went wrong
 
-    def run(self, committers: Sequence[Committer]) -> None:
+    def run(
+        self, committers: Sequence[Committer], join: Callable[[], Sequence[Committer]] = tuple
+    ) -> None:
+        """`join`: who has come since, and is decided with them."""
+        self._alone = len(committers) == 1
         with self._series, ExitStack() as carried:
-            for committer in committers:
-                self._draft(committer, carried)
-            if not self._series.moved:
+            while committers:
+                for committer in committers:
+                    self._draft(committer, carried)
+                    if self._answers[-1].commit is not None:
+                        # What is not the last any more, while the next ones draft.
+                        self._send(len(self._answers) - 1)
+                committers = join()
+            if not self._series.moved and self._series.stored.foreseen:
+                self.counts = False  # what follows from it is true only of a head that stands
+            elif not self._series.moved:
                 self.failed = any(isinstance(a.outcome, Exception) for a in self._answers)
                 self._decide()
             elif self._upload():
@@ -199,21 +275,29 @@ class Swap:
         base = Base(
             series.version,
             series.manifest,
-            layout.on_chain(layout.new_commit_attempt(), self._chain.incarnation),
+            layout.on_chain(self._attempt(), self._chain.incarnation),
             self._lease,
             series.stored,
         )
         outcome: PublishedCommit | Exception | None = None
         commit: Commit | None = None
+        confirm: Callable[[], bool] | None = None
         try:
             draft = committer.prepare(base)
             if isinstance(draft, Draft):
                 commit, outcome = self._add(base, draft, carried)
+                confirm = draft.confirm
             elif draft is not None:
                 series.mark(draft)
         except Exception as error:  # noqa: BLE001 - its own; the others go on without it
             outcome = error
-        self._answers.append(_Learned(committer, outcome, commit, waits=series.moved))
+        self._answers.append(_Learned(committer, outcome, commit, series.moved, confirm))
+
+    def _attempt(self) -> str:
+        """Who builds on it before head names it takes the first commit for the only one."""
+        if self._alone and not self._answers:
+            return self._lease.take_attempt()
+        return layout.new_commit_attempt()
 
     def _add(self, base: Base, draft: Draft, carried: ExitStack) -> tuple[Commit, PublishedCommit]:
         """The first one carries the snapshot that waits."""
@@ -225,7 +309,6 @@ class Swap:
             attempt=base.attempt,
             now=self._store.now(),
             runtime_id=self._runtime_id,
-            with_checkpoint=base.commit_id % self._checkpoint_interval == 0,
             place=snapshot.place if snapshot is not None else None,
         )
         return commit, PublishedCommit(
@@ -239,55 +322,71 @@ class Swap:
 
     # -- uploads ------------------------------------------------------------------------------
 
+    def _send(self, upto: int) -> None:
+        """Upload what was drafted since the last time, without waiting for it."""
+        many = len(self._series.commits) > 1
+        for answer in self._answers[self._sent : upto]:
+            for upload in answer.commit.uploads if answer.commit is not None else ():
+                self._uploads.send(answer, upload, many=many)
+        self._sent = max(upto, self._sent)
+
+    def _seal(self) -> None:
+        """The last commit is as it will be stored only when nobody drafts any more."""
+        sealed = self._series.seal(self._checkpoint_interval) if self._series.commits else None
+        for number, answer in enumerate(self._answers if sealed is not None else ()):
+            if sealed is not None and answer.commit is sealed[0]:
+                assert isinstance(answer.outcome, PublishedCommit)
+                outcome = replace(answer.outcome, manifest=sealed[1].manifest)
+                self._answers[number] = replace(answer, outcome=outcome, commit=sealed[1])
+
     def _upload(self) -> bool:
         """Whether head may be swung now. If not, nothing was published."""
-        store = self._store.bulk if len(self._series.commits) > 1 else self._store
-        common = self._series.fold_marks()
-        owned = [(None, upload) for upload in common] + [
-            (answer, upload)
-            for answer in self._answers
-            if answer.commit is not None
-            for upload in answer.commit.uploads
-        ]
-        created: list[Upload] = []
-        taken: list[str] = []
-
-        def write(upload: Upload, content: bytes) -> None:
-            if create(store, upload.key, content):
-                created.append(upload)
-            else:
-                taken.append(upload.key)
-
-        def write_file(upload: Upload, path: Path) -> None:
-            created.append(upload)
-            self._store.put_file(upload.key, path)
-
-        small = [(a, u, u.content) for a, u in owned if isinstance(u.content, bytes)]
-        large = [(a, u, u.content) for a, u in owned if isinstance(u.content, Path)]
+        uploads = self._uploads
+        self._seal()
+        self._send(len(self._answers))
+        for upload in self._series.fold_marks():
+            uploads.send(None, upload, many=False)
+        foreseen = self._series.stored.foreseen
+        for answer in self._answers:
+            if answer.confirm is not None and not foreseen:
+                uploads.ask(answer, answer.confirm)
         checks = self._snapshot.checks if self._snapshot is not None else ()
-        requests: list[Callable[[], None]] = [partial(write, u, data) for _, u, data in small]
-        outcomes = store.parallel.gather_outcomes([*requests, *checks])
-        owners = [answer for answer, _, _ in small]
-        if not taken:
-            # Put without a condition: whoever has created the manifest owns these names.
-            files: list[Callable[[], None]] = [partial(write_file, u, path) for _, u, path in large]
-            outcomes = outcomes[: len(small)] + store.parallel.gather_outcomes(files)
-            owners += [answer for answer, _, _ in large]
-        if self._leave_failed(list(zip(owners, outcomes, strict=False)), created):
+        outcomes = uploads.finish(() if foreseen else checks)
+        if self._leave_failed(outcomes, uploads.created):
             return False
-        if taken:
+        if uploads.outdated:
+            self._discard(uploads.created)
+            return False
+        if uploads.taken:
             # It may be named by head by now: nothing of that name is touched.
-            log.warning("%s is there already: the commit is tried under another name", taken[0])
+            taken = uploads.taken[0]
+            log.warning("%s is there already: the commit is tried under another name", taken)
             return False
         try:
             self._lease.guard()
         except (LeaseExpiredError, LockContentionError, StorageBackendError, IntegrityError):
-            self._discard(created)  # no CAS was sent: certainly not published
+            self._discard(uploads.created)  # no CAS was sent: certainly not published
             raise
-        if self._snapshot is not None and self._snapshot.refused:
-            self._discard(created)  # the next attempt goes without it
+        if foreseen and not self._stand_as_foreseen(checks):
+            self._discard(uploads.created)
             self.counts = False
             return False
+        if self._snapshot is not None and self._snapshot.refused:
+            self._discard(uploads.created)  # the next attempt goes without it
+            self.counts = False
+            return False
+        return True
+
+    def _stand_as_foreseen(self, checks: Sequence[Callable[[], None]]) -> bool:
+        """Whether head is what this was drafted on, now that the lock is ours; `checks` hold only
+        from when that is known."""
+        version = self._lease.left_head or self._chain.read_head()
+        if not ahead.matches(self._series.stored.head, version.head):
+            return False
+        if any(answer.confirm is not None for answer in self._answers):
+            return False  # they are asked at the next attempt, on a head that was read
+        self._series.stored = version
+        self._store.parallel.gather_outcomes(checks)
         return True
 
     def _leave_failed(
@@ -329,6 +428,7 @@ class Swap:
         for answer in self._answers:
             if answer.waits:
                 answer.committer.unknown = _unknown(answer.commit, series.head)
+        self._lease.note_head(None)
         try:
             outcome = write_conditionally(
                 self._store,
@@ -355,7 +455,9 @@ class Swap:
             self._forget_unknown()
             return
         if isinstance(outcome, Won):
-            self._chain.note_head(HeadVersion(series.head, outcome.etag))
+            stands = HeadVersion(series.head, outcome.etag)
+            self._chain.note_head(stands)
+            self._lease.note_head(stands)
         series.note_published()
         if self._snapshot is not None:
             self._snapshot.published = True

@@ -5,8 +5,9 @@ that is free, accept one that is offered to us, take over one whose holder has e
 lease run out, or wait on. How long to the next look depends on the place in line, which the lock
 object tells: whoever is next looks often, the others seldom.
 
-Who is next may begin before the lock is its own (`Early`): as soon as head shows the holder's
-commit, everything that is to be uploaded can be, and the rest of the wait goes on beside it.
+Who is next, or next but one, may begin before the lock is its own (`Early`): as soon as what the
+one before it commits can be known, everything that is to be uploaded can be, and the rest of the
+wait goes on beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from storage_engine.commitlog.line import Place
 from storage_engine.commitlog.lock_object import LockState
@@ -27,8 +28,6 @@ from storage_engine.process import is_gone
 if TYPE_CHECKING:
     from storage_engine.commitlog.lock import Lease, WriteLock
 
-# Whether head names a commit after this one: the holder's, as nobody else can make one.
-Early = Callable[[int], bool]
 Rest = Callable[[float], bool]  # lets time pass; False: nobody waits any more
 
 _FIRST_GUESS_S = 0.1  # of how long a wait is, before the first one
@@ -36,10 +35,19 @@ _SLOWEST_POLL_S = 0.5
 _SLOWEST_IN_LINE_S = 1.0
 _FASTEST_POLL_S = 0.01
 _NEXT_SLOWEST_POLL_S = 0.2
-_SHARE_OF_WAIT = 0.75  # of what is left until our turn, to the next look
-_SHARE_OF_TURN = 0.5  # of a usual turn: earlier, the holder's commit cannot stand
+_SLOWEST_LOOK_S = 0.25  # at the lock, of who may begin: a turn may pass without a commit
+_SHARE_OF_WAIT = 0.8  # of what is left until our turn, to the next look
+_BEFORE_US = 1  # who has no more than that before it, the holder left out, may begin
+_SHARE_TO_MANIFEST = 0.25  # of a turn, between two looks for the manifest of one who waits too
+_SHARE_TO_HAND_OVER = 1.0  # of a usual turn: earlier, the holder has not handed it over
 _SEEN_WITHIN = timedelta(seconds=1)  # a listing shows tickets that are so old, clocks and all
-_OVERDUE = 8  # looks come that many times as fast as what they wait for has taken so far
+_OVERDUE = 6  # looks come that many times as fast as what they wait for has taken so far
+
+
+class Early(Protocol):
+    def __call__(self, commit_id: int, token: str, *, holds: bool) -> bool:
+        """Whether the commit that follows `commit_id` can be built on: of who holds the lock under
+        this token (`holds`), or is next."""
 
 
 class Stopwatch:
@@ -108,7 +116,7 @@ class Waiting:
         """The rest of a wait, in the background; whether the lease holds the lock then."""
         try:
             self._early = None
-            rest(max(2 * self._answer_s, _FASTEST_POLL_S))  # its holder has still to hear of it
+            rest(self._pause_s(self._waited.read(self._store.now())))
             self._finish(rest)
             return self._failure is None
         finally:
@@ -143,12 +151,18 @@ class Waiting:
             self._look()
             return
 
-        place = line.place(
-            self._lease.token, owner_id=self._lock.owner_id, patience_ms=self._lock.timeout_ms
-        )
-        self._place = place
+        self._place = place = self._lock.place(self._lease.token)
         self._lease.stands_in_line(place)
-        self._store.parallel.both(self._join, self._look)
+        others_s = self._lock.others_take_s if self._lock.keep_alive else 0.0
+        if others_s == 0.0:
+            self._store.parallel.both(self._join, self._look)
+            return
+        # We have handed it over just now, to those whom we have seen in line.
+        self._join()
+        self._sleep(
+            min(_SLOWEST_IN_LINE_S, _SHARE_OF_WAIT * others_s, self._lock.timeout_ms / 2000)
+        )
+        self._look()
 
     def _join(self) -> None:
         line, place = self._lock.line, self._place
@@ -172,7 +186,7 @@ class Waiting:
             if state is None:
                 held = lease.create()
             elif state.token == lease.token:
-                held = lease.accept(state)
+                held = lease.hold_offer(state) or lease.accept(state)
             elif self._may_take_over(state, now):
                 held = lease.take_over(state)
             else:
@@ -200,7 +214,7 @@ class Waiting:
 
     def _look_every(self) -> float:
         turn_ms = self._state.line.turn_ms if self._state and self._state.line else 0
-        return min(_SLOWEST_POLL_S, max(2 * turn_ms / 1000, 0.1))
+        return min(_SLOWEST_LOOK_S, max(turn_ms / 1000, 0.1))
 
     def _stand_again_if_missed(self) -> None:
         """Who listed the line since we joined did not find us: somebody took us for dead."""
@@ -219,19 +233,19 @@ class Waiting:
             self._early is not None
             and notes is not None
             and notes.head_commit_id is not None
-            and self._places_ahead() == 0
+            and self._lease.token in notes.waiting[: _BEFORE_US + 1]
         )
 
     def _begins_early(self) -> bool:
-        state = self._state
-        if self._early is None or state is None or state.line is None:
+        if not self._may_begin_early():
             return False
-        base = state.line.head_commit_id
-        if base is None or self._places_ahead() > 0:
-            return False
-        if state.held_for(self._store.now()) < _SHARE_OF_TURN * state.line.turn_ms / 1000:
-            return False  # it cannot have come to that yet
-        return self._early(base)
+        assert self._early is not None
+        assert self._state is not None
+        assert self._state.line is not None
+        assert self._state.line.head_commit_id is not None
+        ahead = self._places_ahead()
+        before = (self._state.token, *self._state.line.waiting)[ahead]
+        return self._early(self._state.line.head_commit_id + ahead, before, holds=ahead == 0)
 
     def _places_ahead(self) -> int:
         """How many are before us, the holder left out; all of them where we are not named."""
@@ -261,9 +275,16 @@ class Waiting:
         ahead = self._places_ahead()
         if ahead == 0:
             overdue = min(_NEXT_SLOWEST_POLL_S, max(_FASTEST_POLL_S, held_s / _OVERDUE))
-            span = max(_SHARE_OF_TURN * turn_s - held_s, overdue)
+            early = self._lease.promised  # all that is left is to be handed the lock
+            to_hand_over = _SHARE_TO_HAND_OVER * turn_s - held_s if early else 0.0
+            span = min(_NEXT_SLOWEST_POLL_S, max(to_hand_over, overdue))
+        elif self._may_begin_early():
+            span = max(_FASTEST_POLL_S, self._answer_s, _SHARE_TO_MANIFEST * turn_s)
+            span = min(_NEXT_SLOWEST_POLL_S, span)
         else:
             left_s = ahead * turn_s + max(0.0, turn_s - held_s)
+            if self._early is not None:
+                left_s -= _BEFORE_US * turn_s  # then we may begin
             span = max(_FASTEST_POLL_S, self._answer_s, _SHARE_OF_WAIT * left_s)
         return min(_SLOWEST_IN_LINE_S, span) * random.uniform(0.8, 1.2)
 

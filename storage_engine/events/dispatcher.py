@@ -122,7 +122,7 @@ class Ticker:
         worker = self._worker
         worker.totals.fired += worker.scheduler.fire()
         now = worker.store.now()
-        soon = now + worker.pace.lease * 2 / 3
+        soon = now + worker.pace.lease / 2  # two more ticks come before it ends
         ending = [claim for claim in worker.held.all() if claim.record.lease_until < soon]
         if ending:
             worker.consumer.extend(ending)

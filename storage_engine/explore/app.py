@@ -33,10 +33,11 @@ from storage_engine.errors import (
     OntologiaError,
     StorageBackendError,
     UninitializedStorageError,
+    UnknownBranchError,
 )
 from storage_engine.explore import values
 from storage_engine.explore.access import METHODS, SECURITY_HEADERS, Access, Admission, Refusal
-from storage_engine.explore.links import commit_path, event_path, with_query
+from storage_engine.explore.links import branch_path, commit_path, event_path, with_query
 from storage_engine.explore.pages import Moved, Page, PageAddress, route
 from storage_engine.explore.view import PageError, Storage, StorageView
 from storage_engine.wording import counted, size
@@ -116,12 +117,15 @@ class ExploreApp:
     def _answered(self, request: Request, segments: tuple[str, ...], query: str) -> Response:
         try:
             asked = PageAddress(segments, _parameters(query))
-            page = route(self._storage, asked)
-            if isinstance(page, Moved):
-                return Response(status_code=303, headers={"location": page.location})
-            return self._rendered(request, page, query)
+            with self._storage.on(asked.text("branch")) as storage:
+                page = route(storage, asked)
+                if isinstance(page, Moved):
+                    return Response(status_code=303, headers={"location": page.location})
+                return self._rendered(request, page, "/".join(["", *segments]), query)
         except PageError as error:
             return self._error(request, error.status, str(error), error.advice)
+        except UnknownBranchError as error:
+            return self._error(request, 404, str(error), "Which there are: see /branches.")
         except _GONE as error:
             advice = "Nothing is wrong with your address: try again when the storage is back."
             return self._error(request, 503, str(error), advice)
@@ -134,10 +138,10 @@ class ExploreApp:
             advice = "This is a defect in ontologia: please report it with the traceback on stderr."
             return self._error(request, 500, message, advice)
 
-    def _rendered(self, request: Request, page: Page, query: str) -> Response:
+    def _rendered(self, request: Request, page: Page, path: str, query: str) -> Response:
         if _wants_json(request):
             return _json_response(_document(page), page.status)
-        return _html_response(self._html(page.template, page, query), page.status)
+        return _html_response(self._html(page.template, page, path, query), page.status)
 
     def _error(
         self, request: Request, status: int, message: str, advice: str, *, shown: bool = True
@@ -150,20 +154,20 @@ class ExploreApp:
         page = Page("error.html", f"{status}", document["error"], status=status)
         return _html_response(self._html("error.html", page, shown=shown), status)
 
-    def _html(self, template: str, page: Page, query: str = "", *, shown: bool = True) -> str:
+    def _html(
+        self, template: str, page: Page, path: str = "", query: str = "", *, shown: bool = True
+    ) -> str:
         view = page.view
         now = datetime.now(UTC)
+        branch = view.branch_name if view is not None else None
 
-        def url(path: str) -> str:
-            """An address that keeps the commit which is looked at."""
-            if view is None or view.as_of is None:
-                return path
-            joint = "&" if "?" in path else "?"
-            return (
-                path
-                if "as_of=" in path
-                else path + joint + with_query("", {"as_of": view.as_of})[1:]
-            )
+        def on_branch(url: str) -> str:
+            """An address that keeps the branch which is looked at."""
+            return _keeping(url, branch=branch)
+
+        def url(url: str) -> str:
+            """The same, at the commit which is looked at."""
+            return _keeping(on_branch(url), as_of=view.as_of if view is not None else None)
 
         return self._templates.get_template(template).render(
             page=page,
@@ -174,6 +178,11 @@ class ExploreApp:
             storage_uri=self._storage.repository.uri if shown else "",
             tags=lambda: _tags(view),
             u=url,
+            b=on_branch,
+            branch_name=branch,
+            has_branches=self._storage.branches is not None,
+            switch_url=with_query("/branches", {"place": path}),
+            main_url=_changed(query, branch=None, as_of=None, after=None),
             json_url=_changed(query, format="json"),
             latest_url=_changed(query, as_of=None),
             ago=lambda text: values.ago(_parsed_time(text), now),
@@ -217,6 +226,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "counted": counted,
+        "branch_path": branch_path,
         "commit_path": commit_path,
         "event_path": event_path,
         "on_page": values.ON_PAGE,
@@ -254,7 +264,11 @@ def _wants_json(request: Request) -> bool:
 def _document(page: Page) -> dict[str, Any]:
     if page.view is None:
         return page.document
-    seen = {"head_commit_id": page.view.head, "commit_id": page.view.commit_id}
+    seen = {
+        "head_commit_id": page.view.head,
+        "commit_id": page.view.commit_id,
+        "branch": page.view.repository.branch,
+    }
     return {**page.document, "as_of": seen}
 
 
@@ -268,6 +282,14 @@ def _json_response(document: Mapping[str, Any], status: int) -> Response:
 def _html_response(html: str, status: int) -> Response:
     headers = {"cache-control": "no-store", "content-type": "text/html; charset=utf-8"}
     return Response(html.encode(), status, headers=headers)
+
+
+def _keeping(url: str, **parameter: str | None) -> str:
+    """An address with one parameter more, unless it has it."""
+    ((name, value),) = parameter.items()
+    if value is None or f"{name}=" in url.partition("?")[2]:
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{with_query('', parameter)[1:]}"
 
 
 def _changed(query: str, **parameters: str | None) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from storage_engine.explore.links import commit_path, event_path, identity_path, type_path
 from storage_engine.explore.objects import called, changes, origin
-from storage_engine.explore.view import Identity, NothingThere, ShownType, StorageView
+from storage_engine.explore.rows import Identity
+from storage_engine.explore.view import NothingThere, ShownType, StorageView
 from storage_engine.repository.protocol import CommitRecord, TypeRef
 
 COMMITS = 50  # on a page of the list

@@ -17,7 +17,8 @@ from operator import and_
 
 from storage_engine.errors import SchemaMetadataError
 from storage_engine.explore.links import parse_segment
-from storage_engine.explore.view import PageError, ShownType, identity_column
+from storage_engine.explore.rows import identity_column
+from storage_engine.explore.view import PageError, ShownType
 from storage_engine.model.expressions import Comparison, Filter, TextTest
 from storage_engine.model.spec import TypeSpec
 

@@ -23,9 +23,8 @@ def health(view: StorageView) -> dict[str, Any]:
     objects = repository.objects
     lock: Mapping[str, Any] | None = None
     lock_problem: str | None = None
-    warnings: Sequence[str] = ()
+    warnings = metrics.index_warnings
     if objects is not None:
-        warnings = objects.index_warnings()
         try:
             lock = objects.lock_info()
         except IntegrityError as error:
@@ -48,7 +47,7 @@ def health(view: StorageView) -> dict[str, Any]:
         "requests": dict(metrics.requests),
         "bytes_read": metrics.bytes_read,
         "cache": dict(metrics.cache),
-        "advice": [each.as_dict() for each in _advice(view, list(warnings), lock, lock_problem)],
+        "advice": [each.as_dict() for each in _advice(view, warnings, lock, lock_problem)],
     }
 
 
@@ -65,7 +64,7 @@ def _figures(view: StorageView, figures: TypeMetrics) -> dict[str, Any]:
 
 def _advice(
     view: StorageView,
-    warnings: list[str],
+    warnings: Sequence[str],
     lock: Mapping[str, Any] | None,
     lock_problem: str | None,
 ) -> Iterator[Advice]:

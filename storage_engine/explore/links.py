@@ -89,6 +89,10 @@ def commit_path(commit_id: int) -> str:
     return f"/commits/{commit_id}"
 
 
+def branch_path(name: str, *rest: str) -> str:
+    return "/".join(["", "branches", segment(name), *rest])
+
+
 def namespace_path(namespace: str) -> str:
     return f"/events/{segment(namespace)}"
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from storage_engine.explore.links import commit_path, object_path, segment, type_path, with_query
-from storage_engine.explore.view import Identity, Row, ShownType, StorageView, identity_column
+from storage_engine.explore.rows import Identity, Row, identity_column
+from storage_engine.explore.view import ShownType, StorageView
 from storage_engine.model.expressions import Comparison
 from storage_engine.repository.protocol import CommitRecord
 from storage_engine.schema.lineage import Stage

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-from storage_engine.explore import bus, commits, graph, health, objects
+from storage_engine.explore import branches, bus, commits, graph, health, objects
 from storage_engine.explore.filters import OPERATORS, TableQuery, typed_filter
 from storage_engine.explore.links import (
     commit_path,
@@ -17,10 +17,10 @@ from storage_engine.explore.links import (
     type_path,
     with_query,
 )
+from storage_engine.explore.rows import Row
 from storage_engine.explore.view import (
     NothingThere,
     PageError,
-    Row,
     ShownType,
     Storage,
     StorageView,
@@ -28,6 +28,7 @@ from storage_engine.explore.view import (
 from storage_engine.model.spec import MISSING, FieldSpec
 from storage_engine.query.aggregates import count
 from storage_engine.query.spec import QuerySpec
+from storage_engine.repository.object.merge.rows import POLICIES, Policy
 from storage_engine.schema.lineage import diff_versions
 from storage_engine.wording import counted
 
@@ -190,7 +191,11 @@ def table(storage: Storage, asked: PageAddress) -> Page | Moved:
         *(asked.text(name) for name in ("prefix", "left", "right")),
     )
     here = type_path(shown.label)
-    keep = [("as_of", view.as_of), ("limit", asked.text("limit"))]
+    keep = [
+        ("branch", view.branch_name),
+        ("as_of", view.as_of),
+        ("limit", asked.text("limit")),
+    ]
     if (path := asked.text("field")) is not None:
         typed = typed_filter(
             shown.spec, path, asked.text("op") or "==", (asked.parameters.get("value") or [""])[-1]
@@ -339,11 +344,48 @@ def commit(storage: Storage, asked: PageAddress) -> Page:
     return Page("commit.html", f"Commit {text}", document, view)
 
 
+def branch_list(storage: Storage, asked: PageAddress) -> Page:
+    trunk = storage.trunk or storage
+    document = branches.listed(trunk, asked.text("after"), asked.text("place"))
+    return Page("branches.html", "Branches", document, storage.view())
+
+
+def branch(storage: Storage, asked: PageAddress) -> Page:
+    view, name = storage.view(), _decoded(asked.path[1])
+    with branches.compared(storage, name) as comparison:
+        document = branches.branch(comparison, asked.number("before"))
+    return Page("branch.html", f"Branch {name}", document, view)
+
+
+def branch_diff(storage: Storage, asked: PageAddress) -> Page:
+    view, name = storage.view(), _decoded(asked.path[1])
+    with branches.compared(storage, name) as comparison:
+        only, after = asked.text("type"), asked.text("after")
+        names: Any = ()
+        if only and after:
+            names = _identity_names(after, comparison.shown(only))
+        document = branches.diff(comparison, only, names)
+    return Page("branch_diff.html", f"{name} against {document['parent']}", document, view)
+
+
+def branch_merge(storage: Storage, asked: PageAddress) -> Page:
+    view, name = storage.view(), _decoded(asked.path[1])
+    text = asked.text("on_conflict") or "fail"
+    if text not in POLICIES:
+        raise PageError(f"on_conflict={text}: takes one of {', '.join(POLICIES)}")
+    with branches.compared(storage, name) as comparison:
+        document = branches.merge_preview(comparison, cast("Policy", text))
+    document["policies"] = POLICIES
+    return Page("branch_merge.html", f"Merge of {name}", document, view)
+
+
 def events(storage: Storage, _asked: PageAddress) -> Page:
+    storage = storage.trunk or storage  # the bus is the storage's, not a branch's
     return Page("events.html", "Events", {"namespaces": bus.namespaces(storage)}, storage.view())
 
 
 def namespace(storage: Storage, asked: PageAddress) -> Page:
+    storage = storage.trunk or storage
     view, name = storage.view(), _decoded(asked.path[1])
     status = asked.text("status")
     if status is not None and status not in bus.STATUSES:
@@ -354,6 +396,7 @@ def namespace(storage: Storage, asked: PageAddress) -> Page:
 
 
 def event(storage: Storage, asked: PageAddress) -> Page:
+    storage = storage.trunk or storage
     view = storage.view()
     document = bus.event(storage, _decoded(asked.path[1]), _decoded(asked.path[2]))
     return Page("event.html", f"{document['type']} {document['id']}", document, view)
@@ -374,13 +417,22 @@ def route(storage: Storage, asked: PageAddress) -> Page | Moved:
         case ("types", _, "schema"):
             return schema(storage, asked)
         case ("types", label, "objects") | ("types", label, "objects", ""):
-            return Moved(with_query(type_path(_decoded(label)), {"as_of": asked.text("as_of")}))
+            kept = {name: asked.text(name) for name in ("branch", "as_of")}
+            return Moved(with_query(type_path(_decoded(label)), kept))
         case ("types", _, "objects", *_):
             return single_object(storage, asked)
         case ("commits",):
             return commit_list(storage, asked)
         case ("commits", _):
             return commit(storage, asked)
+        case ("branches",):
+            return branch_list(storage, asked)
+        case ("branches", _):
+            return branch(storage, asked)
+        case ("branches", _, "diff"):
+            return branch_diff(storage, asked)
+        case ("branches", _, "merge"):
+            return branch_merge(storage, asked)
         case ("events",):
             return events(storage, asked)
         case ("events", _):
@@ -390,7 +442,8 @@ def route(storage: Storage, asked: PageAddress) -> Page | Moved:
         case ("health",):
             return health_page(storage, asked)
     raise NothingThere(
-        "there is no such page", "Begin at the types, the commits, the events or the health."
+        "there is no such page",
+        "Begin at the types, the commits, the branches, the events or the health.",
     )
 
 

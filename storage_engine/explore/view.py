@@ -7,36 +7,49 @@ any thread; what can never change (how many rows there are as of a head) is kept
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import and_
 from types import MappingProxyType
-from typing import Any, overload
 
-import pyarrow as pa
-
+from storage_engine.commitlog.branches import Branch
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import StorageBackendError
+from storage_engine.errors import StorageBackendError, UnsupportedEngineError
 from storage_engine.explore.links import KeyName, LongKey, object_path
-from storage_engine.explore.values import plain
-from storage_engine.model.expressions import Comparison, Filter, In, Operand, Or, TextTest
+from storage_engine.explore.open_branches import OpenBranches
+from storage_engine.explore.rows import (
+    Identity,
+    Row,
+    both,
+    described,
+    following,
+    identity_column,
+    is_identity,
+)
+from storage_engine.model.expressions import Comparison, Filter, In, TextTest
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.reference import parse_reference
 from storage_engine.query.results import Diagnostic, SqlExecutor
 from storage_engine.query.spec import QuerySpec, When
-from storage_engine.repository.protocol import CommitRecord, Repository, TypeRef, labels
+from storage_engine.repository.object.branches import Branches
+from storage_engine.repository.protocol import (
+    CommitRecord,
+    Repository,
+    TypeRef,
+    labels,
+    no_branches,
+)
+from storage_engine.runtime.branches import branches_of
 from storage_engine.schema.history import TypeHistory
 from storage_engine.schema.lineage import Lineage, Stage, lineage
 
 FilterReader = Callable[[Repository, TypeSpec, Sequence[Sequence[str]]], Filter | None]
 """Makes a condition of filters as `onto query` takes them: path, operator and perhaps JSON."""
-
-Identity = tuple[str, ...]
-Row = dict[str, Any]  # identity, commit_id, fields: all as JSON
 
 _COMMITS_KEPT = 5_000
 _SPLITS_KEPT = 500
@@ -61,17 +74,57 @@ class NothingThere(PageError):
 
 @dataclass
 class Storage:
-    """The opened storage, and what requests share."""
+    """The opened storage, and what requests share; of a branch, `trunk` is that of main."""
 
     repository: Repository
     config: OntologiaConfig
     read_filters: FilterReader
     declared: Mapping[TypeRef, TypeSpec] = field(default_factory=dict)  # what classes say of types
+    branch: Branch | None = None  # as it was when it was opened
+    trunk: Storage | None = None
     _counts: tuple[int, Mapping[TypeRef, int | None]] = (-1, MappingProxyType({}))
     _highest: int = 0
     _commits: dict[int, CommitRecord] = field(default_factory=dict)
     _splits: dict[tuple[TypeRef, When], Sequence[str]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def on(self, name: str | None) -> AbstractContextManager[Storage]:
+        """The storage on another branch, for one request. UnknownBranchError names the nearest."""
+        if self.trunk is not None:
+            return self.trunk.on(name)
+        if name in (None, MAIN):
+            return nullcontext(self)
+        assert name is not None
+        if self._open_branches is None:
+            raise NothingThere(str(no_branches(self.repository)))
+        return self._open_branches.reading(name)
+
+    @cached_property
+    def branches(self) -> Branches | None:
+        """None where a storage can have none."""
+        try:
+            return branches_of(self.repository)
+        except UnsupportedEngineError:
+            return None
+
+    @cached_property
+    def _open_branches(self) -> OpenBranches | None:
+        if self.branches is None:
+            return None
+
+        def make(repository: Repository, branch: Branch) -> Storage:
+            return Storage(
+                repository, self.config, self.read_filters, self.declared, branch, trunk=self
+            )
+
+        return OpenBranches(self.branches, make)
+
+    def close(self) -> None:
+        """What was opened beside it; of a branch, itself."""
+        if self.trunk is not None:
+            self.repository.close()
+        elif "_open_branches" in vars(self) and self._open_branches is not None:
+            self._open_branches.close()
 
     def view(self, as_of: str | None = None) -> StorageView:
         """The latest state, or the one that a commit, a time or a tag names."""
@@ -160,6 +213,16 @@ class StorageView:
     @property
     def repository(self) -> Repository:
         return self.storage.repository
+
+    @property
+    def branch(self) -> Branch | None:
+        """None of main."""
+        return self.storage.branch
+
+    @property
+    def branch_name(self) -> str | None:
+        """As addresses have it."""
+        return self.branch.name if self.branch is not None else None
 
     @cached_property
     def executor(self) -> SqlExecutor:
@@ -251,7 +314,7 @@ class ShownType:
         rows: list[Row] = []
         remarks: tuple[Diagnostic, ...] = ()
         for number, part in enumerate(self._parts(after)):
-            told = self._read(_and(where, part), limit - len(rows))
+            told = self._read(both(where, part), limit - len(rows))
             rows += told[0]
             remarks = remarks if number else told[1]
             if len(rows) >= limit:
@@ -263,7 +326,7 @@ class ShownType:
             return [], ()
         asked = QuerySpec(self.stage.spec, where=where, limit=limit, when=self.when)
         answer = self.view.executor.rows(asked)
-        return list(_described(self.stage.spec, answer.batches)), answer.diagnostics
+        return list(described(self.stage.spec, answer.batches)), answer.diagnostics
 
     def _parts(self, after: Identity | None) -> Iterator[Filter | None]:
         """What comes after an identity, in parts that grow."""
@@ -273,7 +336,7 @@ class ShownType:
         place, step = 0, 1
         while place < len(splits):
             end = splits[min(place + step, len(splits)) - 1]
-            yield _and(start, Comparison(column, "<=", end))
+            yield both(start, Comparison(column, "<=", end))
             start = Comparison(column, ">", end)
             place, step = place + step, step * 2
         yield start
@@ -305,7 +368,28 @@ class ShownType:
             when=When(history=True, since=commit_id - 1, schema_version=self._version(stage)),
         )
         answer = self.view.repository.executor(commit_id).rows(asked)
-        return list(_described(spec, answer.batches)), stage
+        return list(described(spec, answer.batches)), stage
+
+    def changed_since(
+        self, base: int, *, limit: int, after: Identity | None = None
+    ) -> tuple[list[Identity], bool]:
+        """Identities of which there are versions after a commit, in order, and whether there may
+        be more: as many as `limit` versions have."""
+        if self.stage is None:
+            return [], False
+        spec = self.stage.spec
+        when = When(history=True, since=base, schema_version=self._version(self.stage))
+        identities: dict[Identity, None] = {}
+        versions = 0
+        for part in self._parts(after):
+            asked = QuerySpec(spec, where=part, limit=limit - versions, when=when)
+            for batch in self.view.executor.rows(asked).batches:
+                columns = [batch.column(name).to_pylist() for name in spec.identity]
+                identities |= dict.fromkeys(zip(*columns, strict=True))
+                versions += batch.num_rows
+            if versions >= limit:
+                return list(identities), True
+        return list(identities), False
 
     def rows_at(self, commit_id: int, identities: Sequence[Identity]) -> dict[Identity, Row]:
         """Of these, what was there as of a commit, in the schema version of then."""
@@ -322,7 +406,7 @@ class ShownType:
         answer = self.view.repository.executor(commit_id).rows(
             QuerySpec(spec, where=where, when=when)
         )
-        rows = {tuple(row["identity"]): row for row in _described(spec, answer.batches)}
+        rows = {tuple(row["identity"]): row for row in described(spec, answer.batches)}
         return {identity: rows[identity] for identity in identities if identity in rows}
 
     def versions(self, identity: Identity) -> Iterator[tuple[Stage, Row]]:
@@ -331,7 +415,7 @@ class ShownType:
             spec = stage.spec
             when = When(history=True, schema_version=self._version(stage))
             asked = QuerySpec(spec, where=is_identity(spec, identity), when=when)
-            for row in _described(spec, self.view.executor.rows(asked).batches):
+            for row in described(spec, self.view.executor.rows(asked).batches):
                 yield stage, row
 
     @property
@@ -374,70 +458,3 @@ class ShownType:
             f"there is no {self.name} {' → '.join(filter(None, identity))}{at}",
             "Nothing is ever deleted: the key may be another, or the object came later.",
         )
-
-
-# --- conditions on identities -------------------------------------------------------------------
-
-
-def identity_column(spec: TypeSpec, column: str) -> Operand:
-    return Operand(spec.ref, column, frozenset({"str"}), identity=column, declared="str")
-
-
-def is_identity(spec: TypeSpec, identity: Identity) -> Filter:
-    columns = zip(spec.identity, identity, strict=True)
-    return reduce(and_, [Comparison(identity_column(spec, c), "==", key) for c, key in columns])
-
-
-def following(spec: TypeSpec, identity: Identity) -> Filter:
-    """Identities after this one, in the order of pages."""
-    columns = [identity_column(spec, name) for name in spec.identity]
-    ways: list[Filter] = []
-    for number, (column, key) in enumerate(zip(columns, identity, strict=True)):
-        same: list[Filter] = [
-            Comparison(c, "==", k) for c, k in zip(columns[:number], identity, strict=False)
-        ]
-        ways.append(reduce(and_, [*same, Comparison(column, ">", key)]))
-    if len(ways) == 1:
-        return ways[0]
-    # What the first column must be, said alone, leaves out files and row groups.
-    return Comparison(columns[0], ">=", identity[0]) & Or(tuple(ways))
-
-
-@overload
-def _and(first: Filter | None, second: Filter) -> Filter: ...
-
-
-@overload
-def _and(first: Filter | None, second: Filter | None) -> Filter | None: ...
-
-
-def _and(first: Filter | None, second: Filter | None) -> Filter | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first & second
-
-
-# --- rows as JSON -------------------------------------------------------------------------------
-
-
-def _described(spec: TypeSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
-    nested = {field.name for field in spec.fields if field.storage == "json"}
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield {
-                "identity": [row[column] for column in spec.identity],
-                "commit_id": row["commit_id"],
-                "fields": {
-                    field.name: _value(row[field.name], nested=field.name in nested)
-                    for field in spec.fields
-                },
-            }
-
-
-def _value(value: Any, *, nested: bool) -> Any:
-    if not nested or value is None:
-        return plain(value)
-    try:
-        return json.loads(value)
-    except RecursionError:  # nested as deep as nobody reads
-        return value

@@ -131,19 +131,22 @@ class IndexVerifier:
     def examine(self, head: Head, known_types: Iterable[TypeRef] | None = None) -> IndexReport:
         """All indices against the log as of `head`."""
         known_types = self._known() if known_types is None else known_types
+        refs = sorted({*known_types, *self.chain.type_heads_at(head)})
+        return IndexReport(head.commit_id, tuple(self.examine_types(head, refs)))
+
+    def examine_types(self, head: Head, refs: Sequence[TypeRef]) -> list[Examination]:
+        """The indices of some types; a branch has none of those that it inherits."""
         heads = self.chain.type_heads_at(head)
-        refs = sorted({*known_types, *heads})
         versions = self.chain.parallel.map(
             lambda ref: self.indices.read(ref, log_id=head.log_id), refs
         )
         named = {f.path for v in versions for e in v.value.entries for f in e.files}
         present = self._present(named)
-        examined = [
+        return [
             self._examine(head, ref, heads.get(ref), version, present)
             for ref, version in zip(refs, versions, strict=True)
             if not _is_inherited(head, heads.get(ref), version)
         ]
-        return IndexReport(head.commit_id, tuple(examined))
 
     def examine_type(self, head: Head, ref: TypeRef, version: IndexVersion) -> Examination:
         """One index, as just read, against the log as of `head`."""

@@ -26,6 +26,8 @@ from storage_engine.errors import OntologiaError, UninitializedStorageError
 from storage_engine.objectstore.open import open_store, parse_uri, probe_conditional_writes
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.repository.open import Location, open_repository
+from storage_engine.repository.protocol import Repository
+from storage_engine.wording import counted
 
 State = Literal["ok", "note", "warning", "problem"]
 PYTHONS = ((3, 11), (3, 13))
@@ -268,9 +270,23 @@ def _opened(target: Location, config: OntologiaConfig) -> Diagnosis:
         return Diagnosis("storage", "problem", str(error), "onto verify tells more")
     try:
         info = repository.storage_info()
+        branches = _branches(repository)
     except OntologiaError as error:
         return Diagnosis("storage", "problem", str(error), "onto verify tells more")
     finally:
         repository.close()
     what = f"engine {info['engine_version']}, format {info['format']}"
-    return Diagnosis("storage", "ok", f"{target.uri}: {what}, head at {info['head_commit_id']}")
+    what += f", head at {info['head_commit_id']}{branches}"
+    return Diagnosis("storage", "ok", f"{target.uri}: {what}")
+
+
+def _branches(repository: Repository) -> str:
+    """All of their heads are read: one that cannot be is a problem."""
+    objects = repository.objects
+    if objects is None or not objects.may_have_branches:
+        return ""
+    others = objects.branches.list()[1:]
+    now = objects.store.now()
+    expired = [branch.name for branch in others if branch.expired(now)]
+    told = f" ({', '.join(expired[:3])} expired: onto gc --apply)" if expired else ""
+    return f", {counted(len(others), 'branch', 'branches')} beside main{told}"

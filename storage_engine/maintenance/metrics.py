@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog import state
 from storage_engine.commitlog.records import Entry, Head, TypeRef
+from storage_engine.index.record import IndexVersion
 from storage_engine.index.resolve import belongs
 from storage_engine.repository.object.commit_history import identities
 from storage_engine.repository.protocol import CommitCounters, Repository
@@ -68,6 +69,7 @@ class Metrics:
     bytes_written: int = 0
     cache: Mapping[str, int] = field(default_factory=dict)
     types: tuple[TypeMetrics, ...] = ()
+    index_warnings: tuple[str, ...] = ()  # for people: `index_lag` of a type is the figure
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -95,7 +97,7 @@ def collect(repository: Repository, counters: CommitCounters | None = None) -> M
     objects = repository.objects
     if objects is None:
         return Metrics(repository.uri, repository.backend, repository.engine_version, head, session)
-    types = _types(objects)
+    types, warnings = _types(objects)
     meter = repository.requests()
     return Metrics(
         uri=repository.uri,
@@ -108,6 +110,7 @@ def collect(repository: Repository, counters: CommitCounters | None = None) -> M
         bytes_written=meter["bytes_written"],
         cache=dict(objects.cache.stats()) if objects.cache is not None else {},
         types=types,
+        index_warnings=warnings,
     )
 
 
@@ -117,19 +120,18 @@ def index_lags(repository: Repository) -> dict[str, int]:
     if objects is None:
         return {}
     head = objects.chain.read_head().head
-    lags = _lags(objects, head)
+    lags = _lags(objects, head, objects.read_indices(head))
     return dict(zip(type_labels(list(lags)), lags.values(), strict=True))
 
 
-def _lags(repository: ObjectRepository, head: Head) -> dict[TypeRef, int]:
+def _lags(
+    repository: ObjectRepository, head: Head, indices: Mapping[TypeRef, IndexVersion]
+) -> dict[TypeRef, int]:
     heads = repository.chain.type_heads_at(head)
-    refs = sorted(heads)
-    indices = repository.store.parallel.map(
-        lambda ref: repository.indices.read(ref, log_id=head.log_id).value, refs
-    )
     newest = head.commit_id if repository.engine_version == "v1" else 0
     lags = {}
-    for ref, index in zip(refs, indices, strict=True):
+    for ref, version in indices.items():
+        index = version.value
         needed = 0 if heads[ref].empty else newest or heads[ref].commit_id
         foreign = index.entries and not belongs(repository.chain, index, head)
         # Of another history nobody believes anything.
@@ -137,15 +139,18 @@ def _lags(repository: ObjectRepository, head: Head) -> dict[TypeRef, int]:
     return lags
 
 
-def _types(repository: ObjectRepository) -> tuple[TypeMetrics, ...]:
+def _types(repository: ObjectRepository) -> tuple[tuple[TypeMetrics, ...], tuple[str, ...]]:
+    """The figures of each type, and what is wrong with its index: every index is read once."""
     head = repository.chain.read_head().head
     if head.commit_id == 0:
-        return ()
+        return (), ()
     entries = state.current_checkpoint(repository.chain, head).entries
-    return tuple(
+    indices = repository.read_indices(head)
+    figures = tuple(
         _type(*ref, entries.get(ref, ()), lag, head.commit_id)
-        for ref, lag in _lags(repository, head).items()
+        for ref, lag in _lags(repository, head, indices).items()
     )
+    return figures, tuple(repository.index_warnings(head, indices))
 
 
 def _type(kind: str, name: str, entries: Sequence[Entry], lag: int, upto: int) -> TypeMetrics:

@@ -5,13 +5,13 @@ Everything is read from the log, the indices and names of objects; no data file 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from storage_engine.commitlog.records import TypeRef
 from storage_engine.maintenance.compaction.plan import types_worth_compacting
-from storage_engine.maintenance.metrics import collect
+from storage_engine.maintenance.metrics import Metrics
 from storage_engine.repository.protocol import Repository
 from storage_engine.wording import counted
 
@@ -50,10 +50,10 @@ class Advice:
 
 
 def type_overviews(
-    repository: Repository, stored: Mapping[str, Mapping[str, Any]]
+    repository: Repository, stored: Mapping[str, Mapping[str, Any]], metrics: Metrics
 ) -> list[TypeOverview]:
     """Of the types that `storage_info()` has told of: entities first, each kind by name."""
-    figures = _figures(repository)
+    figures = _figures(repository, metrics)
     overviews = []
     for label, facts in stored.items():
         kind = facts["type_kind"]
@@ -74,7 +74,7 @@ def type_overviews(
 _NOTHING: dict[str, Any] = {"rows": 0, "versions": 0, "files": 0, "bytes": 0, "index_lag": 0}
 
 
-def _figures(repository: Repository) -> dict[TypeRef, dict[str, Any]]:
+def _figures(repository: Repository, metrics: Metrics) -> dict[TypeRef, dict[str, Any]]:
     if (database := repository.database) is not None:
         return {
             ref: {"rows": rows, "versions": versions, "files": None, "bytes": None, "index_lag": 0}
@@ -88,12 +88,12 @@ def _figures(repository: Repository) -> dict[TypeRef, dict[str, Any]]:
             "bytes": each.bytes,
             "index_lag": each.index_lag,
         }
-        for each in collect(repository).types
+        for each in metrics.types
     }
 
 
 def advise(
-    repository: Repository, warnings: list[str], namespaces: list[NamespaceInfo]
+    repository: Repository, warnings: Sequence[str], namespaces: list[NamespaceInfo]
 ) -> Iterator[Advice]:
     """What to do next, what matters most first."""
     if warnings:

@@ -29,8 +29,8 @@ from storage_engine.errors import (
 from storage_engine.maintenance.rows import current_entries, stored_types, versions_of
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
+from storage_engine.query.dialects import quoted
 from storage_engine.query.reference import Reference
-from storage_engine.repository.duck import quoted
 from storage_engine.repository.protocol import (
     LATEST,
     CommitRequest,

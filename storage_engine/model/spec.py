@@ -243,6 +243,11 @@ class TypeSpec:
         )
         return hashlib.sha256(canonical_json(schema).encode()).hexdigest()
 
+    @cached_property
+    def layout_sha256(self) -> str:
+        """The same with field order and ids: of how files are written."""
+        return hashlib.sha256(canonical_json(self.schema_dict()).encode()).hexdigest()
+
     def aligned(self, stored: Mapping[str, Any]) -> TypeSpec:
         """This type with the field order, ids and order of unions of a stored schema; new fields
         come last.

@@ -317,15 +317,26 @@ class DirectoryStore:
             )
         return path
 
-    @staticmethod
-    def _is_foreign(path: Path) -> bool:
-        return os.path.realpath(path) != str(path)
+    def _is_foreign(self, path: Path) -> bool:
+        """Whether a symbolic link is on the way from the root to there."""
+        current = str(self.root)
+        for name in str(path)[len(current) :].split(os.sep):
+            if not name:
+                continue
+            current = f"{current}{os.sep}{name}"
+            try:
+                if stat.S_ISLNK(os.lstat(current).st_mode):
+                    return True
+            except OSError:
+                return False  # nothing is there, or below it
+        return False
 
     def _check_root(self) -> None:
         """A root that vanished is not an empty one: say so, rather than that objects are gone."""
+        seen = self._seen_root  # before the look: another thread's first write may come between
         if self.root.is_dir():
             self._seen_root = True
-        elif self._seen_root:
+        elif seen:
             raise StorageBackendError(
                 f"the storage directory {self.root} has disappeared: mount or restore it",
                 prefix=str(self.root),
@@ -414,21 +425,23 @@ class DirectoryStore:
         raise OSError(errno.EBUSY, "its folder keeps vanishing: try again")
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder with its parents, durably. Known ones cost nothing."""
+        """Make a folder with its parents, durably. Known ones cost nothing, parents neither."""
+        missing: list[Path] = []
         with self._durable_lock:
-            if folder in self._durable:
-                return
-        for parent in reversed(self.root.parents):
-            if not parent.exists():
-                self._make_one(parent)
-        self._make_one(self.root)
-        current = self.root
-        for name in folder.relative_to(self.root).parts:
-            current = current / name
-            self._make_one(current)
+            while folder not in self._durable and folder != self.root:
+                missing.append(folder)
+                folder = folder.parent
+            rooted = folder in self._durable
+        if not rooted:
+            for parent in reversed(self.root.parents):
+                if not parent.exists():
+                    self._make_one(parent)
+            missing.append(self.root)
+        for made in reversed(missing):
+            self._make_one(made)
+            with self._durable_lock:
+                self._durable.add(made)
         self._seen_root = True
-        with self._durable_lock:
-            self._durable.add(folder)
 
     @staticmethod
     def _make_one(folder: Path) -> None:

@@ -82,6 +82,11 @@ class Parallel:
             ended.get()
         return results
 
+    def gathering(self) -> Gathering:
+        """Requests that go out as they become known."""
+        self._owner.check()
+        return Gathering(self._pool, 0 if self._inline or _in_pool.get() else self._workers)
+
     def both(self, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
         """Two different requests together."""
         thunks: list[Callable[[], A | B]] = [first, second]
@@ -114,13 +119,74 @@ class Parallel:
 
     @staticmethod
     def _attempt(thunk: Callable[[], T], trace: HopTrace) -> T | BaseException:
-        token = enter(trace)
+        return _attempt(thunk, trace)
+
+
+def _attempt(thunk: Callable[[], T], trace: HopTrace) -> T | BaseException:
+    token = enter(trace)
+    try:
+        return thunk()
+    except BaseException as error:  # noqa: BLE001 - handed to the caller
+        return error
+    finally:
+        leave(token)
+
+
+class Gathering:
+    """What `gather_outcomes` does for requests that are not known all at once: each goes out when
+    it is added, beside whatever its caller does meanwhile. Their hops count from there."""
+
+    def __init__(self, pool: ThreadPoolExecutor, workers: int) -> None:
+        """`workers`: 0 for none, so that each request is made where it is added."""
+        self._pool = pool
+        self._workers = workers
+        self._added: list[tuple[Callable[[], None], HopTrace]] = []
+        self._outcomes: list[BaseException | None] = []
+        self._next = 0  # of those that were added, whom nobody has begun with
+        self._lanes = 0
+        self._mutex = threading.Lock()
+        self._ended: SimpleQueue[None] = SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._added)
+
+    def add(self, thunk: Callable[[], None]) -> None:
+        trace = HopTrace(_depth())
+        if not self._workers:
+            self._added.append((thunk, trace))
+            self._outcomes.append(_attempt(thunk, trace))
+            return
+        with self._mutex:
+            self._added.append((thunk, trace))
+            self._outcomes.append(_UNFINISHED)
+            if self._lanes == self._workers:
+                return
+            self._lanes += 1
+        self._pool.submit(self._lane)
+
+    def outcomes(self) -> list[BaseException | None]:
+        """Wait for all; what each has failed with, in the order in which they were added."""
+        for _ in range(len(self._added) if self._workers else 0):
+            self._ended.get()
+        _reach([trace for _, trace in self._added])
+        return self._outcomes
+
+    def _lane(self) -> None:
+        token = _in_pool.set(True)
         try:
-            return thunk()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            return error
+            while (number := self._taken()) is not None:
+                self._outcomes[number] = _attempt(*self._added[number])
+                self._ended.put(None)
         finally:
-            leave(token)
+            _in_pool.reset(token)
+
+    def _taken(self) -> int | None:
+        with self._mutex:
+            if self._next == len(self._added):
+                self._lanes -= 1
+                return None
+            self._next += 1
+            return self._next - 1
 
 
 class Background(Generic[T]):

@@ -30,6 +30,11 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+def literal(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def json_path(keys: Sequence[str]) -> str:
     """A JSON path that both engines read as exactly these keys (`model.expressions.check_key`)."""
     return "$" + "".join(f'."{key}"' for key in keys)

@@ -25,7 +25,7 @@ from storage_engine.errors import (
     OntologiaError,
 )
 from storage_engine.process import renew_after_fork
-from storage_engine.repository.protocol import CommitRequest, CommitResult
+from storage_engine.repository.protocol import CommitRequest, CommitResult, TypeRef
 
 MOST_TOGETHER = 256
 MOST_BYTES = 32 * MIB  # of rows, as they are in memory
@@ -117,6 +117,15 @@ class CommitQueue:
         self._leader: _Waiter | None = None
         self._turn: Turn | None = None
         self._contended = False  # the turn before has waited for the lock in vain
+
+    def __len__(self) -> int:
+        """How many wait for an answer, those that are being published included."""
+        return len(self._line)
+
+    def refs(self) -> set[TypeRef]:
+        """The types that those in the line write."""
+        with self._mutex:
+            return {item.spec.ref for pending in self._line for item in pending.request.inputs}
 
     def submit(self, request: CommitRequest) -> PendingCommit:
         pending = PendingCommit(self, request)
@@ -231,7 +240,7 @@ class CommitQueue:
                     continue
                 size += pending.size
                 full = len(turn.taken) >= MOST_TOGETHER or size > MOST_BYTES
-                together = not (pending.alone or any(p.alone for p in turn.taken))
+                together = not (pending.alone or (turn.taken and turn.taken[0].alone))
                 if turn.taken and (full or not together):
                     break
                 pending.turn = turn

@@ -1,10 +1,9 @@
-"""The DuckDB connections of an opened storage: one for its own queries, one for SQL of users; a
-cursor per use."""
+"""The DuckDB of an opened storage, and statements that run on it: a cursor per use, rows as they
+come, Ctrl-C, memory. That for SQL of users is another one (`duck_confined`)."""
 
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import logging
 import os
 import shutil
@@ -12,18 +11,18 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import pyarrow as pa
 
 from storage_engine.config import KIB, size_in_bytes
-from storage_engine.errors import ConfigurationError, IntegrityError, StorageBackendError
+from storage_engine.errors import IntegrityError, StorageBackendError
 from storage_engine.objectstore.local import advice, is_retryable
 from storage_engine.process import Owner, leave_to_parent, renew_after_fork, unforked
-from storage_engine.repository.sql_functions import bounding_macros
+from storage_engine.repository.duck_s3 import create_secret, load_httpfs, packaged_httpfs
+from storage_engine.wording import first_line
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,15 +31,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_REMOTE_THREADS = 16  # range requests wait for the network, not for a core
-_BATCH_ROWS = 64 * 1024
+REMOTE_THREADS = 16  # range requests wait for the network, not for a core
 _THREAD_BYTES = 100 * 1000**2  # enough for one to sort wide rows
 _MANY_COLUMNS = 128
 _COLUMN_BYTES = 512 * KIB  # of a batch of it in each step of a statement, for two threads
 
-_HTTPFS = "httpfs.duckdb_extension"
 _PATH_KEYS = ("entity_key", "left_key", "right_key")
 
+_BATCH_ROWS = 64 * 1024
+_LOOK_S = 0.1  # after which a signal is seen at the latest
+_LOOKS = 4  # each hears the reason nineteen times of twenty
 _KINDS = {
     "Out of Memory": "OutOfMemoryException",
     "Conversion": "ConversionException",
@@ -55,8 +55,6 @@ _KINDS = {
 }
 
 T = TypeVar("T")
-
-_LOOKS = 4  # each hears the reason nineteen times of twenty
 
 
 class DoesNotFit(StorageBackendError):
@@ -130,7 +128,7 @@ class Duck:
             if self._current_secret is None:
                 load_httpfs(connection)
                 connection.execute("SET GLOBAL enable_http_metadata_cache = true")
-                self._threads_otherwise = max(_REMOTE_THREADS, os.cpu_count() or 1)
+                self._threads_otherwise = max(REMOTE_THREADS, os.cpu_count() or 1)
                 self._set_threads(connection)
             if secret != self._current_secret:
                 create_secret(connection, secret)
@@ -255,25 +253,25 @@ class Duck:
         except duckdb.OutOfMemoryException as error:
             raise DoesNotFit(
                 f"query {self._uri}: does not fit into {self._memory_limit}; raise "
-                f"s3_duckdb_memory_limit ({_first_line(error)})",
+                f"s3_duckdb_memory_limit ({first_line(error)})",
                 operation="query",
             ) from error
         except duckdb.HTTPException as error:
             raise StorageBackendError(
-                f"query {self._uri}: {_first_line(error)}", operation="query", retryable=True
+                f"query {self._uri}: {first_line(error)}", operation="query", retryable=True
             ) from error
         except duckdb.IOException as error:
             if "No files found" in str(error) or "No such file" in str(error):
                 raise IntegrityError(
-                    f"a file is named by the log but missing from {self._uri}: {_first_line(error)}"
+                    f"a file is named by the log but missing from {self._uri}: {first_line(error)}"
                 ) from error
             raise StorageBackendError(
-                f"query {self._uri}: {_first_line(error)}", operation="query"
+                f"query {self._uri}: {first_line(error)}", operation="query"
             ) from error
         except duckdb.InvalidInputException as error:
             if "parquet" not in str(error).lower():
                 raise
-            raise IntegrityError(f"damaged file in {self._uri}: {_first_line(error)}") from error
+            raise IntegrityError(f"damaged file in {self._uri}: {first_line(error)}") from error
 
     def close(self) -> None:
         if self._owner.elsewhere:
@@ -319,7 +317,7 @@ class Duck:
         """To check the signature of what reads S3 takes 0.1 s of the first query. Where that was
         installed as a package, it came in the way that DuckDB itself and this code did, and is
         loaded without; nothing else is loaded then, and no statements but ours are run."""
-        if _packaged_httpfs() is None:
+        if packaged_httpfs() is None:
             return {}
         return {"allow_unsigned_extensions": "true", "autoload_known_extensions": "false"}
 
@@ -335,119 +333,6 @@ class Duck:
                 retryable=is_retryable(error),
             ) from error
         return self._spills[-1]
-
-
-class ConfinedDuck(Duck):
-    """For SQL of users: an instance of its own, which can open files below `folders` and nothing
-    else, load nothing, and be set to nothing else.
-
-    That is decided when it is opened and holds for its life. So where S3 must be reached, or
-    memory asks for fewer threads, another one takes its place; who uses the old one may go on.
-    """
-
-    def __init__(
-        self,
-        *,
-        uri: str,
-        memory_limit: str,
-        secret: Callable[[], Mapping[str, Any]] | None = None,
-        folders: Callable[[], Sequence[str]] = tuple,
-    ) -> None:
-        super().__init__(uri=uri, memory_limit=memory_limit, secret=secret)
-        self._folders = folders
-        self._remote = False
-        self._threads: int | None = None
-        self._replaced: list[duckdb.DuckDBPyConnection] = []  # still used by whoever has a cursor
-
-    def reach_s3(self) -> None:
-        secret = self._secret() if self._secret is not None else {}
-        with self._mutex:
-            if not self._remote:
-                self._remote = True
-                self._replace()
-            connection = self._connected()
-            if secret != self._current_secret:
-                create_secret(connection, secret)
-                self._current_secret = secret
-
-    def run(
-        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
-    ) -> T:
-        """Whoever runs out of memory begins anew, as `reopen_with_room` asks for."""
-        self._owner.check()
-        return unmasked(cursor, work)
-
-    def reopen_with_room(self, columns: int) -> bool:
-        """Where memory did not suffice for so many columns: whether it is worth trying again,
-        with a new cursor."""
-        with self._mutex:
-            fewer = self._fewer_threads(self._connected())
-            if fewer is not None:
-                self._threads = fewer
-            elif not self._note_columns(columns):
-                return False
-            self._replace()
-            return True
-
-    def reopen(self) -> None:
-        """After a failure of DuckDB itself: that instance does not work from then on. Another
-        thread may have replaced it meanwhile; one that works stays."""
-        import duckdb
-
-        with self._mutex:
-            if self._connection is None:
-                return
-            try:
-                self._connection.execute("SELECT 1")
-            except duckdb.Error:
-                self._connection.close()
-                self._connection = None
-                self._current_secret = None
-
-    def after_fork(self) -> None:
-        super().after_fork()
-        for connection in self._replaced:
-            leave_to_parent(connection)
-
-    def close(self) -> None:
-        super().close()
-        if self._owner.elsewhere:
-            return
-        with self._mutex:
-            while self._replaced:
-                self._replaced.pop().close()
-
-    def _extension_settings(self) -> dict[str, str]:
-        return {}  # statements of users are run here: what is signed, and only that
-
-    def _replace(self) -> None:
-        """The next cursor is of a new instance. To close the old one would end its cursors."""
-        if self._connection is not None:
-            self._replaced.append(self._connection)
-        self._connection = None
-        self._current_secret = None
-
-    def _open(self) -> duckdb.DuckDBPyConnection:
-        connection = super()._open()
-        connection.execute("SET GLOBAL allow_persistent_secrets = false")
-        connection.execute("SET GLOBAL autoload_known_extensions = false")
-        if self._remote:
-            load_httpfs(connection)
-            connection.execute("SET GLOBAL enable_http_metadata_cache = true")
-            self._threads = self._threads or max(_REMOTE_THREADS, os.cpu_count() or 1)
-            self._current_secret = self._secret() if self._secret is not None else {}
-            create_secret(connection, self._current_secret)
-        if self._threads is not None:
-            connection.execute(f"SET GLOBAL threads = {self._threads}")
-        if self._room_for:
-            self._set_memory_limit(connection)
-        for macro in bounding_macros():
-            connection.execute(macro)
-        folders = ", ".join(literal(folder) for folder in self._folders())
-        connection.execute(f"SET GLOBAL allowed_directories = [{folders}]")
-        connection.execute("SET GLOBAL enable_external_access = false")
-        connection.execute("SET GLOBAL lock_configuration = true")
-        return connection
 
 
 class Stream:
@@ -634,7 +519,7 @@ def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T
     worker = threading.Thread(target=do, name="onto-query", daemon=True)
     try:
         worker.start()  # a signal may come as early as here
-        result, error = outcome.get()
+        result, error = _awaited(outcome)
     except BaseException:
         given_up.set()
         while worker.is_alive():
@@ -646,54 +531,11 @@ def interruptible(cursor: duckdb.DuckDBPyConnection, work: Callable[[], T]) -> T
     return cast(T, result)
 
 
-def load_httpfs(connection: duckdb.DuckDBPyConnection) -> None:
-    """From the packaged extension where it is installed, else DuckDB's own download."""
-    packaged = _packaged_httpfs()
-    if packaged is not None:
-        _load_packaged(connection, packaged)
-        return
-    connection.execute("INSTALL httpfs")
-    connection.execute("LOAD httpfs")
-
-
-@cache
-def _packaged_httpfs() -> Path | None:
-    package = importlib.util.find_spec("duckdb_extension_httpfs")
-    folders = package.submodule_search_locations if package is not None else None
-    files = (file for folder in folders or () for file in Path(folder).rglob(_HTTPFS))
-    return next(files, None)
-
-
-def _load_packaged(connection: duckdb.DuckDBPyConnection, file: Path) -> None:
-    """An extension is built for one release of DuckDB, and no other takes it."""
-    import duckdb
-
-    try:
-        connection.execute(f"LOAD {literal(str(file))}")
-    except duckdb.Error as error:
-        raise ConfigurationError(
-            f"DuckDB {duckdb.__version__} cannot load the packaged extension that reads S3: both "
-            f"packages must be of one release, pip install duckdb-extension-httpfs=="
-            f"{duckdb.__version__} ({_first_line(error)})"
-        ) from error
-
-
-def create_secret(connection: duckdb.DuckDBPyConnection, secret: Mapping[str, Any]) -> None:
-    parts = ", ".join(
-        f"{name} {str(value).lower() if isinstance(value, bool) else literal(str(value))}"
-        for name, value in secret.items()
-        if value is not None
-    )
-    connection.execute(f"CREATE OR REPLACE SECRET ontologia (TYPE s3, {parts})")
-
-
-def literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _awaited(outcome: SimpleQueue[T]) -> T:
+    """What comes, looked for again and again: where another package has handlers of its own that
+    let system calls go on (Polars has), a signal does not end a wait that has no end."""
+    while True:
+        try:
+            return outcome.get(timeout=_LOOK_S)
+        except Empty:
+            continue

@@ -61,7 +61,8 @@ class RecordedCommit:
 
     `schema` is what the log keeps of schemas that came with it (`registered`, `dropped`: lists of
     records, as in manifests); of types that only these name there are no changes. `marks` are the
-    units of work between its parent and it that changed nothing.
+    units of work between its parent and it that changed nothing, `merged_marks` those that a merge
+    has brought (where a storage keeps one for each application, the newest of them).
     """
 
     id: int
@@ -73,6 +74,7 @@ class RecordedCommit:
     schema: Mapping[str, Any] = field(default_factory=dict)
     idempotency: Idempotency | None = None
     marks: Mapping[str, UnitVersion] = field(default_factory=dict)
+    merged_marks: Mapping[str, Sequence[UnitVersion]] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """What must be the same wherever the commit stands; rows are compared by themselves."""

@@ -304,6 +304,9 @@ class CommitRecord:
     # The events that it handled: namespace, event_id, handler_id. None where a storage does not
     # keep which commit did.
     handled: Sequence[Mapping[str, Any]] | None = field(default=None, compare=False)
+    # By type, the names of the changes that it made, or that a merge or an update brought, oldest
+    # first: a change keeps its name when it is merged. Object stores alone have them.
+    changes: Mapping[TypeRef, Sequence[str]] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import quoted
+from storage_engine.query.dialects import quoted
 
 if TYPE_CHECKING:
     import duckdb

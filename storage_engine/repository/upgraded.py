@@ -26,9 +26,10 @@ from storage_engine.model.expressions import Filter, Source
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Statement, result_kinds
 from storage_engine.query.conditions import conjuncts
+from storage_engine.query.dialects import quoted
 from storage_engine.query.results import Diagnostic, Executor, Plan, Rows, Traversal, endpoint_spec
 from storage_engine.query.spec import QuerySpec, When, after_pin
-from storage_engine.repository.duck import Stream, path_rows, quoted
+from storage_engine.repository.duck import Stream, path_rows
 from storage_engine.repository.protocol import Repository, TypeRef
 from storage_engine.schema.diff import outdated
 from storage_engine.schema.history import TypeHistory

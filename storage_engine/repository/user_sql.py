@@ -27,7 +27,8 @@ from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.results import Parameters, Rows
-from storage_engine.repository.duck import ConfinedDuck, Stream
+from storage_engine.repository.duck import Stream
+from storage_engine.repository.duck_confined import ConfinedDuck
 from storage_engine.repository.protocol import labels
 from storage_engine.repository.sql_functions import (
     PATTERNS,

@@ -211,6 +211,21 @@ def texts(option: str, given: Mapping[str, str] | None) -> dict[str, str]:
     return dict(given)
 
 
+def text(option: str, given: str) -> str:
+    """A text that can be stored."""
+    if not isinstance(given, str):
+        raise ConfigurationError(f"{option} takes a str, not {given!r}")
+    _encodable(option, given)
+    return given
+
+
+def head_commit(given: Any) -> int | None:
+    """The commit that a branch must be at."""
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool)):
+        raise ConfigurationError(f"expect takes a commit id, not {given!r}")
+    return given
+
+
 def events(
     given: Event | Iterable[Event] | None, namespace: str, call: str = "commit(event=...)"
 ) -> list[dict[str, Any]]:

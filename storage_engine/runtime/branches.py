@@ -9,21 +9,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_engine.commitlog.branches import Branch
+from storage_engine.commitlog.branches import Branch, check_name
 from storage_engine.commitlog.layout import MAIN
 from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.errors import ConfigurationError, UnknownBranchError
+from storage_engine.model.expectations import (
+    Expectation,
+    parse_expectation,
+    parse_expectations,
+)
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.repository.object.branches import Branches, branch_reference
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.object.merge import Policy
+from storage_engine.repository.object.merge import MergeTerms, Policy
 from storage_engine.repository.object.merge.rows import POLICIES
-from storage_engine.repository.object.merge.run import Policies
 from storage_engine.repository.object.read.plan import CommitWindow
 from storage_engine.repository.protocol import Repository, no_branches
+from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import BoundTypes, StoredClass
 from storage_engine.runtime.stage_rows import Change, described
+from storage_engine.schema.upgraders import UpgraderSource, resolve_upgraders
 
 
 def branches_of(repository: Repository) -> Branches:
@@ -32,6 +38,11 @@ def branches_of(repository: Repository) -> Branches:
     if objects is None or objects.engine_version == "v1":
         raise no_branches(repository)
     return objects.branches
+
+
+def checked_branch_name(name: str) -> str:
+    """ConfigurationError where no branch can have that name."""
+    return check_name(name)
 
 
 def create_branch(
@@ -43,28 +54,61 @@ def create_branch(
     expires_in: timedelta | None = None,
 ) -> Branch:
     branches = branches_of(repository)
+    owner = arguments.text("owner", owner) if owner is not None else None
     commit_id: int | None = None
     if at is not None:
         commit_id = repository.require_commit(checked_reference(at, "at"))
     return branches.create(name, at=commit_id, owner=owner, expires_in=expires_in)
 
 
-def policies(
-    given: Policy | Mapping[StoredClass | str, Policy], types: BoundTypes, repository: Repository
-) -> Policies:
-    """What `on_conflict` says, by type."""
-    if not isinstance(given, Mapping):
-        return {None: _policy(given)}
-    chosen: dict[TypeRef | None, Policy] = {}
-    for named, policy in given.items():
-        if isinstance(named, str):
-            refs = [ref for ref in repository.type_refs() if ref[1] == named]
-            if not refs:  # it may be new on the branch
-                refs = [("entity", named), ("relation", named)]
-        else:
-            refs = [types.find(named).ref]
-        chosen |= dict.fromkeys(refs, _policy(policy))
-    return chosen
+PerType = Mapping[StoredClass | str, Sequence[Expectation | Mapping[str, Any]]]
+
+
+def merge_terms(
+    types: BoundTypes,
+    repository: Repository,
+    *,
+    on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+    expectations: PerType | None = None,
+    upgraders: UpgraderSource | None = None,
+    metadata: Mapping[str, str] | None = None,
+    holder: Mapping[str, Any] | None = None,
+) -> MergeTerms:
+    """What a session, or a command, says of a merge."""
+    policies: dict[TypeRef | None, Policy] = {}
+    if isinstance(on_conflict, Mapping):
+        for named, policy in on_conflict.items():
+            refs = _refs(named, types, repository)
+            policies |= dict.fromkeys(refs, _policy(policy))
+    else:
+        policies[None] = _policy(on_conflict)
+    if expectations is not None and not isinstance(expectations, Mapping):
+        raise ConfigurationError(
+            "expectations are given by type, such as {Customer: [{'unique': 'email'}]}, not as "
+            f"{expectations!r}"
+        )
+    rules: dict[TypeRef, tuple[Expectation, ...]] = {}
+    for named, given in (expectations or {}).items():
+        rules |= dict.fromkeys(_refs(named, types, repository), _expectations(given))
+    return MergeTerms(
+        policies, rules, resolve_upgraders(upgraders), dict(metadata or {}), dict(holder or {})
+    )
+
+
+def _refs(named: StoredClass | str, types: BoundTypes, repository: Repository) -> list[TypeRef]:
+    if not isinstance(named, str):
+        return [types.find(named).ref]
+    refs = [ref for ref in repository.type_refs() if ref[1] == named]
+    return refs or [("entity", named), ("relation", named)]  # it may be new on the branch
+
+
+def _expectations(given: Any) -> tuple[Expectation, ...]:
+    """As they are, or as dicts."""
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+        return parse_expectations(given)
+    return tuple(
+        each if isinstance(each, Expectation) else parse_expectation(each) for each in given
+    )
 
 
 def _policy(given: Policy) -> Policy:
@@ -117,7 +161,7 @@ def diff_branches(repository: Repository, before: Reference, after: Reference) -
         return [change for ref in _types(old, new) for change in _type_diff(old, new, ref)]
 
 
-class _Side:
+class _DiffSide:
     """A branch as of one of its commits."""
 
     def __init__(self, repository: ObjectRepository, commit_id: int | None) -> None:
@@ -146,18 +190,18 @@ class _Side:
 
 def _side(
     repository: Repository, branches: Branches, opened: ExitStack, reference: Reference
-) -> _Side:
+) -> _DiffSide:
     objects = repository.objects
     assert objects is not None
     if not names_branch(repository, reference):
-        return _Side(objects, repository.commit_at(reference))
+        return _DiffSide(objects, repository.commit_at(reference))
     assert isinstance(reference, str)
     at = branch_reference(reference)
     other = opened.enter_context(branches.opened(_branch_in(reference)))
-    return _Side(other, at[1] if at is not None else None)
+    return _DiffSide(other, at[1] if at is not None else None)
 
 
-def _parted(old: _Side, new: _Side) -> int:
+def _parted(old: _DiffSide, new: _DiffSide) -> int:
     """The last commit that both have."""
     ours = dict(old.line())
     for incarnation, upto in new.line():
@@ -166,12 +210,12 @@ def _parted(old: _Side, new: _Side) -> int:
     raise AssertionError("all branches go back to main")
 
 
-def _types(old: _Side, new: _Side) -> list[TypeRef]:
+def _types(old: _DiffSide, new: _DiffSide) -> list[TypeRef]:
     sides = [side.repository.chain.type_heads_at(side.head) for side in (old, new)]
     return sorted({ref for heads in sides for ref, top in heads.items() if not top.is_dropped})
 
 
-def _type_diff(old: _Side, new: _Side, ref: TypeRef) -> Iterator[Change]:
+def _type_diff(old: _DiffSide, new: _DiffSide, ref: TypeRef) -> Iterator[Change]:
     was, now = old.spec(ref), new.spec(ref)
     if was is not None and now is not None and was.schema_sha256 != now.schema_sha256:
         yield {"kind": ref[0], "type_name": ref[1], "operation": "schema"}
@@ -229,7 +273,7 @@ __all__ = [
     "branches_of",
     "create_branch",
     "diff_branches",
+    "merge_terms",
     "named_elsewhere",
     "names_branch",
-    "policies",
 ]

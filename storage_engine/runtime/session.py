@@ -7,6 +7,7 @@ the end of the `with` block), and everything stated until then is published toge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
         CompactionReport,
     )
     from storage_engine.maintenance.metrics import Metrics
-    from storage_engine.repository.object.merge import MergeReport, Policy
+    from storage_engine.repository.object.merge import MergeReport, MergeTerms, Policy
+    from storage_engine.runtime.branches import PerType
     from storage_engine.runtime.exchange import ExportReport, ImportReport
     from storage_engine.runtime.worker import HandlerRun
     from storage_engine.schema.migration import Progress
@@ -544,21 +546,28 @@ class Session:
                 self._core.repository, name, at, owner=owner, expires_in=expires_in
             )
 
-    def delete_branch(self, name: str) -> Branch:
+    def delete_branch(self, name: str, *, expect: int | None = None) -> Branch:
         """Delete a branch; one that was merged leaves what it brought. A branch with children, or
-        a protected one, is refused."""
+        a protected one, is refused; with `expect`, also one that is at another commit than this
+        (HeadMismatchError): `delete_branch(name, expect=report.source_commit_id)` after a merge
+        deletes nothing that others have written since."""
         from storage_engine.runtime.branches import branches_of
 
         with self._core.use("delete_branch"):
-            return branches_of(self._core.repository).delete(name)
+            return branches_of(self._core.repository).delete(
+                name, expect=arguments.head_commit(expect)
+            )
 
     def merge(
         self,
         source: str,
         *,
         on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+        expectations: PerType | None = None,
+        upgraders: UpgraderSource | None = None,
         dry_run: bool = False,
         meta: Mapping[str, str] | None = None,
+        expect: int | None = None,
     ) -> MergeReport:
         """Bring the net changes of a branch of this one into it, all types in one commit, or say
         with `dry_run` what that would be.
@@ -567,45 +576,65 @@ class Session:
                       them, and nothing is done), "ours" keeps it, "theirs" takes the branch's,
                       "fields" combines changes to different fields, and a function `(base, ours,
                       theirs) -> row` decides by itself; or one of these by type
+        expectations: rules by type, such as {Customer: [{"unique": "email"}]}: where the two
+                      sides together would break one, that is a conflict too
+        upgraders:    for rows of one side where the other has migrated the type; unless told,
+                      those that were declared in this process
         meta:         texts kept with the commit
+        expect:       the latest commit here on which this was decided; HeadMismatchError if there
+                      is a later one
 
         The branch's events go out, and its units of work count here, from now on. It stays as it
         is: go on with it, or delete it.
         """
-        from storage_engine.runtime.branches import branches_of, policies
+        from storage_engine.runtime.branches import branches_of
 
         with self._core.use("merge"):
-            core, branches = self._core, branches_of(self._core.repository)
-            chosen = policies(on_conflict, core.types, core.repository)
-            texts, holder = arguments.texts("meta", meta), core.settings.instance_metadata
-
-            def work() -> MergeReport:
-                return branches.merge(
-                    source, chosen, dry_run=dry_run, metadata=texts, holder=holder
-                )
-
-            return core.migrate(work, "merge")
+            branches = branches_of(self._core.repository)
+            terms = self._merge_terms(on_conflict, expectations, upgraders, meta)
+            terms = replace(terms, expect=arguments.head_commit(expect))
+            return self._core.migrate(
+                lambda: branches.merge(source, terms, dry_run=dry_run), "merge"
+            )
 
     def update_branch(
         self,
         *,
         on_conflict: Policy | Mapping[StoredClass | str, Policy] = "fail",
+        expectations: PerType | None = None,
+        upgraders: UpgraderSource | None = None,
         dry_run: bool = False,
         meta: Mapping[str, str] | None = None,
     ) -> MergeReport:
         """Bring what its parent has changed since into this session's branch, as one commit; the
         arguments are those of `merge`, and "ours" is this branch."""
-        from storage_engine.runtime.branches import branches_of, policies
+        from storage_engine.runtime.branches import branches_of
 
         with self._core.use("update_branch"):
-            core, branches = self._core, branches_of(self._core.repository)
-            chosen = policies(on_conflict, core.types, core.repository)
-            texts, holder = arguments.texts("meta", meta), core.settings.instance_metadata
+            branches = branches_of(self._core.repository)
+            terms = self._merge_terms(on_conflict, expectations, upgraders, meta)
+            return self._core.migrate(
+                lambda: branches.update(terms, dry_run=dry_run), "update_branch"
+            )
 
-            def work() -> MergeReport:
-                return branches.update(chosen, dry_run=dry_run, metadata=texts, holder=holder)
+    def _merge_terms(
+        self,
+        on_conflict: Policy | Mapping[StoredClass | str, Policy],
+        expectations: PerType | None,
+        upgraders: UpgraderSource | None,
+        meta: Mapping[str, str] | None,
+    ) -> MergeTerms:
+        from storage_engine.runtime.branches import merge_terms
 
-            return core.migrate(work, "update_branch")
+        return merge_terms(
+            self._core.types,
+            self._core.repository,
+            on_conflict=on_conflict,
+            expectations=expectations,
+            upgraders=upgraders,
+            metadata=arguments.texts("meta", meta),
+            holder=self._core.settings.instance_metadata,
+        )
 
     def protect_branch(self, name: str, protected: bool = True) -> Branch:
         """Let a branch, or main, take merges only: commits raise ProtectedBranchError."""

@@ -1,4 +1,4 @@
-"""Spark for what outgrows one machine: bulk writes, scans, compaction and migration of an
+"""Spark for what outgrows one machine: bulk writes, scans, compaction, migration and merges of an
 ontology.
 
 Names are loaded at first use: importing this package does not import pyspark.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from storage_engine.spark.datasource import register
     from storage_engine.spark.driver import spark_session
+    from storage_engine.spark.merge import merge_with_spark, update_with_spark
     from storage_engine.spark.migration import migrate_with_spark
     from storage_engine.spark.reader import read_entities, read_relations, read_type
     from storage_engine.spark.results import WriteProgress, WriteResult
@@ -24,6 +25,7 @@ __all__ = [
     "WriteResult",
     "batch_writer",
     "check_dataframe",
+    "merge_with_spark",
     "migrate_with_spark",
     "read_entities",
     "read_relations",
@@ -32,6 +34,7 @@ __all__ = [
     "spark_schema",
     "spark_session",
     "start_query",
+    "update_with_spark",
     "write_entities",
     "write_relations",
     "write_type",
@@ -42,6 +45,7 @@ _MODULES = {
     "WriteResult": "storage_engine.spark.results",
     "batch_writer": "storage_engine.spark.streaming",
     "check_dataframe": "storage_engine.spark.schema",
+    "merge_with_spark": "storage_engine.spark.merge",
     "migrate_with_spark": "storage_engine.spark.migration",
     "read_entities": "storage_engine.spark.reader",
     "read_relations": "storage_engine.spark.reader",
@@ -50,6 +54,7 @@ _MODULES = {
     "spark_schema": "storage_engine.spark.schema",
     "spark_session": "storage_engine.spark.driver",
     "start_query": "storage_engine.spark.streaming",
+    "update_with_spark": "storage_engine.spark.merge",
     "write_entities": "storage_engine.spark.writer",
     "write_relations": "storage_engine.spark.writer",
     "write_type": "storage_engine.spark.writer",

@@ -12,7 +12,8 @@ place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
@@ -36,7 +37,13 @@ from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.read.plan import TypePlan
 from storage_engine.repository.object.read.splits import OPERATION, ChangePlan, shares
 from storage_engine.repository.protocol import Repository
-from storage_engine.spark.driver import commit_of, find_type, opened
+from storage_engine.spark.driver import (
+    SameBranch,
+    commit_of,
+    find_type,
+    incarnation_of,
+    opened,
+)
 from storage_engine.spark.ingest_spec import sink_options
 from storage_engine.spark.reader import read_by_engine
 from storage_engine.spark.schema import (
@@ -50,7 +57,7 @@ from storage_engine.spark.schema import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_COMMON = ("storage_uri", "type", "models")
+_COMMON = ("storage_uri", "branch", "type", "models")
 _READ = (
     *_COMMON,
     "as_of",
@@ -69,12 +76,13 @@ _FLAGS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class TypeLocation:
-    """A type in a storage. `config` is JSON, so that it travels."""
+    """A type in a storage, on main or another branch. `config` is JSON, so that it travels."""
 
     uri: str
     type: str
     models: str | None
     config: str
+    branch: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], option_names: tuple[str, ...]) -> Self:
@@ -100,12 +108,19 @@ class TypeLocation:
             )
         config = OntologiaConfig(**{settings[n]: v for n, v in given.items() if n in settings})
         return cls(
-            given["storage_uri"], given["type"], given.get("models"), config.model_dump_json()
+            given["storage_uri"],
+            given["type"],
+            given.get("models"),
+            config.model_dump_json(),
+            given.get("branch"),
         )
 
     @property
     def settings(self) -> OntologiaConfig:
         return OntologiaConfig.model_validate_json(self.config)
+
+    def opened(self, as_of: Reference | None = None) -> AbstractContextManager[Repository]:
+        return opened(self.uri, self.settings, branch=self.branch, as_of=as_of)
 
 
 @dataclass(frozen=True)
@@ -221,16 +236,29 @@ class PinnedRead:
     spec: TypeSpec  # without the user's class
     commit_id: int
     shown: tuple[str, ...]
+    incarnation: str  # of the branch that it is a commit of; empty: main
 
     @classmethod
     def of(cls, options: ReadOptions) -> PinnedRead:
-        place = options.place
-        with opened(place.uri, place.settings) as repository:
+        with options.place.opened(options.as_of) as repository:
+            place = replace(options.place, branch=repository.branch)
             stored = find_type(repository, place.type, models=place.models)
-            spec = TypeSpec.from_schema_dict(stored.schema_dict())
-            made = cls(options, spec, commit_of(repository, options.as_of), _shown(options, spec))
+            made = cls(
+                replace(options, place=place),
+                spec := TypeSpec.from_schema_dict(stored.schema_dict()),
+                commit_of(repository, options.as_of),
+                _shown(options, spec),
+                incarnation_of(repository),
+            )
             made.check(repository)
         return made
+
+    @contextmanager
+    def opened(self) -> Iterator[Repository]:
+        """The storage on the very branch that the read is pinned to."""
+        with self.options.place.opened() as repository:
+            SameBranch(self.incarnation).check(repository)
+            yield repository
 
     @property
     def when(self) -> When:
@@ -313,6 +341,7 @@ def read_share(asked: PinnedRead, partition: InputPartition) -> Iterator[pa.Reco
     place = asked.options.place
     if partition.plan is not None:
         # Closed at the end: Python workers are killed without a chance to remove spill folders.
+        # The plan names the files, so that it does not matter what became of the branch since.
         with opened(place.uri, place.settings) as repository:
             objects = repository.objects
             assert objects is not None, "plans are of files"
@@ -332,8 +361,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         asked = self._asked
-        place = asked.options.place
-        with opened(place.uri, place.settings) as repository:
+        with asked.opened() as repository:
             if (objects := repository.objects) is None:
                 return [Share()]
             if asked.options.changes:

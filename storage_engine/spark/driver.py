@@ -13,7 +13,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConfigurationError
+from storage_engine.errors import ConfigurationError, UnknownBranchError
 from storage_engine.model.spec import Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.query.reference import Reference, checked_reference
 from storage_engine.repository.open import open_repository
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime.arguments import declared_types
-from storage_engine.runtime.session import Session
+from storage_engine.runtime.branches import branches_of, named_elsewhere
+from storage_engine.runtime.core import internals
+from storage_engine.runtime.session import Session, session_on
 from storage_engine.spark.results import Stage, WriteProgress
 from storage_engine.spark.schema import type_spec
 
@@ -37,16 +39,72 @@ _SHOWN = 20  # names in a message
 
 
 @contextmanager
-def opened(source: Session | str, config: OntologiaConfig | None = None) -> Iterator[Repository]:
-    """The storage of a session, or the one at a URI, which is closed afterwards."""
+def opened(
+    source: Session | str,
+    config: OntologiaConfig | None = None,
+    *,
+    branch: str | None = None,
+    as_of: Reference | None = None,
+) -> Iterator[Repository]:
+    """The storage of a session, or the one at a URI, which is closed afterwards.
+
+    On `branch`, if one is given; where `as_of` is a commit of another one (`run/42@17`), on that.
+    """
     if isinstance(source, Session):
-        yield source.repository
+        with _on_branch(source.repository, branch, as_of) as repository:
+            yield repository
         return
-    repository = open_repository(source, config)
+    own = open_repository(source, config, branch=branch)
     try:
-        yield repository
+        with _on_branch(own, None, as_of) as repository:
+            yield repository
     finally:
-        repository.close()
+        own.close()
+
+
+@contextmanager
+def _on_branch(
+    repository: Repository, branch: str | None, as_of: Reference | None
+) -> Iterator[Repository]:
+    with ExitStack() as others:
+        if branch not in (None, repository.branch):
+            repository = others.enter_context(branches_of(repository).opened(str(branch)))
+        if isinstance(as_of, str) and (name := named_elsewhere(repository, as_of)) is not None:
+            repository = others.enter_context(branches_of(repository).opened(name))
+        yield repository
+
+
+@contextmanager
+def on_branch(session: Session, branch: str | None) -> Iterator[Session]:
+    """The session itself, or one like it on another branch, beside it."""
+    if branch in (None, session.branch):
+        yield session
+        return
+    settings = internals(session).settings.fresh()
+    with _on_branch(session.repository, branch, None) as repository:
+        yield session_on(repository, settings)
+
+
+def incarnation_of(repository: Repository) -> str:
+    """Which branch of its name it is; empty: main."""
+    objects = repository.objects
+    return objects.chain.incarnation if objects is not None else ""
+
+
+class SameBranch:
+    """Holds those who open a branch by its name, again and again, to the one that they found
+    first: another that was made under that name has nothing of what they wrote or read before."""
+
+    def __init__(self, incarnation: str | None = None) -> None:
+        self._incarnation = incarnation
+
+    def check(self, repository: Repository) -> None:
+        """UnknownBranchError when it is another one."""
+        incarnation = incarnation_of(repository)
+        if self._incarnation is None:
+            self._incarnation = incarnation
+        elif self._incarnation != incarnation:
+            raise UnknownBranchError(repository.branch, gone=True)
 
 
 def find_type(

@@ -337,9 +337,12 @@ def checked_expectations(raw: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(expectations)
 
 
-class _StorageField(Members):
+class _StorageFields(Members):
     storage_uri: Annotated[str, Flag("storage-uri", "order", "URI", sink=True)] = Field(
         description="the storage, which must exist: a directory, file:// or s3:// URI"
+    )
+    branch: Annotated[str | None, Flag("branch", "order", "NAME", sink=True)] = Field(
+        default=None, description="the branch to write to, which must exist, instead of main"
     )
 
     @field_validator("storage_uri", mode="before")
@@ -347,8 +350,13 @@ class _StorageField(Members):
     def _place(cls, value: Any) -> Any:
         return needed_text("storage_uri", value)
 
+    @field_validator("branch", mode="before")
+    @classmethod
+    def _named_branch(cls, value: Any) -> Any:
+        return optional_text("branch", value)
 
-class IngestSpec(CheckedMembers, IngestFields, _StorageField):
+
+class IngestSpec(CheckedMembers, IngestFields, _StorageFields):
     """One ingestion: a source, how its rows become rows of a type, and where they are written."""
 
     source: Source

@@ -66,6 +66,7 @@ def read_type(
     type: Any,
     source: Session | str,
     *,
+    branch: str | None = None,
     as_of: Reference | None = None,
     history: bool = False,
     since: int | None = None,
@@ -76,7 +77,9 @@ def read_type(
     """The rows of a type, given as a class, a TypeSpec or the name that it is stored under.
 
     source:          a Session, or a storage URI
-    as_of:           a commit id, an instant or a tag; the head as it is now when left out
+    branch:          the branch to read; the session's own, or main, when left out
+    as_of:           a commit id, an instant, a tag, or a commit of a branch (`run/42@17`); the head
+                     as it is now when left out
     history:         every version, with its `commit_id` in front, instead of the newest
     since:           every version that came after this commit
     columns:         some of the columns; the others are not read
@@ -91,6 +94,7 @@ def read_type(
         type,
         source,
         None,
+        branch=branch,
         as_of=as_of,
         history=history,
         since=since,
@@ -106,6 +110,7 @@ def _read(
     source: Session | str,
     kind: Kind | None,
     *,
+    branch: str | None = None,
     as_of: Reference | None = None,
     history: bool = False,
     since: int | None = None,
@@ -113,7 +118,7 @@ def _read(
     filter: str | Column | None = None,
     with_commit_id: bool = False,
 ) -> DataFrame:
-    with opened(source) as repository:
+    with opened(source, branch=branch, as_of=as_of) as repository:
         spec = find_type(repository, type, kind=kind)
         versions = history or since is not None
         wanted = chosen_columns(spec, columns)

@@ -44,10 +44,15 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from storage_engine.config import OntologiaConfig
-from storage_engine.errors import ConfigurationError, IntegrityError
+from storage_engine.errors import ConfigurationError, IntegrityError, UnknownBranchError
 from storage_engine.repository.object.engine import ObjectRepository
-from storage_engine.repository.object.write.staged_write import discard_staged, head_commit_id
+from storage_engine.repository.object.write.staged_write import (
+    attempt_beside,
+    discard_staged,
+    head_commit_id,
+)
 from storage_engine.repository.open import open_repository
+from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import arguments
 from storage_engine.runtime.session import Session
 from storage_engine.spark.datasource import (
@@ -57,7 +62,7 @@ from storage_engine.spark.datasource import (
     partitions_of,
     read_share,
 )
-from storage_engine.spark.driver import find_type, is_connect, opened
+from storage_engine.spark.driver import SameBranch, find_type, is_connect, on_branch
 from storage_engine.spark.publish import (
     WriteOptions,
     check_options,
@@ -77,6 +82,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
 
 # What Spark says of a micro-batch to its tasks.
 _QUERY = "sql.streaming.queryId"
@@ -113,7 +120,7 @@ class Sink:
             )
         place = given.place
         options = WriteOptions(idempotency=given.idempotency, **given.writing)
-        with opened(place.uri, place.settings) as repository:
+        with place.opened() as repository:
             spec = find_type(repository, place.type, models=place.models)
             check_options(spec, options)
             check_dataframe(spec, schema)
@@ -131,15 +138,17 @@ class Sink:
         reports = [batch.column(0).to_pylist() for batch in task(batches)]
         return tuple(text for texts in reports for text in texts)
 
-    def publish(self, messages: Sequence[TaskMessage]) -> None:
-        """What differs, as one commit, or nothing."""
+    def publish(self, messages: Sequence[TaskMessage], batch_id: int = 0) -> None:
+        """What differs, as one commit, or nothing. `batch_id`: of a stream."""
         reports = [TaskReport.parse(text) for message in messages for text in message.reports]
         check_rows(self.target, reports)
         options = self.options
         staged = any(report.parts or report.loose for report in reports)
         if not staged and options.idempotency is None:
             return
-        with Session(self.place.uri, config=self.place.settings) as session:
+        place = self.place
+        with Session(place.uri, config=place.settings, branch=place.branch) as session:
+            check_earlier_batches(session.repository, options.idempotency, batch_id)
             attempt = session.repository.begin_staged(
                 self.target.spec,
                 idempotency=arguments.unit_of_work(options.idempotency),
@@ -159,9 +168,13 @@ class Sink:
 
     def discard(self) -> None:
         """Delete what was staged, unless it is published or may yet be."""
-        with opened(self.place.uri, self.place.settings) as repository:
-            if (objects := repository.objects) is not None:
-                discard_staged(objects.chain, self.target.attempt, since=self.base)
+        try:
+            with self.place.opened() as repository:
+                if (objects := repository.objects) is not None:
+                    discard_staged(objects.chain, self.target.attempt, since=self.base)
+        except UnknownBranchError as error:
+            # It may have been merged before it was deleted: garbage collection knows.
+            log.info("staged parts stay for garbage collection: %s", error)
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -206,14 +219,16 @@ class StreamSink(DataSourceStreamArrowWriter):
             )
         # All tasks of a batch stage under one name, and the same batch in another run under
         # another.
-        attempt = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:32]
+        name = hashlib.sha256("/".join(map(str, facts)).encode()).hexdigest()[:32]
+        attempt = attempt_beside(name, self._sink.target.attempt)
         sink = self._of(attempt)
-        base = head_commit_id(sink.place.uri, sink.place.settings)
+        place = sink.place
+        base = head_commit_id(place.uri, place.settings, place.branch, attempt)
         return TaskMessage(attempt, base, sink.stage(iterator), query_id=facts[0])
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for sink in self._sinks(messages, batchId):
-            sink.publish(_staged(messages))
+            sink.publish(_staged(messages), batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for sink in self._sinks(messages, batchId):
@@ -244,7 +259,22 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[TaskMessage]
     return [message for message in messages if isinstance(message, TaskMessage)]
 
 
-log = logging.getLogger(__name__)
+def check_earlier_batches(
+    repository: Repository, unit: tuple[str, int | str] | None, batch_id: int
+) -> None:
+    """A branch that has nothing of the batches before is another one than they went to: it was
+    made anew under the name. Spark opens it by its name for each batch. (Each batch leaves its
+    mark, also one that changes nothing.)"""
+    objects = repository.objects
+    if not batch_id or unit is None or objects is None or not objects.chain.incarnation:
+        return
+    if objects.last_version(unit[0]) is None:
+        raise ConfigurationError(
+            f"branch {repository.branch!r} has nothing of the batches before {batch_id} of this "
+            "query: it was deleted and made anew, or is another one than they went to. Start the "
+            "query with a new checkpoint"
+        )
+
 
 _NO_WORKER = "Python worker failed to connect back"
 
@@ -305,7 +335,9 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """One for the life of the query, in the process that plans its batches."""
         if self._opened is None:
             place = self._asked.options.place
-            self._opened = open_repository(place.uri, place.settings).objects
+            repository = open_repository(place.uri, place.settings, branch=place.branch)
+            SameBranch(self._asked.incarnation).check(repository)
+            self._opened = repository.objects
             assert self._opened is not None, "no storage but this kind has changes to stream"
         return self._opened
 
@@ -315,7 +347,9 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = None
 
     def _offset(self, commit_id: int) -> dict[str, Any]:
-        return {"commit_id": commit_id, "log_id": self._log_id()}
+        incarnation = self._asked.incarnation
+        chain = {"incarnation": incarnation} if incarnation else {}
+        return {"commit_id": commit_id, "log_id": self._log_id(), **chain}
 
     def _log_id(self) -> str:
         return self._repository().chain.read_head().head.log_id
@@ -326,6 +360,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{self._asked.options.place.uri} was erased and begun anew since this query read "
                 "from it: its commit ids mean other commits now; start the query with a new "
                 "checkpoint"
+            )
+        if offset.get("incarnation", "") != self._asked.incarnation:
+            raise ConfigurationError(
+                f"the checkpoint of this query is of another branch than "
+                f"{self._asked.options.place.branch!r} as it is now, and commit ids are each "
+                "branch's own: start the query with a new checkpoint"
             )
 
 
@@ -350,6 +390,7 @@ def batch_writer(
     type: Any,
     storage: Session | str,
     *,
+    branch: str | None = None,
     app_id: str | None = None,
     config: OntologiaConfig | None = None,
     on_result: Callable[[WriteResult], None] | None = None,
@@ -359,6 +400,8 @@ def batch_writer(
 
     type:       a declared class, a TypeSpec, or the name of a stored type
     storage:    a Session, or a storage URI (the only way with Spark Connect)
+    branch:     the branch to write to; the session's own, or main, when left out. A query ends
+                with it, also when another is made under its name
     app_id:     put before the query's id in the unit of work. With Spark Connect, which does not
                 tell a batch its query, it is the whole name: use another with a new checkpoint
     on_result:  called with the WriteResult of each batch
@@ -368,7 +411,7 @@ def batch_writer(
         raise ConfigurationError(
             "batch_writer: the batch itself is the unit of work; leave idempotency out"
         )
-    return BatchWriter(type, storage, app_id, config, on_result, options)
+    return BatchWriter(type, storage, branch, app_id, config, on_result, options)
 
 
 @dataclass(frozen=True)
@@ -377,6 +420,7 @@ class BatchWriter:
 
     type: Any
     storage: Session | str
+    branch: str | None = None
     app_id: str | None = None
     config: OntologiaConfig | None = None
     on_result: Callable[[WriteResult], None] | None = None
@@ -385,9 +429,10 @@ class BatchWriter:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         unit = (self._name_of(df), batch_id)
         if isinstance(self.storage, Session):
-            self._write(df, self.storage, unit)
+            with on_branch(self.storage, self.branch) as session:
+                self._write(df, session, unit)
             return
-        with Session(self.storage, config=self.config) as session:
+        with Session(self.storage, config=self.config, branch=self.branch) as session:
             self._write(df, session, unit)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -400,6 +445,7 @@ class BatchWriter:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def _write(self, df: DataFrame, session: Session, unit: tuple[str, int]) -> None:
+        check_earlier_batches(session.repository, unit, unit[1])
         spec = self.type
         if isinstance(spec, str):
             spec = find_type(session.repository, spec)

@@ -24,7 +24,7 @@ from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import StoredClass
 from storage_engine.runtime.core import internals
 from storage_engine.runtime.session import Session
-from storage_engine.spark.driver import Jobs, evaluated_once, is_steady
+from storage_engine.spark.driver import Jobs, evaluated_once, is_steady, on_branch
 from storage_engine.spark.hash_tables import fits
 from storage_engine.spark.increments import KeyLookup, is_increment
 from storage_engine.spark.missing import Marking, check_marking, with_own_names
@@ -92,6 +92,7 @@ def write_type(
     relation has `left_key`, `right_key` and its instance key under its own name. A column may be
     missing where the field has a default or can be null; others are refused, all at once.
 
+    branch:       the branch to write to; the session's own when left out
     idempotency, meta, expect, event:  as in `Session.commit`
     holder:       texts shown to whoever waits for the lock
     order_by:     a field: of rows with one identity the greatest value wins, and a row whose value
@@ -125,10 +126,12 @@ def _write(
         other = "write_relations" if kind == "entity" else "write_entities"
         raise ConfigurationError(f"{spec.name} is a {spec.kind} type: use {other}")
     try:
-        wanted = WriteOptions(**{**options, "missing": MissingPolicy.parse(options.get("missing"))})
+        asked = {name: value for name, value in options.items() if name != "branch"}
+        wanted = WriteOptions(**{**asked, "missing": MissingPolicy.parse(options.get("missing"))})
     except TypeError as error:
         raise ConfigurationError(f"write: {error}") from None
-    return _Write(df, spec, session, wanted).run()
+    with on_branch(session, options.get("branch")) as using:
+        return _Write(df, spec, using, wanted).run()
 
 
 class _Write:

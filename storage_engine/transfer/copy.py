@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.commitlog.records import TypeRef
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import SchemaMetadataError
@@ -30,6 +31,7 @@ from storage_engine.transfer.compare import Progress, StorageComparison, compare
 from storage_engine.transfer.ends import (
     bus_of,
     check_target,
+    events_of,
     locate,
     make_target,
     opened_source,
@@ -65,6 +67,8 @@ class CopyReport:
     applied: bool = False
     behind: int = 0
     comparison: StorageComparison | None = None
+    branch: str = MAIN  # of the source
+    branches: tuple[str, ...] = ()  # of the source, which are not copied with it
 
     @property
     def commits(self) -> int:
@@ -88,6 +92,8 @@ class CopyReport:
             "dead_letters": self.letters,
             "applied": self.applied,
             "behind": self.behind,
+            "branch": self.branch,
+            "branches_left": list(self.branches),
             "comparison": self.comparison.as_dict() if self.comparison is not None else None,
         }
 
@@ -103,18 +109,21 @@ def copy_storage(
     config: OntologiaConfig | None = None,
     target_config: OntologiaConfig | None = None,
     progress: Progress | None = None,
+    branch: str | None = None,
 ) -> CopyReport:
     """Say what a copy would do or, with `apply`, do it and compare the two.
 
     `engine_version`: of a target that is made by the copy, by default the latest. `upto`: a commit
     at which to stop. `target_config`: where the target needs other settings than the source.
-    Raises CopyRefusedError when the target holds something else.
+    One chain is copied, which is main's of the target: main's of the source or, with `branch`,
+    that of a branch from the first commit that it inherits. The others stay behind, and the report
+    names them. Raises CopyRefusedError when the target holds something else.
     """
     config = config or OntologiaConfig()
     target_config = target_config or config
     told = progress or (lambda *_: None)
     here, there = locate(source, target)
-    with opened_source(here, config) as origin:
+    with opened_source(here, config, branch) as origin:
         with opened_target(there, target_config) as existing:
             plan = _plan(origin, existing, there.uri, engine_version, upto, told)
         if not apply:
@@ -141,12 +150,13 @@ def compare_uris(
     config: OntologiaConfig | None = None,
     target_config: OntologiaConfig | None = None,
     progress: Progress | None = None,
+    branch: str | None = None,
 ) -> StorageComparison:
     """`compare_storages` of storages that are opened for it."""
     config = config or OntologiaConfig()
     here, there = locate(source, target)
     with (
-        opened_source(here, config) as origin,
+        opened_source(here, config, branch) as origin,
         opened_source(there, target_config or config) as copy,
     ):
         return compare_storages(origin, copy, progress=progress)
@@ -198,7 +208,7 @@ def _plan(
             rows += change.rows or 0
             size += change.bytes
         progress("look", run[-1].id - since, upto - since)
-    bus = list(bus_of(source).carried())
+    bus = list(events_of(source))
     return CopyReport(
         source=source.uri,
         target=target_uri,
@@ -213,7 +223,16 @@ def _plan(
         tags=sum(tag.commit_id <= upto for tag in source.list_tags()),
         events=sum(event.pending for event in bus),
         letters=sum(len(event.letters) for event in bus),
+        branch=source.branch,
+        branches=_others(source),
     )
+
+
+def _others(source: Repository) -> tuple[str, ...]:
+    objects = source.objects
+    if objects is None or objects.engine_version == "v1":
+        return ()
+    return tuple(b.name for b in objects.branches.list() if b.name not in (MAIN, source.branch))
 
 
 class _Copying:
@@ -293,7 +312,7 @@ class _Copying:
     def _copy_events(self) -> None:
         bus = bus_of(self._target)
         page: list[CarriedEvent] = []
-        for event in bus_of(self._source).carried():
+        for event in events_of(self._source):
             page.append(event)
             if len(page) == _EVENTS_AT_ONCE:
                 bus.adopt(page)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     ConfigurationError,
     CopyRefusedError,
     UninitializedStorageError,
 )
+from storage_engine.events.carried import CarriedEvent
 from storage_engine.events.protocol import EventStore, open_event_store
 from storage_engine.objectstore.open import expanded
 from storage_engine.repository.open import (
@@ -64,7 +66,9 @@ def _place(location: Location) -> str:
 
 
 @contextmanager
-def opened_source(location: Location, config: OntologiaConfig) -> Iterator[Repository]:
+def opened_source(
+    location: Location, config: OntologiaConfig, branch: str | None = None
+) -> Iterator[Repository]:
     path = location.sqlite_path
     absent = UninitializedStorageError(
         location.uri, "there is nothing to copy or compare; is the name right?"
@@ -72,7 +76,7 @@ def opened_source(location: Location, config: OntologiaConfig) -> Iterator[Repos
     if path is not None and not expanded(path).exists():
         raise absent
     try:
-        repository = open_repository(location, config)
+        repository = open_repository(location, config, branch=branch)
     except UninitializedStorageError:
         raise absent from None
     with _closing(repository):
@@ -110,6 +114,11 @@ def _closing(repository: Repository) -> Iterator[Repository]:
 def bus_of(repository: Repository) -> EventStore:
     """Nothing is claimed there, so that settings do not matter."""
     return open_event_store(repository, OntologiaConfig())
+
+
+def events_of(repository: Repository) -> Iterable[CarriedEvent]:
+    """What goes along of the bus: with main, as a branch has sent nothing yet."""
+    return bus_of(repository).carried() if repository.branch == MAIN else ()
 
 
 def check_target(source: Repository, target: Repository, engine_version: str | None) -> int:
@@ -156,7 +165,7 @@ def check_target(source: Repository, target: Repository, engine_version: str | N
 
 def _check_bus(source: Repository, target: Repository) -> None:
     """Events may be there without a commit."""
-    names = {event.name for event in bus_of(source).carried()}
+    names = {event.name for event in events_of(source)}
     others = [event.name for event in bus_of(target).carried() if event.name not in names]
     if others:
         raise _refused(

@@ -11,6 +11,7 @@ import pytest
 from storage_engine import Session
 from storage_engine.commitlog import layout
 from storage_engine.repository import initialize_storage
+from storage_engine.repository.protocol import Idempotency
 from tests.cli.support import Customer, Product, onto
 
 
@@ -93,15 +94,137 @@ def test_conflicts_have_an_exit_code_of_their_own(uri: str) -> None:
         ("--branch run compact", 2, "is not compacted"),
         ("--branch run init", 2, "leave --branch out"),
         ("--branch run events show", 2, "leave --branch out"),
-        ("--branch run copy a b", 2, "leave --branch out"),
+        ("--branch run migrate-engine", 2, "leave --branch out"),
     ],
 )
 def test_mistakes(uri: str, line: str, code: int, words: str) -> None:
-    where = ("--storage-uri", uri) if " copy " not in line else ()
+    where = ("--storage-uri", uri)
     onto("branch", "create", "run", "--storage-uri", uri)
     said = onto(*line.split(), *where)
     assert said.code == code
     assert words in said.err
+
+
+def test_rules_and_their_file(uri: str, tmp_path: Path) -> None:
+    where = ("--storage-uri", uri)
+    onto("branch", "create", "run", *where)
+    ensure(uri, "run", Customer(id="x", name="Xen"))
+    ensure(uri, None, Customer(id="y", name="Xen"))
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"Customer": [{"unique": "name"}]}')
+    said = onto("branch", "merge", "run", "--expectations", rules, *where)
+    assert said.code == 6
+    assert "broken_expectation" in said.out
+    assert "name" in said.out
+    failed = onto("branch", "merge", "run", "--expectations", rules, "--apply", *where, "--json")
+    assert (failed.code, failed.json["error"]["type"]) == (6, "MergeConflictError")
+    assert onto("branch", "update", "run", "--expectations", rules, *where).code == 6
+    rules.write_text('{"Customer": [{"unikue": "name"}]}')
+    assert onto("branch", "merge", "run", "--expectations", rules, *where).code == 2
+    rules.write_text('["Customer"]')
+    said = onto("branch", "merge", "run", "--expectations", rules, *where)
+    assert (said.code, "by type" in said.err) == (2, True)
+    assert onto("branch", "merge", "run", "--expectations", "none.json", *where).code == 2
+    assert onto("branch", "merge", "run", "--apply", *where).code == 0
+
+
+def test_tools_work_on_a_branch(uri: str, tmp_path: Path) -> None:
+    """Export, import, tag, restore, verify, index: the branch's own state, and main's is as it
+    was."""
+    where = ("--storage-uri", uri)
+    onto("branch", "create", "run", *where)
+    ensure(uri, "run", Customer(id="a", name="Anna"))
+    on = ("--branch", "run")
+    exported = tmp_path / "exported"
+    assert onto(*on, "export", "--output", exported, *where).code == 0
+    (file,) = exported.glob("**/Customer.jsonl")
+    assert "Anna" in file.read_text()
+    assert onto("export", "--output", tmp_path / "main", *where).code == 0
+    file.write_text(file.read_text().replace('"Anna"', '"Imported"'))
+    summary = exported / "export.json"
+    summary.unlink()
+    said = onto(*on, "import", "--input", file, "--on-conflict", "upsert", "--apply", *where)
+    assert said.code == 0, said.err
+    assert "Imported" in onto(*on, "query", "entities", "Customer", *where).out
+    assert "Imported" not in onto("query", "entities", "Customer", *where).out
+    assert onto(*on, "tag", "create", "tried", *where).code == 0
+    ensure(uri, "run", Customer(id="a", name="Later"))
+    assert onto(*on, "restore", "tried", "--apply", *where).code == 0
+    assert "Imported" in onto(*on, "query", "entities", "Customer", *where).out
+    assert [c["kind"] for c in onto(*on, "commits", "--json", *where).json["commits"]][-1] == "data"
+    for line in ("verify --deep", "index verify", "index repair --apply", "schema list", "log"):
+        said = onto(*on, *line.split(), *where)
+        assert said.code == 0, (line, said.err)
+    assert "Ann" in onto("query", "entities", "Customer", *where).out
+    assert onto("verify", *where).code == 0
+    # A tag of the branch is none of main's.
+    assert onto("query", "entities", "Customer", "--as-of", "tried", *where).code != 0
+
+
+def test_info_du_and_doctor_tell_of_branches(uri: str) -> None:
+    where = ("--storage-uri", uri)
+    plain = onto("info", "--json", *where).json
+    assert "branches" not in plain
+    onto("branch", "create", "run/1", "--owner", "ann", *where)
+    onto("branch", "create", "run/2", "--expires-in", "1h", *where)
+    ensure(uri, "run/1", Customer(id="x", name="Xen"))
+    told = onto("info", "--json", *where).json["branches"]
+    assert [(b["name"], b["owner"], b["commit_id"]) for b in told] == [
+        ("run/1", "ann", 2),
+        ("run/2", told[1]["owner"], 1),
+    ]
+    assert "2: run/1, run/2" in onto("info", *where).out
+    assert "2 branches beside main" in onto("doctor", *where).out
+    used = onto("du", "--json", *where).json["usage"]
+    assert {u["what"] for u in used if u["branch"] == "run/1"} >= {"staged parts", "manifests"}
+    assert "run/1" in onto("du", *where).out
+    onto("branch", "delete", "run/1", "--apply", *where)
+    assert "a deleted branch" in onto("du", *where).out
+
+
+@pytest.mark.parametrize("engine", ["v2", "v1", "sqlite"])
+def test_copies_of_a_storage_with_branches(uri: str, tmp_path: Path, engine: str) -> None:
+    """One chain is copied; the others are named."""
+    where = ("--storage-uri", uri)
+    onto("branch", "create", "run", *where)
+    onto("branch", "create", "other", *where)
+    ensure(uri, "run", Customer(id="a", name="Anna"), Product(sku="p"))
+    ensure(uri, None, Customer(id="m", name="Mia"))
+    with Session(uri, branch="run") as session:
+        session.ensure(Customer(id="u", name="Uma"))
+        session.commit(idempotency=("loader", 7))
+        session.update_branch()
+    assert onto("branch", "merge", "run", "--apply", *where).code == 0
+    ensure(uri, "run", Customer(id="later", name="Lea"))
+    as_engine = ("--engine-version", engine) if engine != "sqlite" else ()
+    target = str(tmp_path / ("copy.db" if engine == "sqlite" else "copy"))
+    said = onto("copy", uri, target, *as_engine)
+    assert "2 branches not copied with it (other, run)" in said.out
+    done = onto("copy", uri, target, *as_engine, "--apply", "--json")
+    assert done.code == 0, done.err
+    assert done.json["comparison"]["ok"]
+    assert done.json["branches_left"] == ["other", "run"]
+    with Session(target) as session:
+        assert {c.id: c.name for c in session.query().entities(Customer).collect()} == {
+            "a": "Anna",
+            "b": "Bo",
+            "m": "Mia",
+            "u": "Uma",
+        }
+        assert (
+            session.repository.applied(Idempotency("loader", 7)) is not None
+        )  # it is not done again there
+    assert onto("copy", uri, target, "--verify").code == 0
+    # A branch, as what is main's there.
+    whole = str(tmp_path / ("branch.db" if engine == "sqlite" else "branch"))
+    done = onto("--branch", "run", "copy", uri, whole, *as_engine, "--apply", "--json")
+    assert done.code == 0, done.err
+    assert (done.json["branch"], done.json["branches_left"]) == ("run", ["other"])
+    assert done.json["comparison"]["ok"]
+    with Session(whole) as session:
+        assert session.query().entities(Customer).count() == 5
+    assert onto("--branch", "run", "copy", uri, whole, "--verify").code == 0
+    assert onto("copy", uri, whole, "--apply").code != 0  # it is a copy of something else
 
 
 def test_protection(uri: str) -> None:

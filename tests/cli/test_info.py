@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.many_types import fill
 from storage_engine.commitlog import layout
 from storage_engine.objectstore.local import DirectoryStore
 from tests.cli.conftest import Place
@@ -174,3 +175,12 @@ def test_info_advises_to_compact_what_has_many_small_files(tmp_path: Path) -> No
     assert "Customer" in advice[0]["why"]
     assert onto("compact", "--apply", "--storage-uri", uri).code == 0
     assert onto("info", "--storage-uri", uri, "--json").json["advice"] == []
+
+
+def test_info_reads_each_index_once(tmp_path: Path) -> None:
+    def requests(types: int) -> int:
+        uri = f"file://{tmp_path}/types-{types}"
+        fill(uri, types)
+        return int(onto("info", "--storage-uri", uri, "--json").json["requests"]["total"])
+
+    assert requests(12) - requests(4) == 8

@@ -15,6 +15,7 @@ from storage_engine.errors import (
     BranchExistsError,
     CommitStateUnknownError,
     ConfigurationError,
+    HeadMismatchError,
     IntegrityError,
     ProtectedBranchError,
     UnknownBranchError,
@@ -316,6 +317,29 @@ def test_children_first(world: World) -> None:
     assert child.ages().keys() - writer.ages().keys() == {"x"}
     writer.repo.branches.delete("a/b")
     writer.repo.branches.delete("a")
+
+
+def test_a_branch_that_was_written_to_since_is_not_deleted(world: World) -> None:
+    """Also where that happens between the look and the deletion."""
+    writer = world.open("writer")
+    writer.put(customer("x"))
+    writer.repo.branches.create("a")
+    branch = world.open("branch", branch="a")
+    seen = branch.put(customer("y")).commit_id
+    at(
+        writer.store,
+        "PUT_IF",
+        layout.branch_head("a"),
+        lambda: branch.put(customer("z")),
+    )
+    with pytest.raises(HeadMismatchError):
+        writer.repo.branches.delete("a", expect=seen)
+    assert set(world.open(branch="a").ages()) == {"x", "y", "z"}
+    with pytest.raises(HeadMismatchError):
+        writer.repo.branches.delete("a", expect=seen)
+    branch.put(customer("y", age=9))  # nothing says that it is being deleted
+    writer.repo.branches.delete("a", expect=seen + 2)
+    assert [b.name for b in writer.repo.branches.list()] == ["main"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

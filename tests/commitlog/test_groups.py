@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from storage_engine.commitlog import layout, state
+from storage_engine.commitlog import layout, series, state
 from storage_engine.commitlog.json_object import ATTEMPTS
 from storage_engine.commitlog.publisher import Publisher
+from storage_engine.commitlog.records import AckedTogether
 from storage_engine.commitlog.series import Draft
 from storage_engine.commitlog.swap import Swap
 from storage_engine.errors import (
@@ -37,6 +38,7 @@ from storage_engine.repository.protocol import (
     ClaimLost,
     CommitRequest,
     Idempotency,
+    ReadWindow,
     Snapshot,
 )
 from storage_engine.testing.faults import FaultKind
@@ -331,10 +333,11 @@ def test_more_marks_than_head_may_have(world: World, monkeypatch: pytest.MonkeyP
 # -- checkpoints, buckets, snapshots --------------------------------------------------------------
 
 
-def test_checkpoints_and_buckets_as_if_they_came_one_by_one(
+def test_buckets_as_if_they_came_one_by_one_and_a_checkpoint_at_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one type in the manifest at most, and a checkpoint after every third commit."""
+    """With one type in the manifest at most. A checkpoint is due after every third commit: those
+    that are published together have one, with the last, so that the next writer reads no other."""
     monkeypatch.setattr("storage_engine.commitlog.type_heads.INLINE_TYPES", 1)
     monkeypatch.setattr(state, "PAGE_COMMITS", 4)
     ours = started(world, checkpoint_interval=3)
@@ -346,15 +349,30 @@ def test_checkpoints_and_buckets_as_if_they_came_one_by_one(
     assert [outcome(each) for each in pending] == list(range(2, 22))
     chain = world.chain()
     assert all(m.type_head_buckets is not None for m in chain[2:])
-    assert [m.checkpoint.commit_id if m.checkpoint else 0 for m in chain] == [
-        n // 3 * 3 for n in range(1, 22)
-    ]
+    assert [m.checkpoint.commit_id if m.checkpoint else 0 for m in chain] == [0] * 20 + [21]
     fresh = world.open()
     assert fresh.history() == [(1, "a", 1), *((2 * n - 2, "a", n) for n in range(2, 12))]
     assert verify_storage(fresh.repo, deep=True).findings == []
     assert fresh.repo.applied(Idempotency("app", 5)) is not None
     assert ours.put(customer("a", age=50)).commit_id == 22
     assert verify_storage(ours.repo, deep=True).findings == []
+
+
+def test_the_next_writer_of_a_checkpoint_reads_none_of_a_group_but_its_last(world: World) -> None:
+    ours = started(world, checkpoint_interval=10)
+    pending = [submit(ours, "a", n) for n in range(2, 20)]
+    assert outcome(pending[-1]) == 19
+    ours.repo.flush()
+    other = world.open("other", checkpoint_interval=10)
+    keys: list[str] = []
+    other.store.on_request(lambda _, key: keys.append(key))
+    assert other.put(customer("b")).commit_id == 20
+    attempts = [layout.commit_attempt(key) for key in keys if layout.is_manifest(key)]
+    assert {attempt.commit_id for attempt in attempts if attempt is not None} == {19, 20}
+    assert [m.checkpoint.commit_id for m in world.chain()[18:] if m.checkpoint] == [19, 20]
+    as_of = world.open().rows(window=ReadWindow(as_of=7))
+    assert [(row["entity_key"], row["age"]) for row in as_of] == [("a", 7)]
+    assert verify_storage(other.repo, deep=True).findings == []
 
 
 def test_the_first_carries_the_snapshot_that_waits(world: World) -> None:
@@ -383,6 +401,59 @@ def test_planted_a_draft_that_sees_nothing_of_the_one_before(
     monkeypatch.setattr(GroupRows, "of", lambda self, ref: None)
     with pytest.raises(AssertionError):
         test_after_a_lost_cas_all_are_drafted_again(world)
+
+
+def acked(event: str) -> dict[str, Any]:
+    return {"acks": [Ack("shop", event, "bill", "token", 1)]}
+
+
+def acked_by(writer: Writer, above: int = 0) -> list[str]:
+    head = writer.repo.chain.read_head().head
+    return sorted(event for _, event, _ in state.acked_since(writer.repo.chain, head, above))
+
+
+def test_the_last_of_a_group_tells_what_all_have_acked(either_world: World) -> None:
+    """Who looks for acks, as every worker does under the lock, reads one manifest for a group."""
+    world = either_world
+    ours = started(world)
+    outcome(submit(ours, "a", 2, **acked("e0")))
+    for group in (("e1", "e2", "e3"), ("e4", "e5")):
+        pending = [submit(ours, event, 2, **acked(event)) for event in group]
+        pending.append(submit(ours, f"none {group}", 2))
+        assert all(isinstance(outcome(each), int) for each in pending)
+    ours.repo.flush()
+    together = [m.acked_together for m in world.chain()]
+    assert [len(t.acks) if t is not None else 0 for t in together] == [0, 0, 0, 0, 0, 3, 0, 0, 2]
+    fresh = world.open("fresh")
+    before = len(world.backend.log)
+    assert acked_by(fresh) == ["e0", "e1", "e2", "e3", "e4", "e5"]
+    manifests = [r.key for r in world.backend.log[before:] if r.key.startswith("commits/")]
+    assert len(manifests) <= 3, "one for each swap"
+    assert acked_by(world.open("later"), above=4) == ["e3", "e4", "e5"]
+    assert verify_storage(ours.repo).ok
+
+
+def test_acks_of_one_that_left_the_group_are_not_told(world: World) -> None:
+    """The last one fails by itself: what it was told of the others, another tells."""
+    ours = started(world)
+    pending = [submit(ours, event, 2, **acked(event)) for event in ("e1", "e2", "e3")]
+    ours.fail(FaultKind.UNAVAILABLE, "PUT_IF", "commits/4-*/manifest.json", times=ATTEMPTS)
+    assert [outcome(each) for each in pending[:2]] == [2, 3]
+    with pytest.raises(StorageBackendError):
+        pending[2].result()
+    assert acked_by(world.open("fresh")) == ["e1", "e2"]
+    assert [m.acked_together is not None for m in world.chain()] == [False, False, True]
+
+
+def test_planted_a_group_that_forgets_an_ack(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = AckedTogether
+
+    def forgetful(acks: Any, before: Any) -> AckedTogether:
+        return original(acks[1:], before)
+
+    monkeypatch.setattr(series, "AckedTogether", forgetful)
+    with pytest.raises(AssertionError):
+        test_the_last_of_a_group_tells_what_all_have_acked(world)
 
 
 def test_planted_an_ack_that_rides_without_its_commit(

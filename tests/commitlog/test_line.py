@@ -19,11 +19,13 @@ from storage_engine import process
 from storage_engine.commitlog import layout
 from storage_engine.commitlog import line as line_module
 from storage_engine.commitlog import lock as lock_module
+from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.json_object import Won
+from storage_engine.commitlog.lease_keeper import LeaseKeeper
 from storage_engine.commitlog.line import Place, TicketLine
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock, break_lock
 from storage_engine.commitlog.lock_object import LineNotes, LockState
-from storage_engine.commitlog.records import timestamp
+from storage_engine.commitlog.records import Head, timestamp
 from storage_engine.errors import IntegrityError, LeaseExpiredError, LockContentionError
 from storage_engine.objectstore.memory import MemoryBackend, MemoryStore
 from storage_engine.objectstore.open import open_store
@@ -88,6 +90,12 @@ def stand(backend: MemoryBackend, owner: str = "ghost", **ticket: Any) -> Place:
     line.join(place, owner_id=owner, holder={})
     backend.clock.sleep(0.001)
     return place
+
+
+def head_at(commit_id: int) -> HeadVersion:
+    path = layout.manifest(commit_id, "0" * 8)
+    now = timestamp(datetime(2026, 1, 1, tzinfo=UTC))
+    return HeadVersion(Head(commit_id, path, now, "before", write_id=f"w{commit_id}"), '"etag"')
 
 
 def passed(backend: MemoryBackend, since: datetime) -> float:
@@ -212,7 +220,7 @@ def test_a_ticket_goes_at_ctrl_c(
 def test_who_waited_offers_the_lock_to_the_next(backend: MemoryBackend) -> None:
     _, lease = waited(backend)
     places = [stand(backend, name) for name in ("next", "third")]
-    lease.note_commit(41)
+    lease.note_head(head_at(41))
     backend.clock.sleep(0.2)
 
     lease.release()
@@ -224,6 +232,10 @@ def test_who_waited_offers_the_lock_to_the_next(backend: MemoryBackend) -> None:
     assert datetime.fromisoformat(offer["expires_at"]) == now + timedelta(seconds=1)
     assert offer["line"]["waiting"] == [places[1].ticket.token]
     assert offer["line"]["head_commit_id"] == 41
+    assert Head.parse(offer["line"]["head"].encode(), key="head") == head_at(41).head
+    assert offer["line"]["head_etag"] == head_at(41).etag
+    (name,) = offer["line"]["tickets"]
+    assert layout.parse_ticket(PREFIX + name, prefix=PREFIX) == places[1].ticket
     assert 200 <= offer["line"]["turn_ms"] < 400
     # What programs that know of no line read, as it always was.
     assert {"owner_id", "acquired_at", "expires_at", "lease_ttl_ms", "token", "holder"} <= {*offer}
@@ -510,8 +522,8 @@ class Turn:
         self.backend = backend
         self.holding = lock_of(backend, "holder")
         self.lock = lock_of(backend, "next", **options)
-        self.asked: list[int] = []
-        self.committed_at = 2  # the number of the look at head that shows the holder's commit
+        self.asked: list[tuple[int, str, bool]] = []
+        self.committed_at = 2  # the number of the look that finds the holder's commit
         at(store_of(self.lock), "GET", layout.LOCK, self._begin)
 
     def _begin(self) -> None:
@@ -524,8 +536,8 @@ class Turn:
         _, _, data = self.holding.payload(self.holder.token, timestamp(now), notes)
         self.backend.write(layout.LOCK, data)
 
-    def is_past(self, commit_id: int) -> bool:
-        self.asked.append(commit_id)
+    def is_past(self, commit_id: int, token: str, *, holds: bool) -> bool:
+        self.asked.append((commit_id, token, holds))
         return len(self.asked) == self.committed_at
 
     def begin_early(self, tenure: Tenure | None = None) -> Lease:
@@ -536,23 +548,23 @@ class Turn:
         assert state is not None
         assert self.holder.accept(state)
         self.holder.stands_in_line(stand(self.backend, "holder"))
-        self.holder.note_commit(8)
+        self.holder.note_head(head_at(8))
         self.holder.release()
 
 
-def test_who_is_next_begins_when_head_shows_the_holders_commit(backend: MemoryBackend) -> None:
+def test_who_is_next_begins_when_the_holders_commit_is_found(backend: MemoryBackend) -> None:
     turn = Turn(backend)
 
     lease = turn.begin_early()
 
-    assert turn.asked == [7, 7]
+    assert turn.asked == [(7, turn.holder.token, True)] * 2
     assert lease.promised
     assert not lease.safe(), "it is not ours yet"
     assert stored(backend)["owner_id"] == "holder"
     at(store_of(turn.lock), "GET", layout.LOCK, turn.hand_over)
     lease.guard()
     assert stored(backend)["token"] == lease.token
-    assert lease.head_commit_id == 8
+    assert lease.left_head == head_at(8)
     lease.guard()
     lease.release()
     assert backend.objects() == {}
@@ -611,7 +623,7 @@ def test_a_holder_that_dies_after_its_commit_is_followed(backend: MemoryBackend)
     lease = turn.begin_early()
     lease.guard()  # when its lease has run out
     assert stored(backend)["token"] == lease.token
-    assert lease.head_commit_id is None, "whether it has made its commit, the lock does not tell"
+    assert lease.left_head is None, "whether it has made its commit, the lock does not tell"
 
 
 def test_a_promise_comes_true_in_the_background(tmp_path: Path) -> None:
@@ -630,17 +642,19 @@ def test_a_promise_comes_true_in_the_background(tmp_path: Path) -> None:
         second.join(60)
         shown = threading.Event()
         third = threading.Thread(
-            target=lambda: held.append(locks[2].acquire(early=lambda _: shown.is_set()))
+            target=lambda: held.append(locks[2].acquire(early=lambda *_, **__: shown.is_set()))
         )
         third.start()
         wait_for(lambda: len(list(store.list(PREFIX))) == 1)  # the second's is gone by then
-        held[0].note_commit(1)
+        held[0].note_head(head_at(1))
         held[0].release()
         third.join(60)
         held[1].guard()
         state = locks[2].read()
         assert state is not None
-        assert (state.token, state.offered) == (held[1].token, False)
+        assert state.token == held[1].token
+        wait_for(lambda: (held_now := locks[2].read()) is not None and not held_now.offered)
+        held[1].guard()  # who takes longer than an offer lasts has accepted it by then
         held[1].release()
         assert list(store.list("meta/")) == []
     assert not [t for t in threading.enumerate() if t.name == "onto-lease"]
@@ -651,6 +665,220 @@ def wait_for(state: Callable[[], bool]) -> None:
     while not state():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+# -- offers that are held as they are -------------------------------------------------------------
+
+
+def offered_to(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> tuple[WriteLock, Lease, LockState]:
+    """The lock stands in the name of one that waits, whose background is ours to play."""
+    monkeypatch.setattr(Lease, "_start", lambda self, work: None)
+    _, holder = waited(backend)
+    lock = lock_of(backend, "next", keep_alive=True)
+    lease = lock._new_lease(None)
+    place = lock.place(lease.token)
+    assert lock.line is not None
+    lock.line.join(place, owner_id="next", holder={})
+    lease.stands_in_line(place)
+    holder.note_head(head_at(4))
+    holder.release()
+    state = lock.read()
+    assert state is not None
+    assert (state.token, state.offered) == (lease.token, True)
+    return lock, lease, state
+
+
+def test_an_offer_is_held_and_handed_on_without_a_word(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, lease, state = offered_to(backend, monkeypatch)
+    before = len(requests_of(backend, "next"))
+    assert lease.hold_offer(state)
+    lease.guard()
+    assert len(requests_of(backend, "next")) == before
+    assert lease.left_head == head_at(4)
+    behind = stand(backend, "behind")
+    lease.release()
+    assert (stored(backend)["token"], stored(backend)["offered"]) == (behind.ticket.token, True)
+    assert [key for key in tickets(backend) if lease.token in key] == []
+
+
+@pytest.mark.parametrize(
+    ("behind", "age_s", "lists"), [(3, 0.0, 0), (3, 0.6, 1), (2, 0.0, 1)], ids=str
+)
+def test_who_was_told_just_now_who_waits_does_not_list_them(
+    backend: MemoryBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    behind: int,
+    age_s: float,
+    lists: int,
+) -> None:
+    monkeypatch.setattr(Lease, "_start", lambda self, work: None)
+    _, holder = waited(backend)
+    places = [stand(backend, f"w{n}") for n in range(behind)]
+    holder.release()
+    lock = lock_of(backend, "w0", keep_alive=True)
+    state = lock.read()
+    assert state is not None
+    lease = lock._new_lease(None)
+    lease.token = state.token
+    lease.stands_in_line(places[0])
+    assert lease.hold_offer(state)
+    backend.clock.sleep(age_s)
+
+    lease._look_at_line()
+    assert requests_of(backend, "w0").count("LIST") == lists
+    assert len(tickets(backend)) == behind - 1, "our own is gone"
+    lease.release()
+    assert stored(backend)["token"] == places[1].ticket.token
+    shown = [place.ticket.token for place in places[2:]]
+    assert stored(backend)["line"]["waiting"] == shown
+
+
+def test_who_has_handed_it_over_just_now_does_not_look_at_once(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "_start", lambda self, work: None)
+    lock, lease = waited(backend, keep_alive=True)
+    others = [stand(backend, f"w{n}") for n in range(2)]
+    backend.clock.sleep(0.2)
+    lease.release()
+    began = backend.clock.now()
+    at(store_of(lock), "GET", layout.LOCK, lambda: backend.remove([layout.LOCK]))
+    at(store_of(lock), "GET", layout.LOCK, lambda: looked.append(passed(backend, began)))
+    looked: list[float] = []
+    assert lock.acquire(tried=True).safe()
+    assert 0.2 < looked[0] < 0.5 * len(others)
+
+
+def test_who_is_next_but_one_begins_on_what_the_next_will_commit(backend: MemoryBackend) -> None:
+    asked: list[tuple[int, str, bool]] = []
+    holding, lock = lock_of(backend, "holder"), lock_of(backend, "ours")
+    first = stand(backend, "first")
+
+    def begin() -> None:
+        now = backend.clock.now()
+        found = [layout.parse_ticket(key, prefix=PREFIX) for key in tickets(backend)]
+        waiting = tuple(ticket.token for ticket in found if ticket is not None)
+        notes = LineNotes(waiting, listed_at=now, turn_ms=200, head_commit_id=7)
+        _, _, data = holding.payload("of the holder", timestamp(now), notes)
+        backend.write(layout.LOCK, data)
+
+    def early(commit_id: int, token: str, *, holds: bool) -> bool:
+        asked.append((commit_id, token, holds))
+        return len(asked) == 2
+
+    at(store_of(lock), "GET", layout.LOCK, begin)
+    assert lock.acquire(tried=True, early=early).promised
+    assert asked == [(8, first.ticket.token, False)] * 2
+
+
+def test_who_is_not_named_in_the_line_does_not_begin_early(backend: MemoryBackend) -> None:
+    """Not even where nobody is: somebody may have come before us who is not named either."""
+    holding, lock = lock_of(backend, "holder"), lock_of(backend, "ours", timeout_ms=500)
+
+    def begin() -> None:
+        now = backend.clock.now()
+        notes = LineNotes((), listed_at=now, turn_ms=200, head_commit_id=7)
+        _, _, data = holding.payload("of the holder", timestamp(now), notes)
+        backend.write(layout.LOCK, data)
+
+    def early(commit_id: int, token: str, *, holds: bool) -> bool:
+        raise AssertionError
+
+    at(store_of(lock), "GET", layout.LOCK, begin)
+    with pytest.raises(LockContentionError):
+        lock.acquire(tried=True, early=early)
+
+
+def test_who_needs_longer_than_an_offer_lasts_accepts_it(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, lease, state = offered_to(backend, monkeypatch)
+    assert lease.hold_offer(state)
+    backend.clock.sleep(0.9)
+    assert not lease.safe()
+    lease.guard()  # which accepts
+    assert "offered" not in stored(backend)
+    backend.clock.sleep(TTL_MS / 2000)
+    assert lease.safe()
+    lease.release()
+    assert layout.LOCK not in backend.objects()
+
+
+def test_an_offer_that_was_held_for_too_long_is_lost(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And open to all after a second, also where its holder has died on another machine."""
+    _, lease, state = offered_to(backend, monkeypatch)
+    assert lease.hold_offer(state)
+    backend.clock.sleep(1.1)
+    other = lock_of(backend, "other", timeout_ms=100).acquire()
+    with pytest.raises(LeaseExpiredError):
+        lease.guard()
+    lease.release()
+    assert stored(backend)["token"] == other.token
+
+
+def test_an_offer_that_is_seen_late_is_accepted_first(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, lease, state = offered_to(backend, monkeypatch)
+    backend.clock.sleep(0.6)
+    assert not lease.hold_offer(state)
+    assert lease.accept(state)
+    assert "offered" not in stored(backend)
+    lease.release()
+
+
+# -- who goes on with a lease ----------------------------------------------------------------------
+
+
+def test_who_goes_on_with_a_lease_looks_who_waits(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It did not wait itself, and would keep others waiting for as long as it has commits."""
+    monkeypatch.setattr(Lease, "_start", lambda self, work: None)
+    keeper = LeaseKeeper(0.0)
+    lease = lock_of(backend, "busy", keep_alive=True).acquire()
+    contended = []
+    for _ in range(5):
+        keeper.lingering_release(lease)
+        assert keeper.take_over(Tenure()) is lease
+        contended.append(lease.contended)
+    assert contended == [False] * 4 + [True], "at last, for all it knows"
+    contended.clear()
+    lease._look_at_line()  # as its background does
+    contended.append(lease.contended)
+    place = stand(backend, "behind")
+    lease.look_who_waits()
+    lease._look_at_line()
+    contended.append(lease.contended)
+    assert contended == [False, True]
+    keeper.lingering_release(lease)()
+    assert (stored(backend)["token"], stored(backend)["offered"]) == (place.ticket.token, True)
+
+
+def test_a_lease_waits_for_what_is_in_the_queue(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "_start", lambda self, work: None)
+    queued = threading.Event()
+    queued.set()
+    keeper = LeaseKeeper(0.001, queued.is_set)
+    lease = lock_of(backend, "busy", keep_alive=True).acquire()
+    release = threading.Thread(target=keeper.lingering_release(lease))
+    release.start()
+    time.sleep(0.05)
+    assert keeper.take_over(Tenure()) is lease
+    release.join(60)
+    assert lease.safe()
+    queued.clear()
+    keeper.lingering_release(lease)()
+    assert layout.LOCK not in backend.objects()
+    assert keeper.take_over(Tenure()) is None
 
 
 # -- what others see ------------------------------------------------------------------------------
@@ -697,6 +925,9 @@ BAD_LINES: list[Any] = [
     {"turn_ms": -1},
     {"turn_ms": 1.5},
     {"head_commit_id": "x"},
+    {"tickets": [1]},
+    {"head": 1},
+    {"head_etag": None},
 ]
 
 

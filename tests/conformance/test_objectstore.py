@@ -54,7 +54,9 @@ def another(
             server: S3Server = request.getfixturevalue(f"{name}_s3")
             if server.name not in buckets:
                 buckets[server.name] = server.make_bucket()
-            plain = S3Store(buckets[server.name], prefix, server.config())
+            # A server on a busy machine may take its time; who has won must be known here.
+            config = server.config(s3_request_timeout_s=60)
+            plain = S3Store(buckets[server.name], prefix, config)
             opened.append(plain)
             return plain.bulk if way else plain
         opened.append(store)

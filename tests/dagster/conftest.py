@@ -1,14 +1,17 @@
 """What tests of Dagster share: the cluster that Pipes tests submit to, started when first asked
-for, and Dagster's own migrations, read once."""
+for, a storage and an instance for audited runs, and Dagster's own migrations, read once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import dagster as dg
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
+from storage_engine import initialize_storage
 from tests.spark_cluster import spark_cluster
 
 
@@ -16,6 +19,19 @@ from tests.spark_cluster import spark_cluster
 def spark_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with spark_cluster(tmp_path_factory.mktemp("cluster"), workers=1) as cluster:
         yield cluster.master
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a storage, `store`."""
+    initialize_storage(str(tmp_path / "store"))
+    return tmp_path
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -239,8 +239,8 @@ def test_a_look_costs_the_same_however_much_is_pending(
     opened = OntologyResource.repository
 
     @contextmanager
-    def counting(self: OntologyResource) -> Iterator[Any]:
-        with opened(self) as repository:
+    def counting(self: OntologyResource, **options: Any) -> Iterator[Any]:
+        with opened(self, **options) as repository:
             yield repository
             asked.append(sum(n for kind, n in repository.requests().items() if kind in _READS))
 

@@ -8,10 +8,11 @@ import dagster as dg
 import pytest
 from dagster_aws.s3 import S3Resource
 
+from ontologia_dagster.declaration import asset_specs
 from ontologia_dagster.resources.environments import Environments
 from ontologia_dagster.resources.ontology import OntologyResource, report_failures
 from ontologia_dagster.resources.spark import SparkResource
-from ontologia_dagster.storage.storage_defs import location_resources
+from ontologia_dagster.storage.storage_defs import build_platforms, location_resources
 from storage_engine.errors import ConfigurationError, LockContentionError
 
 FILE = """
@@ -281,3 +282,33 @@ def test_a_failure_links_to_the_run_that_holds_the_lock() -> None:
     assert ours.allow_retries is True
     assert ours.metadata["lock_held_by_run"] == dg.MetadataValue.dagster_run(run.run_id)
     assert other.metadata["lock_held_by_run"].value == "unknown of another instance"
+
+
+def test_publication_and_branch_are_the_environments(
+    variables: dict[str, str], tmp_path: Path
+) -> None:
+    """For the storage and its tenants, in their resources and their definitions."""
+    path = tmp_path / "audited.toml"
+    text = FILE.replace('prefix = "dev"', 'prefix = "dev"\npublish = "audited"\nrecheck = true')
+    path.write_text(text + "[development.tenants.acme]\n")
+    variables = {"ONTOLOGIA_ENVIRONMENTS": str(path)}
+    environments = Environments.load(variables)
+    resources = location_resources(environments)
+
+    for key in ("ontology", "ontology_acme"):
+        assert resources[key].publish == "audited"
+        assert resources[key].recheck
+        assert resources[key].home == "main"
+    built = build_platforms(environments.current, dg.Definitions())
+    keys = {spec.key.to_user_string() for spec in asset_specs(built)}
+    assert {"ontology_publication", "ontology_acme_publication"} <= keys
+    assert built.schedules
+
+    deployed = {"DAGSTER_CLOUD_IS_BRANCH_DEPLOYMENT": "1", "DAGSTER_CLOUD_PULL_REQUEST_ID": "9"}
+    environments = Environments.load({**variables, **deployed})
+    assert location_resources(environments)["ontology"].home == "pr/9"
+    assert not build_platforms(environments.current, dg.Definitions()).schedules
+
+    path.write_text(FILE.replace('prefix = "dev"', 'prefix = "dev"\nbranch_retention = "soon"'))
+    with pytest.raises(ConfigurationError, match=r"branch_retention.*no duration"):
+        Environments.load(variables)

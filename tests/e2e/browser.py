@@ -19,7 +19,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 UPDATE = os.environ.get("UPDATE_SCREENSHOTS", "")
 WHOLE = UPDATE == "1"
 WIDTH = 1600
-GRAPH_WIDTH, GRAPH_HEIGHT = 3000, 2300
+GRAPH_WIDTH, GRAPH_HEIGHT = 3000, 3300
 _PATIENCE_MS = 90_000
 
 
@@ -62,7 +62,8 @@ def sees_all(page: Page, text: str, count: int) -> None:
     """So many times, at last."""
     wanted = page.get_by_text(text, exact=True)
     wanted.nth(count - 1).wait_for(state="visible")
-    assert wanted.count() == count
+    seen = wanted.count()
+    assert seen == count, f"{text!r} is seen {seen} times, not {count}"
 
 
 def sees_no(page: Page, *texts: str) -> None:

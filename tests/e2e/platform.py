@@ -43,7 +43,7 @@ def dagster_ui(log: Path) -> Iterator[str]:
         until(lambda: _answers(address, process, log), "the webserver answers")
         yield address
     finally:
-        _end(process)
+        end(process)
 
 
 def until(found: Callable[[], T], what: str) -> T:
@@ -71,7 +71,7 @@ def _answers(address: str, process: subprocess.Popen[bytes], log: Path) -> bool:
         return False
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """As Ctrl-C does, to all of its processes; then for good."""
     for sent, patience in ((signal.SIGINT, 30.0), (signal.SIGKILL, 10.0)):
         try:

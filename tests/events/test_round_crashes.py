@@ -203,7 +203,7 @@ def test_planted_nobody_asks_the_log_whether_another_has_handled_it(
 ) -> None:
     """Random orders find what a crash does not: two workers that both publish for one event."""
     plant(monkeypatch, CommitRun, "_check_acks", lambda *_: None)
-    assert any(broken(seed) for seed in range(20, 120))
+    assert any(broken(seed) for seed in range(20, 620))  # one in fifty
 
 
 # -- the invariants can fail: each defect is planted and found ------------------------------------

@@ -247,6 +247,28 @@ def test_a_slow_worker_is_helped_by_those_that_are_done(crew: Crew, fast: int) -
     assert crew.requests.total() < 2 * 3 * 120
 
 
+def test_events_that_a_worker_holds_are_not_tried_for_all_over_again(crew: Crew) -> None:
+    """It has claimed its whole part and finishes nothing for a while, as when it waits for its turn
+    to commit: one that is done tries three of them, and leaves it the rest."""
+    crew.send(80)
+    slow, done = (crew.hire(name, event_claim_limit=40) for name in ("slow", "done"))
+    pauses = iter([PATIENCE.total_seconds() + 3])
+
+    @on_event(Ordered, id="count")
+    def count(ctx: HandlerContext[Ordered]) -> None:
+        crew.ran[ctx.event.id] += 1
+        slow.sleep(next(pauses, 0.0))
+
+    crew.turns.run(
+        {"slow": lambda: slow.session.drain([count]), "done": crew.drain(done)},
+    )
+
+    assert crew.ran == Counter(f"o-{n}" for n in range(80))
+    assert len(crew.claims) == 80
+    tried = done.requests["PUT_IF"] - 2 * len(crew.by)
+    assert tried < 12, done.requests
+
+
 def test_one_that_ended_on_this_machine_is_not_waited_for(crew: Crew) -> None:
     crew.send(40)
     child = subprocess.Popen(["true"])

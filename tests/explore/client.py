@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from storage_engine.explore.app import ExploreApp
+from storage_engine.explore.view import Storage
 from tests.cli.support import ROOT
 
 PORT = 8686
@@ -43,8 +44,9 @@ class Answer:
 class PageClient:
     """Sees one application."""
 
-    def __init__(self, app: ExploreApp) -> None:
+    def __init__(self, app: ExploreApp, storage: Storage) -> None:
         self._app = app
+        self.storage = storage
         self._runner = asyncio.Runner()
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ from tests.explore.client import PORT, PageClient
 Browse = Callable[..., PageClient]
 
 
-def _browsing() -> Iterator[Browse]:
+def browsing() -> Iterator[Browse]:
+    """For fixtures of any scope."""
     with ExitStack() as opened:
 
         def client(
@@ -37,7 +38,8 @@ def _browsing() -> Iterator[Browse]:
             opened.callback(repository.close)
             specs = {spec_of(cls).ref: spec_of(cls) for cls in declared}
             storage = Storage(repository, config, read_filters, specs)
-            made = PageClient(ExploreApp(storage, Access(host, PORT, token)))
+            opened.callback(storage.close)
+            made = PageClient(ExploreApp(storage, Access(host, PORT, token)), storage)
             opened.callback(made.close)
             return made
 
@@ -47,7 +49,7 @@ def _browsing() -> Iterator[Browse]:
 @pytest.fixture
 def browse() -> Iterator[Browse]:
     """Opens storages, and makes clients that see their pages."""
-    yield from _browsing()
+    yield from browsing()
 
 
 @pytest.fixture(scope="session", params=["directory", "sqlite"])
@@ -60,5 +62,5 @@ def air(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def page(air: str) -> Iterator[PageClient]:
-    for browse in _browsing():
+    for browse in browsing():
         yield browse(air)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.browser import CHROMIUM, IMAGES, UPDATE, browser
+from tests.explore import airports
 from tests.explore.client import serving
+from tests.explore.test_branches import fork
 from tests.explore.test_hostile import KEYS, SCRIPT, fill_odd
 
 if TYPE_CHECKING:
@@ -111,6 +113,43 @@ def _on_a_phone(opened: Page, url: str) -> None:
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 29)"
         if UPDATE:
             page.screenshot(path=IMAGES / "explore-phone.png")
+
+
+def test_a_person_looks_at_a_branch_and_tries_its_merge(opened: Page, tmp_path: Path) -> None:
+    uri = airports.uri_in(tmp_path, "directory")
+    airports.fill(uri)
+    fork(uri, **{"owner": "ada", "code": "ANC"} if UPDATE else {})
+    with serving("--storage-uri", uri, cwd=tmp_path) as (_, url):
+        with window(opened, viewport={"width": 1240, "height": 800}) as page:
+            page.goto(f"{url}types/Airport/objects/LAX")
+            page.get_by_role("heading", name="LAX of main").wait_for()
+            # The same object on a branch: the address can be shared.
+            page.get_by_role("link", name="branch main").click()
+            page.get_by_role("heading", name="Branches").wait_for()
+            keep(page, "branches")
+            page.get_by_role("link", name="fix/prices", exact=True).click()
+            page.get_by_role("heading", name="LAX of the branch").wait_for()
+            assert page.url.endswith("/types/Airport/objects/LAX?branch=fix%2Fprices")
+            # What it changes, and what a merge would come to.
+            page.get_by_role("link", name="What it changes").click()
+            assert page.locator("del", has_text="LAX of main").is_visible()
+            assert page.locator("ins", has_text="LAX of the branch").is_visible()
+            assert page.get_by_text("changed on both sides").is_visible()
+            keep(page, "branch-diff")
+            page.get_by_role("link", name="Merge", exact=True).click()
+            page.get_by_text("1 conflict: merging would be refused").wait_for()
+            keep(page, "branch-merge")
+            page.get_by_role("link", name="take the branch's").click()
+            page.get_by_text("This can be merged into main").wait_for()
+            assert "owned" not in page.title()
+            page.get_by_role("link", name="Back to main").click()
+            assert page.locator(".banner").count() == 0
+        phone = {"width": 390, "height": 844}
+        with window(opened, viewport=phone) as page:
+            for path in ("branches", "branches/fix%2Fprices/diff", "branches/fix%2Fprices/merge"):
+                page.goto(url + path + "?branch=fix/prices")
+                wide = page.evaluate("document.documentElement.scrollWidth")
+                assert wide <= phone["width"], path
 
 
 def test_hostile_values_are_text_in_a_browser(opened: Page, tmp_path: Path) -> None:

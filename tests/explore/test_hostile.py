@@ -19,7 +19,7 @@ from storage_engine.explore.links import (
     segment,
 )
 from tests.explore.client import PageClient
-from tests.explore.conftest import _browsing
+from tests.explore.conftest import browsing
 
 SCRIPT = "<script>document.title='owned'</script>"
 KEYS = [
@@ -91,7 +91,7 @@ def odd(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("odd")
     uri = f"sqlite:///{folder}/odd.db" if request.param == "sqlite" else f"file://{folder}/odd"
     fill_odd(uri)
-    for browse in _browsing():
+    for browse in browsing():
         yield browse(uri)
 
 

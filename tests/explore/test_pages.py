@@ -33,7 +33,8 @@ def test_types_have_counts_and_schemas(page: PageClient) -> None:
 def test_every_page_names_the_head_that_it_is_of(page: PageClient) -> None:
     for path in ("/", "/types/Airport", "/commits", "/events", "/health"):
         assert "head 5" in page.shown(path)
-        assert page.document(path)["as_of"] == {"head_commit_id": 5, "commit_id": 5}
+        seen = {"head_commit_id": 5, "commit_id": 5, "branch": "main"}
+        assert page.document(path)["as_of"] == seen
 
 
 def test_a_table_is_filtered_as_onto_query_filters(page: PageClient) -> None:
@@ -146,7 +147,7 @@ def test_the_past_is_seen_as_of_a_commit_a_time_or_a_tag(air: str, browse: Brows
     for as_of in ("2", created.replace("+00:00", "Z")):
         answer = client.document(f"/types/Airport/objects/JFK?as_of={as_of}")
         assert answer["fields"]["altitude_ft"] == 13
-        assert answer["as_of"] == {"head_commit_id": 5, "commit_id": 2}
+        assert answer["as_of"]["commit_id"] == 2
         assert len(answer["timeline"]["versions"]) == 1
     assert len(client.document("/types/Flight?as_of=2")["objects"]) == 10
     assert client.document("/types/Incident?as_of=2")["objects"] == []

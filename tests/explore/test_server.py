@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import socket
@@ -142,3 +143,14 @@ def test_a_storage_that_goes_away_and_comes_back(
         shutil.rmtree(place)
         assert client.get("/").status == 503
         assert not place.exists()
+
+
+def test_a_branch_on_the_command_line_is_where_it_begins(tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store"
+    initialize_storage(uri)
+    with Session(uri) as session:
+        session.create_branch("run/42")
+    with serving("--storage-uri", uri, "--branch", "run/42", cwd=tmp_path) as (_, url):
+        assert url.endswith("/?branch=run%2F42")
+        with urllib.request.urlopen(f"{url}&format=json") as answer:
+            assert json.load(answer)["as_of"]["branch"] == "run/42"

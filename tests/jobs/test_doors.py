@@ -27,6 +27,7 @@ from storage_engine.spark.ingest_spec import (
 from storage_engine.spark.jobs.arguments import ingest_parser, option_table
 from storage_engine.spark.jobs.compact import compact_parser
 from storage_engine.spark.jobs.ingest import parse
+from storage_engine.spark.jobs.merge import merge_parser
 from storage_engine.spark.jobs.migrate import migrate_parser
 from storage_engine.spark.jobs.stream import stream_parser
 from storage_engine.spark.publish import WriteOptions
@@ -42,6 +43,7 @@ BASE: dict[str, Any] = {
 # What each option is set to, by its path in YAML, and how a command line says it.
 SAMPLES: dict[str, tuple[Any, list[str]]] = {
     "storage_uri": ("s3://bucket/shop", ["--storage-uri=s3://bucket/shop"]),
+    "branch": ("run/42", ["--branch=run/42"]),
     "type": ("Product", ["--type", "Product"]),
     "models": ("shop.models", ["--models=shop.models"]),
     "source.format": ("json", ["--format=json"]),
@@ -71,7 +73,7 @@ SAMPLES: dict[str, tuple[Any, list[str]]] = {
 }
 # The resource says where the storage is, and the run which unit of work it is and on which
 # partitions.
-NOT_DECLARED_IN_DAGSTER = {"storage_uri", "idempotency", "outside", "count_by"}
+NOT_DECLARED_IN_DAGSTER = {"storage_uri", "branch", "idempotency", "outside", "count_by"}
 UNIT = {"app_id": "app", "version": 1}
 
 
@@ -147,6 +149,7 @@ def test_what_the_data_source_takes(name: str) -> None:
     given |= {"app_id": "app", "version": "1"} if option.path[0] == "idempotency" else {}
     options = SinkOptions.parse({**given, name: str(value)}, streaming=False)
     place = {"storage_uri": options.place.uri, "type": options.place.type}
+    place["branch"] = options.place.branch or ""
     unit = dict(zip(("app_id", "version"), options.idempotency or (), strict=False))
     taken = {**place, "models": options.place.models, **unit, **options.writing}
     assert taken[name] == value
@@ -159,6 +162,7 @@ def test_the_tables_of_the_documentation_are_those_of_the_options() -> None:
         option_table(stream_parser(), "streaming"),
         option_table(compact_parser(), "what"),
         option_table(migrate_parser(), "what"),
+        option_table(merge_parser(), "what"),
     ):
         assert f"\n{table}\n" in documented, table
 

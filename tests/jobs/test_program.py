@@ -30,10 +30,13 @@ def start(*command: str, folder: Path, path: str = "") -> subprocess.CompletedPr
     )
 
 
+PROGRAMS = "{ingest,stream,compact,merge,migrate}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "usage: python -m storage_engine.spark.jobs {ingest,stream,compact,migrate} ..."),
+        ([], 2, f"usage: python -m storage_engine.spark.jobs {PROGRAMS} ..."),
         (["--help"], 0, "usage: python -m storage_engine.spark.jobs"),
         (["ingst"], 2, "no program 'ingst'; did you mean ingest?"),
         (["--order=a.yaml"], 2, "no program '--order=a.yaml'\nusage"),

@@ -96,6 +96,10 @@ def test_writes_reach_the_disk_before_they_return(
     store.put_if_match("new/deep/k", b"3", etag, write_id="w")
     assert len(synced) == 2  # The file, then its folder: known folders cost nothing.
     assert synced[-1] == str(root / "new/deep")
+    synced.clear()
+    store.put("new/other/k", b"1")
+    # The file, the folder that has a new folder in it, and that one: not all above them again.
+    assert synced[1:] == [str(root / "new"), str(root / "new/other")]
 
 
 def test_a_write_that_cannot_be_synced_is_of_unknown_outcome(

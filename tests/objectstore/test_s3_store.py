@@ -8,12 +8,15 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from botocore.loaders import Loader
 
 from storage_engine.commitlog import layout
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import StorageBackendError
+from storage_engine.objectstore import s3
 from storage_engine.objectstore.metering import HopTrace, tracing
 from storage_engine.objectstore.open import probe_conditional_writes
 from storage_engine.objectstore.protocol import (
@@ -371,3 +374,12 @@ def test_slow_answers_do_not_pass_the_timeout(store: S3Store, fake: FakeS3) -> N
     with pytest.raises(OutcomeUnknown):
         store.put_if_absent("k", b"", write_id="w")
     assert time.monotonic() - before < 20  # Far below botocore's own minute.
+
+
+def test_the_services_that_sessions_ask_for_are_those_that_botocore_has() -> None:
+    """They are told from memory, as looking for all of them takes as long as several requests."""
+    known = Loader().list_available_services("service-2")
+    assert set(s3._SERVICES) <= set(known)
+    session: Any = s3._new_session("eu-central-1")
+    for service in s3._SERVICES:
+        assert session.client(service, aws_access_key_id="a", aws_secret_access_key="b") is not None

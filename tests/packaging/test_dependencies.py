@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from storage_engine.errors import ConfigurationError
-from storage_engine.repository import duck
+from storage_engine.repository import duck_s3
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -67,11 +67,11 @@ def test_an_extension_of_another_duckdb_is_named(
     _extension_for(package / "httpfs.duckdb_extension", "v1.0.0")
     monkeypatch.syspath_prepend(str(tmp_path))
     # Looked for anew, and not remembered for the tests that follow.
-    monkeypatch.setattr(duck, "_packaged_httpfs", duck._packaged_httpfs.__wrapped__)
+    monkeypatch.setattr(duck_s3, "packaged_httpfs", duck_s3.packaged_httpfs.__wrapped__)
 
     connection = duckdb.connect()
     with pytest.raises(ConfigurationError) as caught:
-        duck.load_httpfs(connection)
+        duck_s3.load_httpfs(connection)
     assert f"duckdb-extension-httpfs=={duckdb.__version__}" in str(caught.value)
     assert "v1.0.0" in str(caught.value)
 

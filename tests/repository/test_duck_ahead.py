@@ -14,7 +14,8 @@ import pytest
 from storage_engine.errors import ForkedSessionError
 from storage_engine.repository import duck as module
 from storage_engine.repository import initialize_storage, open_repository
-from storage_engine.repository.duck import ConfinedDuck, Duck
+from storage_engine.repository.duck import Duck
+from storage_engine.repository.duck_confined import ConfinedDuck
 from tests.engines import CUSTOMER, customer, put
 
 
@@ -102,7 +103,7 @@ def test_only_the_packaged_extension_is_loaded_unsigned(monkeypatch: pytest.Monk
     confined = ConfinedDuck(uri="x", memory_limit="256MB")
     assert settings(new_duck()) == (True, False)
     assert settings(confined) == (False, False)
-    monkeypatch.setattr(module, "_packaged_httpfs", lambda: None)
+    monkeypatch.setattr(module, "packaged_httpfs", lambda: None)
     assert settings(new_duck()) == (False, True)
 
 

@@ -21,7 +21,7 @@ from storage_engine.errors import (
 )
 from storage_engine.model import TypeSpec, spec_of
 from storage_engine.query.spec import When
-from storage_engine.repository import duck, open_repository
+from storage_engine.repository import duck, duck_confined, open_repository
 from storage_engine.repository.sql_functions import COLLATIONS, FUNCTIONS, is_allowed
 from storage_engine.repository.sqlite import stored
 
@@ -320,7 +320,9 @@ def test_what_got_past_the_parser_would_find_a_locked_instance(tmp_path: Path) -
             f"copy (select 1 as a) to '{str(folder).replace(chr(39), chr(39) * 2)}/x.parquet'"
         )
     (tmp_path / "secret.csv").write_text(SECRET)
-    confined = duck.ConfinedDuck(uri="x", memory_limit="256MB", folders=lambda: [f"{inside}/"])
+    confined = duck_confined.ConfinedDuck(
+        uri="x", memory_limit="256MB", folders=lambda: [f"{inside}/"]
+    )
     try:
         cursor = confined.cursor()
         path = str(inside).replace("'", "''")
@@ -353,13 +355,13 @@ def test_too_little_memory_for_all_threads_is_enough_for_fewer(
 ) -> None:
     """Settings are locked, so an instance with fewer threads takes over."""
     opened: list[int | None] = []
-    begun = duck.ConfinedDuck._open
+    begun = duck_confined.ConfinedDuck._open
 
-    def counted(self: duck.ConfinedDuck) -> duckdb.DuckDBPyConnection:
+    def counted(self: duck_confined.ConfinedDuck) -> duckdb.DuckDBPyConnection:
         opened.append(self._threads)
         return begun(self)
 
-    monkeypatch.setattr(duck.ConfinedDuck, "_open", counted)
+    monkeypatch.setattr(duck_confined.ConfinedDuck, "_open", counted)
     initialize_storage(f"file://{tmp_path}/store", engine_version="v2")
     with Session(f"file://{tmp_path}/store", config=SMALL) as session:
         session.ensure(Customer(id="a", name="A"))
@@ -384,10 +386,10 @@ def test_rows_under_way_outlive_the_instance_they_come_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another statement needs S3, or fewer threads: those that run go on."""
-    monkeypatch.setattr(duck, "load_httpfs", lambda _connection: None)
-    monkeypatch.setattr(duck, "create_secret", lambda _connection, _secret: None)
+    monkeypatch.setattr(duck_confined, "load_httpfs", lambda _connection: None)
+    monkeypatch.setattr(duck_confined, "create_secret", lambda _connection, _secret: None)
     monkeypatch.setattr(duck, "_THREAD_BYTES", 256 * 1000**2)
-    confined = duck.ConfinedDuck(uri="x", memory_limit="256MB")
+    confined = duck_confined.ConfinedDuck(uri="x", memory_limit="256MB")
     try:
         first = duck.Stream(
             confined, confined.cursor(), "select * from range(300000) t(n)"
@@ -420,16 +422,16 @@ def test_a_failure_of_duckdb_at_any_row_ends_with_its_statement(
                 raise OSError(said)
         return batch
 
-    confined: list[duck.ConfinedDuck] = []
-    reopen = duck.ConfinedDuck.reopen
+    confined: list[duck_confined.ConfinedDuck] = []
+    reopen = duck_confined.ConfinedDuck.reopen
 
-    def invalidated(self: duck.ConfinedDuck) -> None:
+    def invalidated(self: duck_confined.ConfinedDuck) -> None:
         confined.append(self)
         assert self._connection is not None
         self._connection.close()  # as DuckDB leaves it: it answers nothing from now on
         reopen(self)
 
-    monkeypatch.setattr(duck.ConfinedDuck, "reopen", invalidated)
+    monkeypatch.setattr(duck_confined.ConfinedDuck, "reopen", invalidated)
     with monkeypatch.context() as patch:
         patch.setattr(duck, "_next", failing)
         with pytest.raises(StorageBackendError, match=r"another way: INTERNAL Error: planted$"):

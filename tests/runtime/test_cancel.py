@@ -7,6 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
+import polars as pl  # noqa: F401 - its signal handlers let a wait go on that Python's would end
 import pytest
 
 from storage_engine import Session

@@ -1,34 +1,42 @@
 """Branches against a model of dictionaries: the same rows on every branch, in every mode.
 
 Random trees of forks, commits, updates and merges by each policy, deletions and re-creations, tags,
-compactions, purges and collections with zero grace, from sessions that are opened anew and from
-others that live through all of it. `ONTOLOGIA_LONG=1` tries many more.
+restores, migrations, compactions, purges and collections with zero grace, from sessions that are
+opened anew and from others that live through all of it. 300 each time; `ONTOLOGIA_LONG=1` tries
+twenty times as many.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from storage_engine.errors import MergeConflictError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
+from storage_engine.maintenance.restore import restore
+from storage_engine.model import Entity, Field, TypeSpec, spec_of
 from storage_engine.repository import ReadWindow
+from storage_engine.repository.object.merge import MergeTerms
 from tests.campaigns import examples
 from tests.commitlog.support import HISTORY, Writer, new_world
+from tests.conformance.test_rfc0009_migration import migrate
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of, stream_of
 
 Row = tuple[str, int]  # name and age of a customer; "" and price of a product
@@ -50,6 +58,8 @@ class ModelBranch:
     updates: set[int] = field(default_factory=set)
     updated: int = 0  # the parent's commit of the last update
     merged: int | None = None  # its own commit of the last merge
+    agreed: Rows = field(default_factory=dict)  # what both sides knew at the last merge or update
+    versions: list[int] = field(default_factory=lambda: [1])  # of customers, as of each commit
 
     @property
     def head(self) -> int:
@@ -64,9 +74,18 @@ class ModelBranch:
         if written:
             self.append(written)
 
-    def append(self, written: Rows) -> None:
+    def append(self, written: Rows, version: int | None = None) -> None:
         self.commits.append({**self.rows, **written})
+        self.versions.append(version or self.version)
         self.own[self.head] = {*written}
+
+    @property
+    def version(self) -> int:
+        return self.versions[-1]
+
+    @property
+    def has_customers(self) -> bool:
+        return any(key[0] == "Customer" for key in self.rows)
 
 
 @dataclass
@@ -74,22 +93,22 @@ class Outcome:
     written: Rows
     conflicts: set[tuple[str, str]]
     resolved: bool
+    migrated: bool = False
 
 
 def three_way(
-    candidates: set[tuple[str, str]], theirs: Rows, ours: Rows, known: list[Rows], policy: str
+    candidates: set[tuple[str, str]], theirs: Rows, ours: Rows, agreed: Rows, policy: str
 ) -> Outcome:
     """The plain meaning of a merge, row by row."""
     outcome = Outcome({}, set(), False)
     for key in candidates:
         their, our = theirs[key], ours.get(key)
-        before = [rows.get(key) for rows in known]
-        if their == our or their in before:
+        base = agreed.get(key)
+        if their in (our, base):
             continue
-        if our in before:
+        if our == base:
             outcome.written[key] = their
             continue
-        base = next((row for row in reversed(before) if row is not None), None)
         decided: Row | None = None
         if policy == "ours":
             decided = our
@@ -138,6 +157,8 @@ class BranchMachine(RuleBasedStateMachine):
         self.world = new_world()
         self.model: dict[str, ModelBranch] = {"main": ModelBranch()}
         self.living: dict[str, Writer] = {}
+        self.tags: dict[str, tuple[ModelBranch, int]] = {}
+        self.touched: set[str] = set()  # by the last step
 
     @initialize(rows=ROWS)
     def begin(self, rows: Rows) -> None:
@@ -149,19 +170,21 @@ class BranchMachine(RuleBasedStateMachine):
         name=st.sampled_from(NAMES), rows=ROWS, fresh=st.booleans(), bulk=st.sampled_from([0, 0, 1])
     )
     def commit(self, name: str, rows: Rows, fresh: bool, bulk: bool) -> None:
-        if name not in self.model:
+        branch = self.model.get(name)
+        if branch is None:
             return
         rows = {key: row if key[0] == "Customer" else ("", row[1]) for key, row in rows.items()}
-        customers = [customer(k, *row) for (t, k), row in rows.items() if t == "Customer"]
+        spec = CUSTOMERS[branch.version]
+        customers = [stored(spec, k, row) for (t, k), row in rows.items() if t == "Customer"]
         products = [product(k, float(row[1])) for (t, k), row in rows.items() if t == "Product"]
         inputs = []
         if customers:
-            made = stream_of(CUSTOMER, customers) if bulk else rows_of(CUSTOMER, *customers)
-            inputs.append(made)
+            inputs.append(stream_of(spec, customers) if bulk else rows_of(spec, *customers))
         if products:
             inputs.append(rows_of(PRODUCT, *products))
         self.writer(name, fresh).commit(*inputs)
-        self.model[name].commit(rows)
+        branch.commit(rows)
+        self.touched.add(name)
 
     @rule(name=st.sampled_from(NAMES[1:]), parent=st.sampled_from(NAMES), back=st.integers(0, 2))
     def fork(self, name: str, parent: str, back: int) -> None:
@@ -170,7 +193,15 @@ class BranchMachine(RuleBasedStateMachine):
         of = self.model[parent]
         at = max(of.base, of.head - back)
         self.writer(parent).repo.branches.create(name, at=at)
-        self.model[name] = ModelBranch(parent, at, of.commits[: at + 1], updated=at)
+        self.model[name] = ModelBranch(
+            parent,
+            at,
+            of.commits[: at + 1],
+            updated=at,
+            agreed=of.commits[at],
+            versions=of.versions[: at + 1],
+        )
+        self.touched.add(name)
 
     @rule(name=st.sampled_from(NAMES[1:]))
     def delete(self, name: str) -> None:
@@ -188,12 +219,15 @@ class BranchMachine(RuleBasedStateMachine):
         parent = self.model[branch.parent]
         since = max(branch.base, branch.merged or 0)
         candidates = self.changed(branch, since, own=True)
-        outcome = three_way(candidates, branch.rows, parent.rows, self.known(branch), policy)
+        outcome = three_way(candidates, branch.rows, parent.rows, branch.agreed, policy)
+        outcome.migrated = branch.version > parent.version
         target = self.writer(branch.parent, fresh)
-        if not self.done(lambda: target.repo.branches.merge(name, {None: policy}), outcome):  # type: ignore[dict-item]
+        terms = MergeTerms({None: policy})  # type: ignore[dict-item]
+        if not self.done(lambda: target.repo.branches.merge(name, terms), outcome):
             return
-        parent.append(outcome.written)
-        branch.merged = branch.head
+        parent.append(outcome.written, max(branch.version, parent.version))
+        branch.merged, branch.agreed = branch.head, branch.rows
+        self.touched.add(branch.parent)
 
     @rule(name=st.sampled_from(NAMES[1:]), policy=st.sampled_from(POLICIES), fresh=st.booleans())
     def update(self, name: str, policy: str, fresh: bool) -> None:
@@ -202,22 +236,56 @@ class BranchMachine(RuleBasedStateMachine):
             return
         parent = self.model[branch.parent]
         candidates = self.changed(parent, branch.updated, own=False)
-        outcome = three_way(candidates, parent.rows, branch.rows, self.known(branch), policy)
+        outcome = three_way(candidates, parent.rows, branch.rows, branch.agreed, policy)
+        outcome.migrated = parent.version > branch.version
         target = self.writer(name, fresh)
-        if not self.done(lambda: target.repo.branches.update({None: policy}), outcome):  # type: ignore[dict-item]
+        terms = MergeTerms({None: policy})  # type: ignore[dict-item]
+        if not self.done(lambda: target.repo.branches.update(terms), outcome):
             return
-        branch.append(outcome.written)
+        branch.append(outcome.written, max(branch.version, parent.version))
         branch.updates.add(branch.head)
-        branch.updated = parent.head
+        branch.updated, branch.agreed = parent.head, parent.rows
+        self.touched.add(name)
+
+    @rule(name=st.sampled_from(NAMES))
+    def migrate(self, name: str) -> None:
+        branch = self.model.get(name)
+        if branch is None or branch.version == 2 or not branch.has_customers:
+            return
+        migrate(self.writer(name).repo, CUSTOMERS[2])
+        branch.append({}, 2)
+        self.touched.add(name)
+
+    @rule(name=st.sampled_from(NAMES), back=st.integers(1, 4))
+    def restore(self, name: str, back: int) -> None:
+        branch = self.model.get(name)
+        if branch is None or not branch.head:
+            return
+        at = max(1, branch.head - back)
+        if branch.versions[at] != branch.version:
+            return  # refused: it is of another version
+        restore(self.writer(name).repo, at, apply=True)
+        branch.commit(branch.commits[at])
+        self.touched.add(name)
+
+    @rule(name=st.sampled_from(NAMES), tag=st.sampled_from(("t1", "t2")))
+    def tag(self, name: str, tag: str) -> None:
+        branch = self.model.get(name)
+        if branch is None or tag in self.tags or not branch.head:
+            return
+        self.writer(name).repo.create_tag(tag)
+        self.tags[tag] = branch, branch.head
 
     @rule()
     def compact(self) -> None:
         compact(self.writer("main").repo, CompactionPolicy(min_entries=2))
+        self.touched |= {*self.model}
 
     @rule(purge=st.booleans())
     def collect(self, purge: bool) -> None:
         repo = self.writer("main", fresh=True).repo
         sweep(repo, plan_gc(repo, grace=timedelta(), purge_compacted=purge))
+        self.touched |= {*self.model}
 
     # -- what the model says of it --------------------------------------------------------------
 
@@ -226,13 +294,6 @@ class BranchMachine(RuleBasedStateMachine):
         if own:
             commits = [n for n in commits if n not in branch.updates]
         return {key for number in commits for key in branch.own[number]}
-
-    def known(self, branch: ModelBranch) -> list[Rows]:
-        assert branch.parent is not None
-        known = [self.model[branch.parent].commits[branch.updated]]
-        if branch.merged is not None:
-            known.append(branch.commits[branch.merged])
-        return known
 
     def done(self, work: Callable[[], Any], outcome: Outcome) -> bool:
         """Whether it made a commit, as the model says."""
@@ -245,7 +306,7 @@ class BranchMachine(RuleBasedStateMachine):
                 return False
             raise AssertionError(f"{outcome.conflicts} are in conflict")
         report = work()
-        expected = bool(outcome.written) or outcome.resolved
+        expected = bool(outcome.written) or outcome.resolved or outcome.migrated
         assert (report.commit_id is not None) == expected
         return expected
 
@@ -260,21 +321,30 @@ class BranchMachine(RuleBasedStateMachine):
 
     @invariant()
     def latest_rows_agree(self) -> None:
-        for name, branch in self.model.items():
-            writer = self.writer(name)
+        """Of the branches that the last step can have changed."""
+        for name in self.touched & {*self.model}:
+            branch, writer = self.model[name], self.writer(name)
             assert writer.repo.head_commit_id() == branch.head, name
-            assert rows_at(writer) == branch.rows, name
+            assert rows_at(writer, branch.version) == branch.rows, name
+        self.touched.clear()
 
-    @precondition(lambda self: self.model)
-    @rule()
     def everything_agrees(self) -> None:
-        """Every commit of every branch, read by somebody who opens it now."""
+        """Every commit of every branch, read by somebody who opens it now: from its history, and
+        one of them as of that commit."""
         for name, branch in self.model.items():
             reader = self.world.open(branch=name)
-            for commit_id, rows in enumerate(branch.commits):
-                assert rows_at(reader, ReadWindow(as_of=commit_id)) == rows, (name, commit_id)
-            history = [r["commit_id"] for r in reader.rows(window=HISTORY)]
-            assert history == sorted(history)
+            assert reader.repo.head_commit_id() == branch.head, name
+            states = states_of(reader, branch)
+            for commit_id, rows in states.items():
+                assert rows == branch.commits[commit_id], (name, commit_id)
+            at = max(states) // 2 + 1
+            if branch.versions[min(at, branch.head)] == branch.version:
+                window = ReadWindow(as_of=at)
+                expected = branch.commits[min(at, branch.head)]
+                assert rows_at(reader, branch.version, window) == expected, (name, at)
+            for tag, (tagged, commit_id) in self.tags.items():
+                if tagged is branch:
+                    assert reader.repo.resolve_tag(tag).commit_id == commit_id
 
     def teardown(self) -> None:
         self.everything_agrees()
@@ -282,9 +352,28 @@ class BranchMachine(RuleBasedStateMachine):
         self.world.close()
 
 
-def rows_at(writer: Writer, window: ReadWindow | None = None) -> Rows:
+def _with_tier() -> TypeSpec:
+    class Customer(Entity):
+        id: Field[str] = Field(primary_key=True)
+        name: Field[str]
+        age: Field[int | None] = Field(default=None)
+        tier: Field[str] = Field(default="basic")
+
+    return spec_of(Customer)
+
+
+CUSTOMERS = {1: CUSTOMER, 2: _with_tier()}  # in the second version all have the default
+
+
+def stored(spec: TypeSpec, key: str, row: Row) -> dict[str, Any]:
+    made = customer(key, *row)
+    return made if spec is CUSTOMER else {**made, "tier": "basic"}
+
+
+def rows_at(writer: Writer, version: int, window: ReadWindow | None = None) -> Rows:
     customers = {
-        ("Customer", r["entity_key"]): (r["name"], r["age"]) for r in writer.rows(window=window)
+        ("Customer", r["entity_key"]): (r["name"], r["age"])
+        for r in writer.rows(CUSTOMERS[version], window)
     }
     products = {
         ("Product", r["entity_key"]): ("", int(r["price"])) for r in writer.rows(PRODUCT, window)
@@ -292,10 +381,33 @@ def rows_at(writer: Writer, window: ReadWindow | None = None) -> Rows:
     return {**customers, **products}
 
 
-TestBranches = BranchMachine.TestCase
-TestBranches.settings = settings(
-    max_examples=examples(12),
-    stateful_step_count=20,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+def states_of(reader: Writer, branch: ModelBranch) -> dict[int, Rows]:
+    """What its history says of each commit; of customers, since they had their version."""
+    first = branch.versions.index(branch.version)
+    changes: dict[int, Rows] = {}
+    for r in reader.rows(CUSTOMERS[branch.version], HISTORY):
+        changes.setdefault(r["commit_id"], {})["Customer", r["entity_key"]] = r["name"], r["age"]
+    for r in reader.rows(PRODUCT, HISTORY):
+        changes.setdefault(r["commit_id"], {})["Product", r["entity_key"]] = "", int(r["price"])
+    states: dict[int, Rows] = {}
+    rows: Rows = {}
+    for commit_id in range(branch.head + 1):
+        rows = {**rows, **changes.get(commit_id, {})}
+        if commit_id >= first:
+            states[commit_id] = rows
+    return states
+
+
+@pytest.mark.simulation
+def test_branches_against_the_model() -> None:
+    """Not in the main thread, where each query has a thread of its own for the sake of Ctrl-C."""
+    chosen = settings(
+        max_examples=examples(300),
+        stateful_step_count=20,
+        deadline=None,
+        derandomize=not os.environ.get("ONTOLOGIA_LONG"),
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    with ThreadPoolExecutor(1) as elsewhere:
+        elsewhere.submit(run_state_machine_as_test, BranchMachine, settings=chosen).result()

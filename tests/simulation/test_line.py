@@ -15,8 +15,9 @@ from functools import partial
 
 import pytest
 
-from storage_engine.commitlog import layout
+from storage_engine.commitlog import ahead, layout
 from storage_engine.commitlog import lock as lock_module
+from storage_engine.commitlog.records import Head
 from storage_engine.commitlog.waiting import Waiting
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.campaigns import examples
@@ -143,6 +144,23 @@ def test_who_is_next_uploads_before_it_has_the_lock() -> None:
             with closing((found := contend(seed)).world):
                 check(found, alive=WRITERS)
     assert begun_early > 0
+
+
+def test_commits_are_drafted_on_what_another_is_about_to_publish() -> None:
+    """In some schedules: and what was foreseen wrongly is drafted again."""
+    seen: list[bool] = []
+    matches = ahead.matches
+
+    def compare(foreseen: Head, head: Head) -> bool:
+        seen.append(matches(foreseen, head))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ahead, "matches", compare)
+        for seed in range(6):
+            with closing((found := contend(seed)).world):
+                check(found, alive=WRITERS)
+    assert any(seen)
 
 
 KINDS = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)

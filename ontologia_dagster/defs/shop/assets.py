@@ -44,7 +44,7 @@ revenue_by_category = query_asset(
 def large_orders(
     context: dg.AssetExecutionContext, ontology: OntologyResource
 ) -> dg.MaterializeResult[None]:
-    with report_failures(context.instance), ontology.session() as session:
+    with report_failures(context.instance), ontology.session(writes=True) as session:
         orders = find_large_orders(session)
         ids = "\n".join(order.id for order in orders)
         version = hashlib.sha256(ids.encode()).hexdigest()[:16]

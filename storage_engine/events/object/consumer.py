@@ -7,7 +7,8 @@ with a commit. What is known to be held by another is left alone until its lease
 Where several workers are at it, each takes its part (`Peers`), and what others have finished it
 learns from the positions that they keep. A worker that has nothing of its own left helps others
 with what they have had for PATIENCE, from the end; and takes everything of one that finishes
-nothing for so long. One that is busy does that too after LONG_PATIENCE.
+nothing for so long, after it has tried a few: who holds those has claimed the others too, and is
+given the time once more. One that is busy takes all of them after LONG_PATIENCE.
 """
 
 from __future__ import annotations
@@ -163,6 +164,7 @@ class ObjectConsumer:
         self._mutex = threading.Lock()
         self._looked_at: datetime | None = None
         self._must_look = False  # the last look beside claims failed
+        self._last_look_is_due = False  # it was asked for, and others had not finished theirs
         self._saved_at = store.now()
         self._exchanged_at = store.now()
         self._checked_at = store.now()
@@ -228,6 +230,10 @@ class ObjectConsumer:
         that nobody here handles), and whether to look for more while those are claimed."""
         now = self._store.now()
         self._divide(limit)
+        # The last look is for when others have finished theirs, and may have sent more.
+        self._last_look_is_due = False
+        self._last_look_is_due = waits = whole and self.shares
+        whole = whole and not waits
         with self._mutex:
             while self._waiting and self._waiting[0][0] <= now:
                 candidate = heapq.heappop(self._waiting)[2]
@@ -236,9 +242,9 @@ class ObjectConsumer:
             self._ready += self._lines.next()
             at_hand = len(self._ready) + self._pending.unread
         due = self._looked_at is None or now - self._looked_at >= LOOK_INTERVAL
-        if whole or due or at_hand < limit:
+        looks_now = whole or self._must_look or (at_hand < limit and (due or not waits))
+        if due or looks_now:
             self._looked_at = now
-        looks_now = whole or at_hand < limit or self._must_look
         if looks_now:
             self._must_look = False
             self._pending.look(whole=whole)
@@ -266,9 +272,13 @@ class ObjectConsumer:
     @property
     def shares(self) -> bool:
         with self._mutex:
-            return self._pending.left > 0 or any(
-                candidate.was_left and candidate.stands is None and candidate.is_open
-                for _, _, candidate in self._waiting
+            return (
+                self._last_look_is_due
+                or self._pending.left > 0
+                or any(
+                    candidate.was_left and candidate.stands is None and candidate.is_open
+                    for _, _, candidate in self._waiting
+                )
             )
 
     def keep_up(self) -> None:
@@ -304,7 +314,7 @@ class ObjectConsumer:
             self._exchange(_IDLE_INTERVAL)
             if self._peers.refresh():
                 self._pending.share()
-            self._pending.pass_on(patience)
+            self._pending.pass_on(patience, probes=idle)
         if idle and not self._pending.unread:
             self._pending.help_others(limit, PATIENCE)
 
@@ -364,7 +374,8 @@ class ObjectConsumer:
             head = version.head.commit_id
             # A claim that says it was made after head is of another history, and tells nothing.
             since = min(r.head_commit if r.head_commit <= head else 0 for r in earlier)
-            acked = state.acked_since(self._chain, version.head, since)
+            names = [(self._claims.namespace, r.event_id, r.handler_id) for r in earlier]
+            acked = state.acked_since(self._chain, version.head, since, names)
         steps: list[Callable[[], Claim | None]] = []
         for candidate in chosen:
             name = candidate.envelope["id"], candidate.subscription.handler_id
@@ -412,6 +423,7 @@ class ObjectConsumer:
         if isinstance(outcome, Lost):
             self._learn(candidate, outcome)
             return None
+        candidate.event.claimed = True
         return Claim(
             namespace=self._claims.namespace,
             envelope=candidate.envelope,

@@ -10,7 +10,8 @@ this saves requests and promises nothing: what a worker does not get to is taken
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _RECENT = timedelta(seconds=5)
 _KEPT = 5  # claim limits: so much a worker has claimed, or has finished and not yet told of
 _STALLED = timedelta(seconds=30)  # for so long one that leaves events lying has no part
+_PROBED = 3  # events of a worker that finishes nothing: does it hold them, or leave them lying?
 
 
 class Peers:
@@ -151,9 +153,9 @@ class Peers:
         members = self._by_handler[handler_id]
         return max(members, key=lambda member: self._score(member, name))
 
-    def is_next(self, name: str, handler_id: str, owner: str) -> bool:
-        """Whether this worker would take the event if that one were not there."""
-        members = [member for member in self._by_handler[handler_id] if member != owner]
+    def is_next(self, name: str, handler_id: str, without: Collection[str]) -> bool:
+        """Whether this worker would take the event if those were not there."""
+        members = [member for member in self._by_handler[handler_id] if member not in without]
         best = max(members, key=lambda member: self._score(member, name), default=None)
         return best == self._session_id
 
@@ -182,6 +184,18 @@ class Peers:
         return self._by_handler != before
 
 
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Events of a worker that has finished nothing for a while, tried before all of them are."""
+
+    at: datetime
+    events: Sequence[PendingEvent]
+
+    @property
+    def refused(self) -> bool:
+        return not any(event.claimed for event in self.events)
+
+
 class EventsOfOthers:
     """The events that one worker leaves to others, each for a while."""
 
@@ -190,6 +204,7 @@ class EventsOfOthers:
         self._store = store
         self._peers = peers
         self._events: dict[str, PendingEvent] = {}  # by key
+        self._probes: dict[str, _Probe] = {}  # by worker, until it has finished something
 
     def __len__(self) -> int:
         return len(self._events)
@@ -214,8 +229,11 @@ class EventsOfOthers:
 
     def note_finished(self, events: Sequence[PendingEvent]) -> None:
         """Handlers of these are finished, by whoever was to take them."""
+        owners = {event.owner for event in events if event.owner is not None}
         if self._peers is not None:
-            self._peers.note_progress(e.owner for e in events if e.owner is not None)
+            self._peers.note_progress(owners)
+        for owner in owners:
+            self._probes.pop(owner, None)
         for event in events:
             if not event.open:
                 self._events.pop(event.key, None)
@@ -233,15 +251,49 @@ class EventsOfOthers:
             and all(at is None or at <= before for at in (event.left_at, seen[event.owner]))
         ]
 
-    def pass_on(self, patience: timedelta) -> bool:
+    def probe(self, patience: timedelta) -> list[PendingEvent]:
+        """A few of the overdue ones of each worker whose were not tried yet: the last that it would
+        come to, of those that would be ours without it. One that holds even these has claimed the
+        others too, and is only slow to finish them, as when it waits for its turn to commit."""
+        by_owner: dict[str, list[PendingEvent]] = {}
+        for event in sorted(self.overdue(patience)):
+            if event.owner is not None:
+                by_owner.setdefault(event.owner, []).append(event)
+        probed: list[PendingEvent] = []
+        for owner in by_owner.keys() - self._probes.keys():
+            ours = [
+                event
+                for event in by_owner[owner]
+                if self._peers is not None
+                and self._peers.is_next(event.event_id, min(event.open), by_owner)
+            ]
+            self._probes[owner] = _Probe(self._store.now(), ours[-_PROBED:])
+            probed += ours[-_PROBED:]
+        for event in probed:
+            event.passed_on = 2
+            del self._events[event.key]
+        return probed
+
+    def pass_on(self, patience: timedelta, *, probed: bool) -> bool:
         """The next ones in line should take the overdue ones, and if those do not get to them
-        either, whoever finds out. Whether there are any."""
+        either, whoever finds out. `probed`: only where a worker was found to leave them lying, or
+        holds what was tried of them and has had the time once more. Whether there are any."""
+        before = self._store.now() - patience
         events = self.overdue(patience)
+        owners = {event.owner for event in events if event.owner is not None}
+        if probed:
+            owners = {
+                owner
+                for owner, probe in self._probes.items()
+                if probe.at <= before or not probe.refused
+            }
+            events = [event for event in events if event.owner in owners]
         for event in events:
             event.passed_on += 1
             event.left_at = None
         if events and self._peers is not None:
-            self._peers.stall({event.owner for event in events if event.owner is not None})
+            self._peers.stall(owners)
+            self._probes = {o: probe for o, probe in self._probes.items() if o not in owners}
         return bool(events)
 
     def take_some(self, count: int, patience: timedelta) -> list[PendingEvent]:
@@ -265,7 +317,7 @@ class EventsOfOthers:
             for event in waiting
             if peers is not None
             and event.owner is not None
-            and peers.is_next(event.event_id, min(event.open), event.owner)
+            and peers.is_next(event.event_id, min(event.open), {event.owner})
         ]
         longer = [event for event in waiting if ages[event.key] >= 2 * patience]
         taken = sorted(ours or longer)[-count:]

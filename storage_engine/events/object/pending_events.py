@@ -61,6 +61,7 @@ class PendingEvent:
     owner: str | None = None  # the other worker that is to take it
     left_at: datetime | None = None  # to that worker
     passed_on: int = 0  # how often a worker that should have taken it did not
+    claimed: bool = False  # by this worker, at some time
     offered: set[str] = field(default_factory=set)  # handlers whose turn it has become
 
     def __lt__(self, other: PendingEvent) -> bool:
@@ -275,10 +276,13 @@ class PendingEvents:
     def overdue(self, patience: timedelta) -> bool:
         return bool(self._others.overdue(patience))
 
-    def pass_on(self, patience: timedelta) -> None:
-        """Let the next in line take what other workers did not get to for so long."""
-        if self._others.pass_on(patience):
+    def pass_on(self, patience: timedelta, *, probes: bool) -> None:
+        """Let the next in line take what other workers did not get to for so long; `probes`: a few
+        of them first."""
+        if self._others.pass_on(patience, probed=probes):
             self.share()
+        for event in self._others.probe(patience) if probes else ():
+            self._queue(event)
 
     def help_others(self, count: int, patience: timedelta) -> None:
         for event in self._others.take_some(count, patience):

@@ -32,12 +32,12 @@ from storage_engine.errors import (
     IntegrityError,
     LockContentionError,
 )
-from storage_engine.maintenance.compaction.build import Attempt, LocalBuild
 from storage_engine.maintenance.compaction.plan import RunPlan, TierPolicy, planned_run
-from storage_engine.maintenance.compaction.run import check_present, placed, publish
 from storage_engine.objectstore.parallel import Background
 
+# What merges and publishes is imported by the first merge: every session has this module loaded.
 if TYPE_CHECKING:
+    from storage_engine.maintenance.compaction.build import Attempt
     from storage_engine.repository.object.engine import ObjectRepository
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ class MergedSnapshot:
 
     def place(self, checkpoint: Checkpoint) -> Checkpoint:
         """As `WaitingSnapshot` says."""
+        from storage_engine.maintenance.compaction.run import placed
+
         entries = checkpoint.entries.get(self.ref, ())
         changed = placed(entries, self.run, self.snapshot)
         self.superseded = changed is None or checkpoint.log_id != self.log_id
@@ -96,6 +98,8 @@ class MergedSnapshot:
     @property
     def checks(self) -> Sequence[Callable[[], None]]:
         """As `WaitingSnapshot` says."""
+        from storage_engine.maintenance.compaction.run import check_present
+
         if self.superseded:
             return ()
         present = partial(check_present, self._repository, self.snapshot)
@@ -250,6 +254,8 @@ class BackgroundMerges:
     def _merge(self, ref: TypeRef, contended: bool) -> MergedSnapshot | None:
         """None when the log says that there is nothing to do. Of many writers that find the tail
         full at once only the one with the lease reads the log for that."""
+        from storage_engine.maintenance.compaction.build import Attempt, LocalBuild
+
         if not contended and self._due(ref) is None:
             return None
         with ExitStack() as held:
@@ -353,6 +359,8 @@ class BackgroundMerges:
 
     def _publish(self, snapshot: MergedSnapshot) -> None:
         """By a head of its own."""
+        from storage_engine.maintenance.compaction.run import publish
+
         lock = self._lock(layout.LOCK, timeout_ms=self._config.s3_lock_timeout_ms)
         try:
             publish(

@@ -23,7 +23,7 @@ import pyarrow as pa
 from storage_engine.errors import IntegrityError
 from storage_engine.maintenance.compaction.inputs import CURRENT, SUPERSEDED
 from storage_engine.maintenance.compaction.workspace import Workspace
-from storage_engine.repository.duck import quoted
+from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.read.files import parquet
 
 NEWEST = "the newest rows by identity"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from storage_engine.config import size_in_bytes
 from storage_engine.errors import ConfigurationError, StorageBackendError
+from storage_engine.wording import first_line
 
 if TYPE_CHECKING:
     import duckdb
@@ -107,12 +108,12 @@ def open_workspace(
         except (duckdb.OutOfMemoryException, MemoryError) as error:
             raise ConfigurationError(
                 f"the merge does not fit into s3_duckdb_memory_limit ({memory_limit}), raise it; "
-                f"nothing was published: {_first_line(error)}"
+                f"nothing was published: {first_line(error)}"
             ) from error
         except (duckdb.IOException, OSError) as error:
             raise StorageBackendError(
                 f"the merge failed in {tempfile.gettempdir()}, where temporary files are; nothing "
-                f"was published: {_first_line(error)}",
+                f"was published: {first_line(error)}",
                 operation="compact",
                 retryable=True,
             ) from error
@@ -136,7 +137,3 @@ def _own_duckdb(memory_limit: str, folder: str) -> Iterator[duckdb.DuckDBPyConne
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
         connection.execute("SET enable_progress_bar = false")
         yield connection
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from storage_engine.commitlog import layout
 from storage_engine.commitlog.branches import chain_of, list_heads
+from storage_engine.commitlog.chain import Chain
+from storage_engine.commitlog.records import Head
 from storage_engine.errors import IntegrityError, OntologiaError, UnknownBranchError
 from storage_engine.maintenance.indices import index_verifier
 from storage_engine.maintenance.integrity.data import RowCheck, check_files
@@ -124,6 +127,8 @@ def _check_branches(
     except IntegrityError as error:
         report.note("chain", "unreadable_head", str(error), key=error.key)
         return
+    chains = {"": repository.chain}
+    chains |= {v.head.incarnation: chain_of(repository.store, v.head) for v in heads}
     for version in heads:
         own = IntegrityReport(report.uri)
         branch = repository.on_branch(version.head)
@@ -133,6 +138,7 @@ def _check_branches(
             continue  # it was deleted meanwhile
         finally:
             branch.close()
+        _check_base(version.head, chains, own)
         report.checked["branches"] += 1
         report.checked["files"] += own.checked["files"]
         for finding in own.findings:
@@ -144,6 +150,26 @@ def _check_branches(
                 commit_id=finding.commit_id,
                 type_name=finding.type_name,
             )
+
+
+def _check_base(head: Head, chains: Mapping[str, Chain], report: IntegrityReport) -> None:
+    """Whether its parent still has the commit that a branch goes on from."""
+    fork = head.fork
+    parent = chains.get(fork.parent_incarnation) if fork is not None else None
+    if fork is None or fork.base is None or parent is None:
+        return
+    try:
+        there = parent.has(parent.read_head().head, fork.base.path)
+    except (IntegrityError, UnknownBranchError):
+        return  # which is told of the parent itself, or it was deleted meanwhile
+    if not there:
+        report.note(
+            "branch",
+            "other_history",
+            f"it goes on from commit {fork.base_commit}, which {fork.parent!r} does not have",
+            key=layout.branch_head(fork.branch),
+            commit_id=fork.base_commit,
+        )
 
 
 def _check_indices(repository: ObjectRepository, log: Log, report: IntegrityReport) -> None:

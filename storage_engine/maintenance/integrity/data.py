@@ -26,7 +26,7 @@ from storage_engine.maintenance.rows import versions_of
 from storage_engine.model.columns import EngineVersion, parquet_schema
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
-from storage_engine.repository.duck import quoted
+from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.engine import ObjectRepository
 
 _IN_FLIGHT = 64 * MIB

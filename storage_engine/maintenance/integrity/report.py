@@ -28,7 +28,7 @@ class MissingEnds:
 class Finding:
     """One contradiction. `ends` says of `missing_endpoint` what the message does, as data."""
 
-    area: str  # chain, checkpoint, tag, index, file, rows, endpoints, database, models
+    area: str  # chain, checkpoint, branch, tag, index, file, rows, endpoints, database, models
     reason: str
     message: str
     key: str | None = None

@@ -9,7 +9,7 @@ from storage_engine.commitlog import state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Entry, Head, Manifest, TypeRef, parse_timestamp
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import quoted
+from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.protocol import (
     AppliedUnit,
@@ -141,6 +141,10 @@ def _record(manifest: Manifest) -> CommitRecord:
         types=sorted({name for _, name in manifest.touched()}),
         written=[_written(manifest, ref) for ref in sorted(manifest.touched())],
         handled=[{k: v for k, v in ack.items() if k != "token"} for ack in manifest.acks],
+        changes={
+            ref: manifest.changes_of(ref)
+            for ref in dict.fromkeys([*manifest.touched(), *manifest.schema_changed()])
+        },
     )
 
 

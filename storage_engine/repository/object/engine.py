@@ -36,8 +36,8 @@ from storage_engine.errors import (
     UnsupportedEngineError,
 )
 from storage_engine.index.maintain import index_writes
-from storage_engine.index.record import IndexObjects
-from storage_engine.index.resolve import resolve
+from storage_engine.index.record import IndexObjects, IndexVersion
+from storage_engine.index.resolve import Early, resolve
 from storage_engine.model.columns import EngineVersion
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.cache import cache_for
@@ -46,7 +46,8 @@ from storage_engine.process import Owner, is_gone
 from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.spec import When
 from storage_engine.repository.commit_queue import CommitQueue, PendingCommit, Turn
-from storage_engine.repository.duck import ConfinedDuck, Duck
+from storage_engine.repository.duck import Duck
+from storage_engine.repository.duck_confined import ConfinedDuck
 from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.branches import (
     Branches,
@@ -192,6 +193,8 @@ class ObjectRepository(ABC):
             checkpoint_interval=config.checkpoint_interval,
             project=self._project,
             warn=self._warn,
+            queued=lambda: len(self._queue) > 0,
+            foresee=lambda head: self._versions.foresee(self._queue.refs(), head),
         )
         self.upkeep: StorageUpkeep | None = None
         self._last_index_warning: str | None = None
@@ -211,6 +214,11 @@ class ObjectRepository(ABC):
     @property
     def branches(self) -> Branches:
         return Branches(self)
+
+    @property
+    def may_have_branches(self) -> bool:
+        """False: it had none when it was opened, nor has this made any."""
+        return self._stamp.format >= FORMAT_OF_BRANCHES
 
     def allow_branches(self, head: Head) -> None:
         """See to it that programs which know of no branches refuse this storage."""
@@ -474,8 +482,16 @@ class ObjectRepository(ABC):
     def types_at(self, head: Head, refs: Sequence[TypeRef]) -> list[TypeSpec]:
         return self._stored_types(head, refs)
 
+    def histories_at(self, head: Head, refs: Sequence[TypeRef]) -> dict[TypeRef, TypeHistory]:
+        return stored_schema.type_histories(self.chain, self._documents, head, refs)
+
     def applied(self, unit: Idempotency) -> AppliedUnit | None:
         return commit_history.applied(self.chain, self.chain.read_head().head, unit)
+
+    def last_version(self, app_id: str) -> int | str | None:
+        """Of the last unit of work that an application has recorded here."""
+        mark = state.last_applied(self.chain, self.chain.read_head().head, app_id)
+        return mark.version if mark is not None else None
 
     def begin_staged(
         self,
@@ -663,12 +679,27 @@ class ObjectRepository(ABC):
     def requests(self) -> dict[str, int]:
         return dict(self.store.meter.snapshot())
 
-    def index_warnings(self) -> list[str]:
-        """What is wrong with the indices now; reads are right all the same."""
-        head = self.chain.read_head().head
-        refs = list(self.chain.type_heads_at(head))
+    def read_indices(self, head: Head) -> dict[TypeRef, IndexVersion]:
+        """The index of every type of a head, in one hop."""
+        refs = sorted(self.chain.type_heads_at(head))
+        read = self.store.parallel.map(
+            lambda ref: self._indices.read(ref, log_id=head.log_id), refs
+        )
+        return dict(zip(refs, read, strict=True))
+
+    def index_warnings(
+        self, head: Head | None = None, indices: Mapping[TypeRef, IndexVersion] | None = None
+    ) -> list[str]:
+        """What is wrong with the indices now, or with those that were read after a head; reads are
+        right all the same."""
+        head = head or self.chain.read_head().head
         resolutions = resolve(
-            self.chain, self._indices, head, refs, watermark_is_head=self.engine_version == "v1"
+            self.chain,
+            self._indices,
+            head,
+            sorted(self.chain.type_heads_at(head)),
+            watermark_is_head=self.engine_version == "v1",
+            early=Early(indices, settled=True) if indices is not None else None,
         )
         return [resolution.warning for resolution in resolutions if resolution.warning is not None]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage_engine.commitlog import state, tags
+from storage_engine.commitlog import layout, state, tags
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import (
     Entry,
@@ -24,7 +24,8 @@ from storage_engine.commitlog.series import Mark
 from storage_engine.commitlog.tags import Tag
 from storage_engine.errors import SchemaMetadataError
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Stream, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Stream
 from storage_engine.repository.history import AdoptedRows, RecordedChange, RecordedCommit
 from storage_engine.repository.object.read.files import MissingFileError, versioned_schema
 from storage_engine.repository.object.read.latest import Versions
@@ -45,10 +46,11 @@ class ObjectHistory:
     # -- told ---------------------------------------------------------------------------------
 
     def identity(self) -> str:
-        """One of another implementation is known by its first commit."""
+        """One of another implementation is known by its first commit. A branch is a log of its
+        own here: what follows its base is not what main has."""
         head = self._chain.read_head().head
         if head.log_id:
-            return head.log_id
+            return layout.on_chain(head.log_id, head.incarnation)
         first = self._chain.locate(head, 1)
         if first is None:
             return ""
@@ -142,6 +144,7 @@ def _recorded(manifest: Manifest, purged: Mapping[TypeRef, int]) -> RecordedComm
         schema=manifest.schema,
         idempotency=Idempotency(mark["app_id"], mark["version"]) if mark is not None else None,
         marks=manifest.marks,
+        merged_marks=manifest.merged_marks,
     )
 
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Documents
-from storage_engine.commitlog.records import Head, TypeHead, TypeRef, sha256
+from storage_engine.commitlog.records import Head, TypeHead, TypeRef
 from storage_engine.commitlog.schema_log import purged_upto
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.errors import (
@@ -32,7 +32,6 @@ from storage_engine.errors import (
     TypeDroppedError,
     UnsupportedTypeError,
 )
-from storage_engine.model.canonical import canonical_json
 from storage_engine.model.columns import ARROW_TYPES
 from storage_engine.model.decimals import Precision
 from storage_engine.model.spec import (
@@ -256,14 +255,10 @@ def _field(column: pa.Field, number: int) -> FieldSpec:
 FIRST_VERSION = 1
 
 
-def layout_sha256(spec: TypeSpec) -> str:
-    return sha256(canonical_json(spec.schema_dict()).encode())
-
-
 def aligned(chain: Chain, head: Head, spec: TypeSpec, top: TypeHead | None) -> TypeSpec:
     """The type with the field order and ids that its files have: a line moved in a class is no
     change of schema, and must not be one of columns."""
-    if top is None or not top.layout_sha256 or top.layout_sha256 == layout_sha256(spec):
+    if top is None or not top.layout_sha256 or top.layout_sha256 == spec.layout_sha256:
         return spec
     record = state.schema_record(chain, head, spec.ref, top)
     if record is None:

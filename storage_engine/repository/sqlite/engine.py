@@ -40,7 +40,7 @@ from storage_engine.query.reference import Reference, check_tag
 from storage_engine.query.results import SqlExecutor
 from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.commit_queue import CommitQueue, PendingCommit, Turn
-from storage_engine.repository.duck import ConfinedDuck
+from storage_engine.repository.duck_confined import ConfinedDuck
 from storage_engine.repository.protocol import (
     AppliedUnit,
     CommitRecord,

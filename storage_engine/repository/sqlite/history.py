@@ -253,6 +253,10 @@ class SqliteHistory:
             changes=changes,
             idempotency=commit.idempotency,
         )
+        for app_id, versions in commit.merged_marks.items():
+            numbers = [version for version in versions if isinstance(version, int)]
+            newest = max(numbers) if numbers else versions[0]
+            control_tables.record_unit(connection, Idempotency(app_id, newest), commit.id)
 
 
 def _insertion(table: DataTable, payload: Sequence[str]) -> str:

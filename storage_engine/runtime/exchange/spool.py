@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 
 from storage_engine.model.columns import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Duck, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Duck
 from storage_engine.repository.protocol import Identity, ReadWindow, Repository, TypeRef
 
 KEYS_AT_ONCE = 16_384

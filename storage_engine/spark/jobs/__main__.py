@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 NAME = "python -m storage_engine.spark.jobs"
-PROGRAMS = ("ingest", "stream", "compact", "migrate")
+PROGRAMS = ("ingest", "stream", "compact", "merge", "migrate")
 
 
 def main(argv: list[str]) -> int:

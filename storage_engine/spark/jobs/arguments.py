@@ -233,7 +233,7 @@ def option_table(parser: argparse.ArgumentParser, *titles: str) -> str:
     rows = ["| option | meaning |", "| --- | --- |"]
     groups = [group for group in parser._action_groups if not titles or group.title in titles]
     for action in (action for group in groups for action in group._group_actions):
-        if "--help" in action.option_strings:
+        if "--help" in action.option_strings or action.help == argparse.SUPPRESS:
             continue
         long = [text for text in action.option_strings if text.startswith("--")]
         value = f" {action.metavar}" if action.metavar else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ def compact_parser() -> Parser:
     )
     add = parser.add_argument_group("what").add_argument
     add("--storage-uri", required=True, metavar="URI", help="the storage")
+    add("--branch", metavar="NAME", help=SUPPRESS)  # refused, and told why
     add("--type", action="append", metavar="NAME", help="only this type; may be repeated")
     add(
         "--spark-above",
@@ -89,7 +90,7 @@ def _run(given: Namespace) -> int:
         policy = CompactionPolicy(given.min_entries, given.ratio)
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-    with reporting() as reporter, opened(given.storage_uri, None) as session:
+    with reporting() as reporter, opened(given.storage_uri, None, branch=given.branch) as session:
         repository = session.repository
         plan = plan_compaction(repository, policy, given.type)
         if not given.apply or plan.empty:

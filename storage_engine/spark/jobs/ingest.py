@@ -72,7 +72,7 @@ def ingest(
 
     type_spec = type_of(spec)
     options = spec.write_options()
-    with explained(), opened(spec.storage_uri, session) as using:
+    with explained(), opened(spec.storage_uri, session, branch=spec.branch) as using:
         if replay is None:
             prepared = prepare(spark, spec, type_spec)
         else:

@@ -48,6 +48,7 @@ def migrate_parser() -> Parser:
     )
     add = parser.add_argument_group("what").add_argument
     add("--storage-uri", required=True, metavar="URI", help="the storage")
+    add("--branch", metavar="NAME", help="the branch to migrate instead of main")
     add(
         "--models",
         action="append",
@@ -92,7 +93,7 @@ def _run(given: Namespace) -> int:
     declared = _declared(given)
     module = imported_module(given.upgraders, "--upgraders") if given.upgraders else None
     ways = load_upgraders(module) if module is not None else None
-    with reporting() as reporter, opened(given.storage_uri, None) as session:
+    with reporting() as reporter, opened(given.storage_uri, None, branch=given.branch) as session:
         repository = session.repository
         preview = migration.preview(repository, declared, ways)
         if not given.apply:

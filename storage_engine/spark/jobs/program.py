@@ -248,13 +248,19 @@ def start_spark(name: str, run: RunOptions) -> SparkSession:
 
 
 @contextmanager
-def opened(uri: str, session: Session | None) -> Iterator[Session]:
+def opened(uri: str, session: Session | None, *, branch: str | None = None) -> Iterator[Session]:
+    """A given session, which must be on the branch that is meant; else one for the job."""
     if session is not None:
+        if branch not in (None, session.branch):
+            raise ConfigurationError(
+                f"the order is for branch {branch!r}, and the session that was given is on "
+                f"{session.branch!r}: open it with Session(..., branch={branch!r})"
+            )
         yield session
         return
     from storage_engine.runtime.session import Session as Opened
 
-    with Opened(uri, config=storage_config()) as own:
+    with Opened(uri, config=storage_config(), branch=branch) as own:
         yield own
 
 

@@ -149,6 +149,7 @@ class Batches:
         write = batch_writer(
             type_spec,
             spec.storage_uri,
+            branch=spec.branch,
             app_id=self._app_id,
             config=storage_config(),
             on_result=tell,

@@ -2,6 +2,6 @@
 
 from storage_engine.repository.object.merge.report import Conflict, MergeReport, TypeMerge
 from storage_engine.repository.object.merge.rows import Policy
-from storage_engine.repository.object.merge.run import merge, update
+from storage_engine.repository.object.merge.run import MergeTerms, merge, update
 
-__all__ = ["Conflict", "MergeReport", "Policy", "TypeMerge", "merge", "update"]
+__all__ = ["Conflict", "MergeReport", "MergeTerms", "Policy", "TypeMerge", "merge", "update"]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from storage_engine.errors import MergeConflictError
 
-ConflictKind = Literal["divergent_insert", "divergent_update", "schema"]
+ConflictKind = Literal["divergent_insert", "divergent_update", "broken_expectation", "schema"]
 Row = Mapping[str, Any]
 
 
@@ -17,7 +17,8 @@ class Conflict:
     """What both sides changed, each in its own way.
 
     Rows are by field name, `ours` of the branch that is merged into; None: there is none. `fields`
-    are those in which the two differ. A conflict of schemas concerns the type as a whole.
+    are those in which the two differ, or that a broken rule is about. A conflict of schemas
+    concerns the type as a whole.
     """
 
     kind: ConflictKind

@@ -2,14 +2,18 @@
 
 A row is taken where the target still has what the source knew of it, and left where it says
 nothing that the target does not know. What the two knew of each other is the parent's row as of
-the base or the last update, and the branch's own row as of its last merge. (The parent's row as of
-that merge is not: it may have come from others, and the branch has never seen it.)
+the base or the last update, or the branch's own row as of its last merge, whichever came later.
+(The parent's row as of that merge is not: it may have come from others, and the branch has never
+seen it.) Of a merge and an update at the same time each counts: a row says nothing if it is as both
+have it, and is in conflict if it is as one of them: it may be old, or have been taken back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,7 +24,8 @@ from storage_engine.errors import ConfigurationError, ValidationError
 from storage_engine.model.arrow import row_schema, rows_to_table, table_to_rows
 from storage_engine.model.spec import TypeSpec
 from storage_engine.model.validation import explain, validator
-from storage_engine.repository.duck import Duck, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.merge.report import Conflict, Row
 
 Decide = Callable[[Row | None, Row | None, Row], Row]
@@ -67,7 +72,7 @@ def merge_rows(
     resolved: list[dict[str, Any]] = []
     conflicts: list[Conflict] = []
     count = new = 0
-    for identity in _identities(spec, keys):
+    for identity in identities(spec, keys):
         our, their = sides[0].get(identity), sides[1][identity]
         base = next((side[identity] for side in reversed(sides[2:]) if identity in side), None)
         decided, conflict = _decide(spec, policy, identity, base, our, their)
@@ -75,8 +80,8 @@ def merge_rows(
             conflicts.append(conflict)
             continue
         count += 1
-        if decided is not None and decided != our:
-            resolved.append(decided)
+        if decided is not None and (our is None or _differing(spec, decided, our)):
+            resolved.append(decided.row)
             new += our is None
     if resolved:
         rows = pa.concat_tables([rows, rows_to_table(spec, resolved)])
@@ -91,7 +96,7 @@ def _verdicts(
     keys = ", ".join(quoted(name) for name in spec.identity)
     joins = [f"LEFT JOIN ours o USING ({keys})"]
     joins += [f"LEFT JOIN known_{n} k{n} USING ({keys})" for n in range(len(shared))]
-    informed = [_same(spec, "t", "o")] + [_same(spec, "t", f"k{n}") for n in range(len(shared))]
+    as_agreed = [_same(spec, "t", f"k{n}") for n in range(len(shared))] or ["false"]
     unmoved = [
         f"(o.commit_id IS NULL AND k{n}.commit_id IS NULL OR {_same(spec, 'o', f'k{n}')})"
         for n in range(len(shared))
@@ -99,9 +104,10 @@ def _verdicts(
     columns = ", ".join(f"t.{quoted(name)}" for name in row_schema(spec).names)
     sql = f"""
         SELECT {columns}, o.commit_id IS NULL AS is_new,
-            CASE WHEN {" OR ".join(unmoved)} THEN {_TAKE} ELSE {_CONFLICT} END AS verdict
+            CASE WHEN ({" OR ".join(unmoved)}) AND NOT ({" OR ".join(as_agreed)})
+                THEN {_TAKE} ELSE {_CONFLICT} END AS verdict
         FROM theirs t {" ".join(joins)}
-        WHERE NOT ({" OR ".join(informed)})
+        WHERE NOT ({_same(spec, "t", "o")} OR {" AND ".join(as_agreed)})
         ORDER BY {keys}
     """
     with duck.cursor() as cursor, duck.errors():
@@ -121,16 +127,45 @@ def _same(spec: TypeSpec, a: str, b: str) -> str:
     return f"({' AND '.join([there, *fields])})"
 
 
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A row for people, and as it is stored. The latter is what is compared: in JSON 1, 1.0 and
+    true are three values, which Python takes for one."""
+
+    row: dict[str, Any]
+    stored: Mapping[str, Any]
+
+
+def _versions(spec: TypeSpec, table: pa.Table) -> list[_Version]:
+    pairs = zip(table_to_rows(spec, table), table.to_pylist(), strict=True)
+    return [_Version(row, stored) for row, stored in pairs]
+
+
 def _by_identity(
     spec: TypeSpec, table: pa.Table, keys: pa.Table
-) -> dict[tuple[str, ...], dict[str, Any]]:
-    wanted = {*_identities(spec, keys)}
-    places = [n for n, identity in enumerate(_identities(spec, table)) if identity in wanted]
+) -> dict[tuple[str, ...], _Version]:
+    wanted = {*identities(spec, keys)}
+    places = [n for n, identity in enumerate(identities(spec, table)) if identity in wanted]
     chosen = table.take(pa.array(places, pa.int64()))
-    return dict(zip(_identities(spec, chosen), table_to_rows(spec, chosen), strict=True))
+    return dict(zip(identities(spec, chosen), _versions(spec, chosen), strict=True))
 
 
-def _identities(spec: TypeSpec, table: pa.Table) -> list[tuple[str, ...]]:
+def _differing(spec: TypeSpec, a: _Version | None, b: _Version | None) -> list[str]:
+    """The fields in which two versions are not the same; all of them where one is not there."""
+    if a is None or b is None:
+        return [f.name for f in spec.fields]
+    return [f.name for f in spec.fields if not _alike(a.stored[f.name], b.stored[f.name])]
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return bool(a == b) or (_is_nan(a) and _is_nan(b))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and isnan(value)
+
+
+def identities(spec: TypeSpec, table: pa.Table) -> list[tuple[str, ...]]:
     columns = [table.column(name).to_pylist() for name in spec.identity]
     return list(zip(*columns, strict=True))
 
@@ -139,61 +174,59 @@ def _decide(
     spec: TypeSpec,
     policy: Policy,
     identity: tuple[str, ...],
-    base: dict[str, Any] | None,
-    ours: dict[str, Any] | None,
-    theirs: dict[str, Any],
-) -> tuple[dict[str, Any] | None, Conflict | None]:
+    base: _Version | None,
+    ours: _Version | None,
+    theirs: _Version,
+) -> tuple[_Version | None, Conflict | None]:
     """The row that counts, or the conflict that stays."""
     if policy == "ours":
         return ours, None
     if policy == "theirs":
         return theirs, None
-    names = [f.name for f in spec.fields]
     if policy == "fields":
-        combined, contested = _combined(names, base, ours, theirs)
+        combined, contested = _combined(spec, base, ours, theirs)
         if not contested:
             return combined, None
         return None, _conflict(spec, identity, base, ours, theirs, contested)
     if callable(policy):
-        return _checked(spec, identity, policy(base, ours, theirs), theirs), None
-    differing = [name for name in names if ours is None or ours[name] != theirs[name]]
-    return None, _conflict(spec, identity, base, ours, theirs, differing)
+        # What it is given is its own to change.
+        given = [deepcopy(side.row) if side is not None else None for side in (base, ours, theirs)]
+        made = policy(*given)  # type: ignore[arg-type]
+        return _checked(spec, identity, made, theirs.row), None
+    return None, _conflict(spec, identity, base, ours, theirs, _differing(spec, ours, theirs))
 
 
 def _combined(
-    names: Sequence[str],
-    base: Mapping[str, Any] | None,
-    ours: Mapping[str, Any] | None,
-    theirs: Mapping[str, Any],
-) -> tuple[dict[str, Any], list[str]]:
+    spec: TypeSpec, base: _Version | None, ours: _Version | None, theirs: _Version
+) -> tuple[_Version, list[str]]:
     """Each field as the side has it that changed it; and those that both changed."""
-    row, contested = dict(theirs), []
-    for name in names if ours is not None else ():
-        assert ours is not None
-        if ours[name] == theirs[name] or (base is not None and ours[name] == base[name]):
-            continue
-        if base is not None and theirs[name] == base[name]:
-            row[name] = ours[name]
-        else:
-            contested.append(name)
-    return row, contested
+    if ours is None:
+        return theirs, []
+    by_us, by_them = (_differing(spec, base, side) for side in (ours, theirs))
+    apart = _differing(spec, ours, theirs)
+    kept = [name for name in apart if name not in by_them]
+    made = (
+        {**version, **{name: own[name] for name in kept}}
+        for version, own in ((theirs.row, ours.row), (theirs.stored, ours.stored))
+    )
+    return _Version(*made), [name for name in apart if name in by_us and name in by_them]
 
 
 def _checked(
     spec: TypeSpec, identity: tuple[str, ...], made: Any, theirs: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> _Version:
     """What a function made of a conflict, as a row of the type."""
     if not isinstance(made, Mapping):
         raise ConfigurationError(
-            f"on_conflict: the function returned {made!r} for {_said(spec, identity)}; it returns "
-            "a row, as it was given them"
+            f"on_conflict: the function returned {made!r} for {shown_identity(spec, identity)}; it "
+            "returns a row, as it was given them"
         )
     names = [f.name for f in spec.fields]
     unknown = sorted(set(made) - set(theirs))
     missing = [name for name in names if name not in made]
     if unknown or missing:
         raise ValidationError(
-            f"on_conflict: the row for {_said(spec, identity)} has "
+            f"on_conflict: the row for {shown_identity(spec, identity)} has "
             + " and ".join(
                 [f"no field {name!r}" for name in missing]
                 + [f"a field {name!r} that the type has not" for name in unknown]
@@ -211,20 +244,21 @@ def _checked(
             raise explain(
                 error, type_name=spec.name, identity=shown, arguments=(), within=(field.name,)
             ) from None
-    if tuple(rows_to_table(spec, [row]).column(n)[0].as_py() for n in spec.identity) != identity:
+    table = rows_to_table(spec, [row])
+    if identities(spec, table) != [identity]:
         raise ValidationError(
-            f"on_conflict: the row for {_said(spec, identity)} has another identity",
+            f"on_conflict: the row for {shown_identity(spec, identity)} has another identity",
             type=spec.name,
         )
-    return row
+    return _versions(spec, table)[0]
 
 
 def _conflict(
     spec: TypeSpec,
     identity: tuple[str, ...],
-    base: Row | None,
-    ours: Row | None,
-    theirs: Row,
+    base: _Version | None,
+    ours: _Version | None,
+    theirs: _Version,
     fields: Sequence[str],
 ) -> Conflict:
     inserted = base is None
@@ -233,15 +267,15 @@ def _conflict(
         "divergent_insert" if inserted else "divergent_update",
         spec.kind,
         spec.name,
-        f"{_said(spec, identity)} {what} ({', '.join(fields)})",
+        f"{shown_identity(spec, identity)} {what} ({', '.join(fields)})",
         identity,
-        base,
-        ours,
-        theirs,
+        base.row if base is not None else None,
+        ours.row if ours is not None else None,
+        theirs.row,
         tuple(fields),
     )
 
 
-def _said(spec: TypeSpec, identity: tuple[str, ...]) -> str:
+def shown_identity(spec: TypeSpec, identity: tuple[str, ...]) -> str:
     shown = identity[0] if len(identity) == 1 else tuple(part for part in identity if part)
     return f"{spec.name} {shown!r}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from storage_engine.commitlog.records import Manifest, PastVersion, TypeHead, TypeRef
+from storage_engine.errors import MissingUpgraderError
 from storage_engine.repository.object.merge.report import Conflict
+from storage_engine.repository.object.merge.sides import MergeSide
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,13 @@ class SchemaChange:
     is_new: bool = False  # the target has no type of the name
     registered: Sequence[Mapping[str, Any]] = ()
     dropped: Mapping[str, Any] | None = None
+    target_ahead: bool = False  # the target has a later version, which rows are brought up to
+    anew: bool = False  # the source ended the target's type and made another of the name
+
+    @property
+    def migrates(self) -> bool:
+        """Whether all rows of the target are brought into another version."""
+        return bool(self.registered) and not self.is_new
 
     @property
     def what(self) -> str:
@@ -63,18 +72,18 @@ class SchemaChange:
 
 
 def schema_change(
-    ref: TypeRef,
-    ours: TypeHead | None,
-    theirs: TypeHead | None,
+    ours: MergeSide,
+    theirs: MergeSide,
     own: Sequence[Manifest],
     *,
-    target_moved: bool,
-    source_branch: str,
-    target_branch: str,
+    changed_by_others: Callable[[], bool],
 ) -> SchemaChange | Conflict:
-    """`ours` and `theirs` are the type's heads on both sides, `own` the commits that are merged;
-    `target_moved`: the target has changed the type since the two agreed."""
-    assert theirs is not None, "a commit of the source touched it"
+    """`own` are the commits that are merged; `changed_by_others`: whether the target has changed
+    the type since the two agreed, and not by what the source has brought. One side may be ahead of
+    the other by any number of versions; where each has versions that the other has not, nobody can
+    say what rows should become."""
+    ref, our, their = theirs.ref, ours.top, theirs.top
+    assert their is not None, "a commit of the source touched it"
     registered = [
         {k: v for k, v in record.items() if k != "activation_commit_id"}
         for manifest in own
@@ -89,34 +98,51 @@ def schema_change(
     ]
 
     def conflict(why: str) -> Conflict:
-        message = f"{ref[1]}: {why}"
-        return Conflict("schema", ref[0], ref[1], message)
+        return Conflict("schema", ref[0], ref[1], f"{ref[1]}: {why}")
 
-    if ours is None:
-        if theirs.is_dropped:
-            return SchemaChange(ref, theirs)  # it came and went
-        return SchemaChange(ref, theirs, is_new=True, registered=registered)
-    same = (ours.schema_sha256, ours.schema_version_id, ours.is_dropped) == (
-        theirs.schema_sha256,
-        theirs.schema_version_id,
-        theirs.is_dropped,
+    if our is None:
+        if their.is_dropped:
+            return SchemaChange(ref, their)  # it came and went
+        return SchemaChange(ref, their, is_new=True, registered=registered)
+    if _version(our) == _version(their):
+        return SchemaChange(ref, their)
+    if their.is_dropped:
+        if changed_by_others():
+            return conflict(f"{theirs.branch!r} dropped it, and {ours.branch!r} changed it since")
+        return SchemaChange(ref, their, dropped=dict(drops[-1]))
+    anew = their.first_version_id != our.first_version_id and not changed_by_others()
+    if our.is_dropped and not anew:
+        return conflict(f"{ours.branch!r} dropped it, and {theirs.branch!r} changed it since")
+    if ours.has_been(theirs):
+        return SchemaChange(ref, their, target_ahead=True)
+    if not (anew or theirs.has_been(ours)):
+        return conflict(
+            f"{theirs.branch!r} migrated it to version {their.schema_version_id}, and "
+            f"{ours.branch!r} to another version {our.schema_version_id}"
+        )
+    newer = [r for r in registered if anew or r["schema_version_id"] > our.schema_version_id]
+    return SchemaChange(ref, their, registered=newer, anew=anew)
+
+
+def _version(top: TypeHead) -> tuple[object, ...]:
+    """Also which type it is: one that was ended and made anew may look the same."""
+    return top.schema_sha256, top.schema_version_id, top.first_version_id, top.is_dropped
+
+
+def missing_upgrader(ours: MergeSide, theirs: MergeSide, error: MissingUpgraderError) -> Conflict:
+    """Rows of one side cannot be brought along to the version of the other."""
+    kind, name = theirs.ref
+    versions = ", ".join(
+        f"{side.branch!r} has version {side.top.schema_version_id}"
+        for side in (ours, theirs)
+        if side.top is not None
     )
-    if same:
-        return SchemaChange(ref, theirs)
-    if theirs.is_dropped:
-        if target_moved:
-            return conflict(f"{source_branch!r} dropped it, and {target_branch!r} changed it since")
-        return SchemaChange(ref, theirs, dropped=dict(drops[-1]))
-    if not registered:
-        if ours.is_dropped:
-            return conflict(f"{target_branch!r} dropped it, and {source_branch!r} changed its rows")
-        return conflict(
-            f"{target_branch!r} migrated it to version {ours.schema_version_id}, and "
-            f"{source_branch!r} changed rows of version {theirs.schema_version_id}"
-        )
-    if target_moved:
-        return conflict(
-            f"{source_branch!r} migrated it to version {theirs.schema_version_id}, and "
-            f"{target_branch!r} has changed it since (version {ours.schema_version_id})"
-        )
-    return SchemaChange(ref, theirs, registered=registered)
+    missing = ", ".join(f"{of} from version {version}" for of, version in error.missing)
+    why = f" ({'; '.join(error.differences)})" if error.differences else ""
+    return Conflict(
+        "schema",
+        kind,
+        name,
+        f"{name}: {versions}, and there is no upgrader of {missing}{why} to bring rows along: "
+        "give it (upgraders=..., --upgraders MODULE)",
+    )

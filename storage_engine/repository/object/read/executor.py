@@ -22,6 +22,7 @@ from storage_engine.model.columns import arrow_type
 from storage_engine.model.expressions import Operand
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Compiler, Conjunct, Statement, result_kinds
+from storage_engine.query.dialects import quoted
 from storage_engine.query.reference import Reference
 from storage_engine.query.results import (
     Diagnostic,
@@ -32,7 +33,8 @@ from storage_engine.query.results import (
     endpoint_spec,
 )
 from storage_engine.query.spec import Order, QuerySpec, When, after_pin
-from storage_engine.repository.duck import ConfinedDuck, Duck, Stream, path_rows, quoted
+from storage_engine.repository.duck import Duck, Stream, path_rows
+from storage_engine.repository.duck_confined import ConfinedDuck
 from storage_engine.repository.object.read.files import (
     Brought,
     MissingFileError,
@@ -301,6 +303,13 @@ class ObjectExecutor:
         """
         return self._planned(spec, when or When())[1]
 
+    def plan_at(self, head: Head, spec: TypeSpec, window: CommitWindow) -> TypePlan:
+        """The same as of a head that is at hand."""
+        (plan,) = self._plan(head, window, [spec], (), None)
+        if not self._engine.scanner.has(plan.files):
+            (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
+        return plan
+
     def key_splits(self, spec: TypeSpec, when: When) -> list[str]:
         """As `Repository.key_splits` promises them: where files end, some rows apart."""
         head = self._engine.chain.read_head().head
@@ -337,10 +346,7 @@ class ObjectExecutor:
 
     def latest(self, spec: TypeSpec, head: Head) -> Iterator[pa.RecordBatch]:
         """All latest rows as of a head, in the row schema and in no order."""
-        window = CommitWindow(head.commit_id)
-        (plan,) = self._plan(head, window, [spec], (), None)
-        if not self._engine.scanner.has(plan.files):
-            (plan,) = self._plan(head, window, [spec], (), None, trust_index=False)
+        plan = self.plan_at(head, spec, CommitWindow(head.commit_id))
         names = row_schema(spec).names
         return self.scan(plan, {name: name for name in names}, names).batches
 

@@ -42,7 +42,8 @@ from storage_engine.model.spec import FieldSpec, TypeSpec
 from storage_engine.objectstore.cache import ImmutableCache, damaged
 from storage_engine.objectstore.local import is_there, path_errors
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
-from storage_engine.repository.duck import Duck, literal, quoted
+from storage_engine.query.dialects import literal, quoted
+from storage_engine.repository.duck import Duck
 from storage_engine.schema.forward import forward, not_forward, refusal
 
 if TYPE_CHECKING:
@@ -230,8 +231,12 @@ class Scanner:
             if path not in as_rows and (name := self._name(item.file)) is not None:
                 brought[path] = name
         rest = [(spec, i) for path, (spec, i) in unique.items() if path not in brought]
+        columns: dict[tuple[int, bool], tuple[str, ...]] = {}  # one type, or few, and many files
         for spec, item in rest:
-            decoded = self._decoded.get(item.file.path, _columns_of(spec, item))
+            kind = (id(spec), item.stored is None)
+            if kind not in columns:
+                columns[kind] = _columns_of(spec, item)
+            decoded = self._decoded.get(item.file.path, columns[kind])
             if decoded is not None:
                 brought[item.file.path] = decoded
         rest = [(spec, item) for spec, item in rest if item.file.path not in brought]

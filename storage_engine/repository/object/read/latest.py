@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,7 +23,8 @@ from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.ranges import KeyRange
 from storage_engine.commitlog.records import CommitFile, Entry, Head, TypeHead, TypeRef
 from storage_engine.config import MIB
-from storage_engine.index.record import IndexObjects
+from storage_engine.errors import OntologiaError
+from storage_engine.index.record import IndexObjects, IndexVersion, TypeIndex
 from storage_engine.index.resolve import (
     Early,
     Resolution,
@@ -32,6 +34,8 @@ from storage_engine.index.resolve import (
     resolve_type,
 )
 from storage_engine.model.spec import TypeSpec
+from storage_engine.objectstore.parallel import Background
+from storage_engine.objectstore.protocol import ObjectStoreError
 from storage_engine.repository.duck import Duck
 from storage_engine.repository.object.read.files import DataFile, MissingFileError, Scanner
 
@@ -42,13 +46,65 @@ _TYPE_FILE_BYTES = 16 * MIB  # of Parquet, which grows several times in memory
 _TYPE_ROWS = 250_000
 _KEPT_ROWS = 500_000
 _CHUNKS = 64
-_UNREAD = 256  # entries that are left unread at most
+_UNREAD = 4096  # entries that are left unread at most
+_READ_AT_ONCE = 64  # so many small files cost little more than one
 
 # Log id and schema version: rows of another log (the storage was erased and begun anew), or of
 # another version, are not brought forward.
 Epoch = tuple[str, int]
 # The commit that last touched the type, and its manifest: the number alone proves nothing.
 Top = tuple[int, str]
+
+
+class UnreadEntries:
+    """Entries of a type whose rows nobody has asked for, found by the keys that may be in them.
+
+    Writers beside this one, whose commits are of one object each, leave thousands of entries with
+    one key. Who writes other keys need not read any of them, nor look at each to know that.
+    """
+
+    def __init__(self, spec: TypeSpec) -> None:
+        self._column = spec.identity[0]
+        self._wide: dict[int, Entry] = {}
+        self._single: dict[str, dict[int, Entry]] = {}  # by the key that all of its rows have
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Entry]:
+        yield from self._wide.values()
+        for entries in self._single.values():
+            yield from entries.values()
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            key = only_key(entry, self._column)
+            place = self._wide if key is None else self._single.setdefault(key, {})
+            self._count += id(entry) not in place
+            place[id(entry)] = entry
+
+    def take(self, keys: pa.Table | None) -> list[Entry]:
+        """Those that may hold one of `keys` (all, for None): they are not among these any more."""
+        taken = self.met(keys)
+        for entry in taken:
+            key = only_key(entry, self._column)
+            place = self._wide if key is None else self._single[key]
+            del place[id(entry)]
+            if key is not None and not place:
+                del self._single[key]
+        self._count -= len(taken)
+        return taken
+
+    def met(self, keys: pa.Table | None) -> list[Entry]:
+        """Those that may hold one of `keys`; all, for None."""
+        if keys is None:
+            return list(self)
+        entries = prune_by_keys(list(self._wide.values()), self._column, keys) if self._wide else []
+        if self._single:
+            for key in dict.fromkeys(keys.column(self._column).to_pylist()):
+                entries += self._single.get(key, {}).values()
+        return entries
 
 
 class ResidentType:
@@ -60,14 +116,46 @@ class ResidentType:
         self.upto = 0
         self.epoch = epoch
         self.top = top
-        self.unread: list[Entry] = []  # entries up to `upto` whose rows nobody has asked for
+        self.unread = UnreadEntries(spec)  # up to `upto`
         self._identity = spec.identity
         self._rows = versions.schema.empty_table()
+        self._fresh: list[tuple[int, pa.Table]] = []  # rows of later commits, to follow these
+        self._count = 0  # of both
         self._positions: dict[Hashable, int] = {}
         self.add(versions, upto=upto, top=top)
 
     def __len__(self) -> int:
         return len(self._positions)
+
+    def add_commit(self, rows: pa.Table, commit_id: int, *, top: Top) -> None:
+        """Take in the rows of the next commit, of one version each: at little cost, as most that
+        is drafted together meets nothing of one another."""
+        for offset, identity in enumerate(self.identities(rows), self._count):
+            self._positions[identity] = offset
+        self._fresh.append((commit_id, rows))
+        self._count += rows.num_rows
+        self.upto = commit_id
+        self.top = top
+
+    def _all_rows(self) -> pa.Table:
+        """With the fresh ones in their places."""
+        if self._fresh:
+            fresh, self._fresh = self._fresh, []
+            commit_ids = [commit_id for commit_id, each in fresh for _ in range(each.num_rows)]
+            schema = self._rows.schema
+            column = pa.array(commit_ids, schema.field(0).type)
+            added = pa.concat_tables([each for _, each in fresh]).combine_chunks()
+            added = added.add_column(0, schema.field(0), column).cast(schema)
+            self._rows = pa.concat_tables([self._rows, added])
+        return self._rows
+
+    def _append(self, ordered: pa.Table) -> None:
+        for offset, identity in enumerate(self.identities(ordered), self._count):
+            self._positions[identity] = offset
+        self._rows = pa.concat_tables([self._all_rows(), ordered])
+        self._count = self._rows.num_rows
+        if self._rows.column(0).num_chunks > _CHUNKS or self._count > 2 * len(self) + 1000:
+            self._tidy()
 
     def add(self, versions: pa.Table, *, upto: int, top: Top) -> None:
         """Take in the versions (commit_id and row columns) of commits past ours and up to `upto`.
@@ -77,21 +165,16 @@ class ResidentType:
         """
         commit_ids = versions.column("commit_id")
         later = pc.and_(pc.greater(commit_ids, self.upto), pc.less_equal(commit_ids, upto))
-        start = self._rows.num_rows
-        ordered = versions.filter(later).sort_by("commit_id")
-        self._rows = pa.concat_tables([self._rows, ordered])
-        for offset, identity in enumerate(self.identities(ordered)):
-            self._positions[identity] = start + offset
+        self._append(versions.filter(later).sort_by("commit_id"))
         self.upto = upto
         self.top = top
-        self._tidy_if_needed()
 
     def add_late(self, versions: pa.Table) -> None:
         """Take in versions of commits that we have been past already, where they are newer than
         what we know of their identities."""
         ordered = versions.sort_by("commit_id")
         commit_ids = ordered.column("commit_id").to_pylist()
-        earlier = self._rows.column("commit_id").take(self.positions(ordered)).to_pylist()
+        earlier = self._all_rows().column("commit_id").take(self.positions(ordered)).to_pylist()
         latest: dict[Hashable, int] = {}
         newer = []
         for identity, commit_id, before in zip(
@@ -102,16 +185,7 @@ class ResidentType:
             newer.append(is_newer)
             if is_newer:
                 latest[identity] = commit_id
-        start = self._rows.num_rows
-        taken = ordered.filter(pa.array(newer, pa.bool_()))
-        self._rows = pa.concat_tables([self._rows, taken])
-        for offset, identity in enumerate(self.identities(taken)):
-            self._positions[identity] = start + offset
-        self._tidy_if_needed()
-
-    def _tidy_if_needed(self) -> None:
-        if self._rows.column(0).num_chunks > _CHUNKS or self._rows.num_rows > 2 * len(self) + 1000:
-            self._tidy()
+        self._append(ordered.filter(pa.array(newer, pa.bool_())))
 
     def positions(self, intents: pa.Table) -> pa.Array:
         """Where the stored row of each intent is; null for unknown identities."""
@@ -120,11 +194,11 @@ class ResidentType:
 
     def rows_at(self, positions: pa.Array) -> pa.Table:
         """Stored rows in the order asked for; all null where the position is."""
-        return self._rows.take(positions)
+        return self._all_rows().take(positions)
 
     def table(self) -> pa.Table:
         """All kept rows; superseded ones may be among them."""
-        return self._rows
+        return self._all_rows()
 
     def identities(self, table: pa.Table) -> Iterable[Hashable]:
         columns = [table.column(name).to_pylist() for name in self._identity]
@@ -133,6 +207,7 @@ class ResidentType:
     def _tidy(self) -> None:
         kept = pa.array(self._positions.values(), pa.int64())
         self._rows = self._rows.take(kept).combine_chunks()
+        self._count = self._rows.num_rows
         self._positions = {identity: at for at, identity in enumerate(self._positions)}
 
 
@@ -181,21 +256,24 @@ def newest(entries: Sequence[Entry], upto: int) -> list[Entry]:
     return [replace(entry, files=entry.newest_files(upto)) for entry in entries]
 
 
-def prune_by_keys(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table) -> list[Entry]:
+def only_key(entry: Entry, column: str) -> str | None:
+    """The key that all rows of an entry have in an identity column, if it says so."""
+    bounds = {file.keys(column) for file in entry.files}
+    (low, high), *others = bounds or {KeyRange()}
+    return low if not others and low == high else None
+
+
+def prune_by_keys(entries: Sequence[Entry], column: str, keys: pa.Table) -> list[Entry]:
     """Entries with a file whose key range can hold one of `keys`."""
-    name = spec.identity[0]
     if keys.num_rows == 0:
         return []
-    bounds = pc.min_max(keys.column(name)).as_py()
+    bounds = pc.min_max(keys.column(column)).as_py()
     wanted = KeyRange(bounds["min"], bounds["max"])
     return [
-        entry for entry in entries if any(file.keys(name).overlaps(wanted) for file in entry.files)
+        entry
+        for entry in entries
+        if any(file.keys(column).overlaps(wanted) for file in entry.files)
     ]
-
-
-def _met(entries: Sequence[Entry], spec: TypeSpec, keys: pa.Table | None) -> list[Entry]:
-    """The entries that may hold one of `keys`, where only those matter."""
-    return list(entries) if keys is None else prune_by_keys(entries, spec, keys)
 
 
 class Versions:
@@ -217,6 +295,7 @@ class Versions:
         self._resident = resident
         self._v1 = engine_version == "v1"
         self._warn = warn
+        self._foreseen: dict[TypeRef, Background[IndexVersion]] = {}
 
     @property
     def duck(self) -> Duck:
@@ -331,7 +410,8 @@ class Versions:
     ) -> list[Entry]:
         """Where the latest versions of `keys` can be."""
         resolution = self.resolve(spec, head, trust_index=trust_index)
-        return newest(prune_by_keys(resolution.entries, spec, keys), head.commit_id)
+        entries = prune_by_keys(resolution.entries, spec.identity[0], keys)
+        return newest(entries, head.commit_id)
 
     def add_view(
         self,
@@ -363,7 +443,8 @@ class Versions:
     ) -> ResidentType | None:
         """The type's latest rows in memory as of `head`; None when it is too large to keep.
 
-        With `keys`, what others have written since is left unread where none of them can be in it.
+        With `keys`, what others have written since is left unread where none of them can be in it;
+        so are, of many entries, those of another key each.
         """
         top = self.type_head(spec, head)
         if top is None:
@@ -373,7 +454,7 @@ class Versions:
         at = (top.commit_id, top.manifest_path)
         if kept is not None and kept.epoch != epoch:
             kept = None
-        if kept is not None and kept.top == at and not _met(kept.unread, spec, keys):
+        if kept is not None and kept.top == at and not kept.unread.met(keys):
             return kept
         missing: list[Entry] = []
         if kept is not None and kept.top != at:
@@ -383,7 +464,7 @@ class Versions:
         if kept is None:
             missing = list(self.resolve(spec, head, trust_index=trust_index).entries)
         missing = newest(missing, head.commit_id)
-        unread = kept.unread if kept is not None else []
+        unread = list(kept.unread) if kept is not None else []
         files = [file for entry in [*unread, *missing] for file in entry.files]
         if not self._resident.fits(
             file_bytes=sum(f.bytes for f in files), rows=sum(f.row_count for f in files)
@@ -392,8 +473,7 @@ class Versions:
             return None
         try:
             if kept is None:
-                rows = self._scanner.table(spec, missing)
-                kept = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch, top=at)
+                kept = self._begin(spec, missing, keys, upto=head.commit_id, epoch=epoch, top=at)
             else:
                 self._bring_forward(kept, spec, missing, keys, upto=head.commit_id, top=at)
         except MissingFileError:
@@ -404,6 +484,23 @@ class Versions:
         self._resident.keep(spec.ref, kept)
         return kept
 
+    def foresee(self, refs: Iterable[TypeRef], head: Head) -> None:
+        """Begin to read the indices of types that are in memory, where more than the last commit
+        was made by others since: `resident` will ask for them."""
+        self._foreseen.clear()
+        for ref in refs:
+            kept = self._resident.get(ref)
+            if kept is not None and kept.top[0] < head.commit_id - 1:
+                read = partial(self._indices.read, ref, log_id=head.log_id)
+                self._foreseen[ref] = self._chain.parallel.start(read)
+
+    def _index(self, ref: TypeRef, log_id: str) -> TypeIndex:
+        foreseen = self._foreseen.pop(ref, None)
+        if foreseen is not None:
+            with suppress(OntologiaError, ObjectStoreError):
+                return foreseen.wait().value
+        return self._indices.read(ref, log_id=log_id).value
+
     def _since(self, spec: TypeSpec, head: Head, top: TypeHead, kept: ResidentType) -> list[Entry]:
         """The entries past what is kept. The manifest of the type's head tells of one; more come
         from the index, which is one request for all of them, or from the chain where it lags."""
@@ -412,12 +509,33 @@ class Versions:
         if manifest is not None and manifest.commit_id == top.commit_id:
             previous = next((file.previous for file in manifest.files_of(spec.ref)), None)
             if previous is not None and previous.commit_id > kept.top[0]:
-                index = self._indices.read(spec.ref, log_id=head.log_id).value
+                index = self._index(spec.ref, head.log_id)
                 entries, last = index.upto(head.commit_id)
                 if last is not None and last.commit_id > kept.top[0]:
                     entries = resolve_type(chain, index, head, spec.ref, top, self._v1).entries
                     return [entry for entry in entries if entry.max_commit_id > above]
         return state.entries(chain, head, spec.ref, top=top, above=above)
+
+    def _begin(
+        self,
+        spec: TypeSpec,
+        entries: Sequence[Entry],
+        keys: pa.Table | None,
+        *,
+        upto: int,
+        epoch: Epoch,
+        top: Top,
+    ) -> ResidentType:
+        """Read what `keys` may be in, and all that is of more keys than one."""
+        left = UnreadEntries(spec)
+        if keys is not None and _READ_AT_ONCE < len(entries) <= _UNREAD:
+            left.add(e for e in entries if only_key(e, spec.identity[0]) is not None)
+            left.take(keys)
+        unread = {id(entry) for entry in left}
+        rows = self._scanner.table(spec, [e for e in entries if id(e) not in unread])
+        begun = ResidentType(spec, rows, upto=upto, epoch=epoch, top=top)
+        begun.unread = left
+        return begun
 
     def _bring_forward(
         self,
@@ -430,13 +548,15 @@ class Versions:
         top: Top,
     ) -> None:
         """Read what `keys` may be in: of the entries that were left before, and of new ones."""
-        late = _met(kept.unread, spec, keys)
         if len(kept.unread) + len(missing) > _UNREAD:
-            keys, late = None, kept.unread
-        now = _met(missing, spec, keys)
+            keys = None
+        late = kept.unread.met(keys)
+        since = UnreadEntries(spec)
+        since.add(missing)
+        now = since.take(keys)
         rows = self._scanner.table(spec, [*late, *now]) if late or now else None
-        read = {id(entry) for entry in (*late, *now)}
-        left = [entry for entry in (*kept.unread, *missing) if id(entry) not in read]
+        kept.unread.take(keys)
+        kept.unread.add(since)
         if late:
             assert rows is not None
             kept.upto, kept.top = upto, top
@@ -445,7 +565,6 @@ class Versions:
             kept.add(rows, upto=upto, top=top)
         else:
             kept.upto, kept.top = upto, top
-        kept.unread = left
 
     def _follow(self, missing: Sequence[Entry], kept: ResidentType, head: Head) -> bool:
         """Whether entries go on from what is kept; without a request where they say so."""

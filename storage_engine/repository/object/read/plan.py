@@ -47,8 +47,8 @@ from storage_engine.model.expressions import (
 from storage_engine.model.spec import TypeSpec
 from storage_engine.query.compiler import Conjunct
 from storage_engine.query.conditions import after_prefix
+from storage_engine.query.dialects import quoted
 from storage_engine.query.results import Diagnostic
-from storage_engine.repository.duck import quoted
 from storage_engine.repository.object.read.files import Brought, DataFile, Scanner
 
 if TYPE_CHECKING:
@@ -398,7 +398,8 @@ def may_supersede(
         repeats = not entry.unique(upto)
         if repeats:
             older.add(own)
-        newer += [item for item in together if older.overlaps(item.file.leading_keys)]
+        if older:
+            newer += [item for item in together if older.overlaps(item.file.leading_keys)]
         if not repeats:
             older.add(own)
     return newer

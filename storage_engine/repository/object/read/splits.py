@@ -16,8 +16,9 @@ import pyarrow as pa
 from storage_engine.commitlog.ranges import KeyRanges
 from storage_engine.config import MIB
 from storage_engine.errors import ConfigurationError
+from storage_engine.query.dialects import quoted
 from storage_engine.query.results import Rows
-from storage_engine.repository.duck import Stream, quoted
+from storage_engine.repository.duck import Stream
 from storage_engine.repository.object.read.files import DataFile, versioned_schema
 from storage_engine.repository.object.read.plan import TypePlan, may_supersede, visible
 from storage_engine.repository.user_sql import check_condition

@@ -22,7 +22,6 @@ from storage_engine.repository.history import (
     RecordedCommit,
     registrations,
 )
-from storage_engine.repository.object.stored_schema import layout_sha256
 from storage_engine.repository.object.write.parquet import (
     EncodedPart,
     encode_bytes,
@@ -198,6 +197,7 @@ class Adoption:
             schema=commit.schema,
             idempotency={"app_id": unit.app_id, "version": unit.version} if unit else None,
             marks=commit.marks,
+            merged_marks=commit.merged_marks,
         )
 
 
@@ -209,6 +209,6 @@ def _activated(commit: RecordedCommit) -> dict[TypeRef, ActivatedVersion]:
         versions[spec.ref] = ActivatedVersion(
             record["schema_version_id"],
             record.get("schema_sha256") or spec.schema_sha256,
-            layout_sha256(spec),
+            spec.layout_sha256,
         )
     return versions

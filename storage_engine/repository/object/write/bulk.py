@@ -22,7 +22,8 @@ from storage_engine.commitlog.records import CommitFile, Head, TypeHead
 from storage_engine.errors import SchemaOutdatedError
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Duck, Stream, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Duck, Stream
 from storage_engine.repository.object.read.files import parquet
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.stored_schema import FIRST_VERSION

@@ -37,7 +37,6 @@ from storage_engine.repository.object.stored_schema import (
     FIRST_VERSION,
     aligned,
     check_schema,
-    layout_sha256,
 )
 from storage_engine.repository.object.write.bulk import BulkInput, BulkParts, PartsSource
 from storage_engine.repository.object.write.parquet import (
@@ -303,10 +302,9 @@ class CommitRun:
         if not self._request.acks:
             return
         since = min(ack.since for ack in self._request.acks)
-        handled = state.acked_since(self._chain, head, since)
-        for ack in self._request.acks:
-            if (ack.namespace, ack.event_id, ack.handler_id) in handled:
-                raise ClaimLost(ack)
+        acks = {(ack.namespace, ack.event_id, ack.handler_id): ack for ack in self._request.acks}
+        for name in state.acked_since(self._chain, head, since, acks):
+            raise ClaimLost(acks[name])
 
     def _place(
         self,
@@ -364,7 +362,7 @@ class CommitRun:
         return replace(
             before,
             schema_sha256=before.schema_sha256 or spec.schema_sha256,
-            layout_sha256=before.layout_sha256 or layout_sha256(spec),
+            layout_sha256=before.layout_sha256 or spec.layout_sha256,
             manifest_sha256="",
             empty=False,
         )

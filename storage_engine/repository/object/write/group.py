@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NoReturn, Self
 
-import pyarrow as pa
-
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.records import Head, TypeRef
 from storage_engine.commitlog.series import Draft, Mark
@@ -58,13 +56,11 @@ class GroupRows:
         assert head.manifest_path is not None
         top = (head.commit_id, head.manifest_path)
         for ref, (spec, delta) in deltas.items():
-            rows = _versions(spec, delta.rows, head.commit_id)
-            before = self._types.get(ref)
-            if before is not None:
-                before.add(rows, upto=head.commit_id, top=top)
-                continue
-            epoch = (head.log_id, FIRST_VERSION)
-            self._types[ref] = ResidentType(spec, rows, upto=head.commit_id, epoch=epoch, top=top)
+            if ref not in self._types:
+                none = versioned_schema(spec).empty_table()
+                epoch = (head.log_id, FIRST_VERSION)
+                self._types[ref] = ResidentType(spec, none, upto=0, epoch=epoch, top=top)
+            self._types[ref].add_commit(delta.rows, head.commit_id, top=top)
 
     def keep(self, resident: Resident) -> None:
         """They are published: what is kept of the stored rows is brought forward."""
@@ -77,12 +73,6 @@ class GroupRows:
             was = (before[ref].commit_id, before[ref].manifest_path)
             if kept is not None and kept.top == was:
                 kept.add(rows.table(), upto=rows.upto, top=rows.top)
-
-
-def _versions(spec: TypeSpec, rows: pa.Table, commit_id: int) -> pa.Table:
-    schema = versioned_schema(spec)
-    commit_ids = pa.repeat(pa.scalar(commit_id, schema.field(0).type), rows.num_rows)
-    return rows.add_column(0, schema.field(0), commit_ids).cast(schema)
 
 
 class _Member:
@@ -103,7 +93,7 @@ class GroupRun:
         self._turn = turn
         self._members: list[_Member] = []
         self._rows: GroupRows | None = None
-        self._complete = False  # who comes later is for the next turn
+        self._attempts = 0
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +114,11 @@ class GroupRun:
     def run(self) -> None:
         try:
             if self._publish_is_needed():
-                self._parts.publisher.publish_together(self._committers)
+                # What was staged is looked at once more on a head that stands.
+                staged = any(member.pending.alone for member in self._members)
+                self._parts.publisher.publish_together(
+                    self._committers, self._joiners, foresee=not staged
+                )
                 self._remember()
                 for member in self._unanswered():
                     member.run.settle(member.committer.result)
@@ -163,9 +157,17 @@ class GroupRun:
         """Everyone whom this attempt is for. Nobody joins after the first one: its attempts are
         counted for all."""
         self._rows = None
-        members = self._unanswered() if self._complete else self._take()
-        self._complete = True
+        self._attempts += 1
+        members = self._unanswered() if self._attempts > 1 else self._take()
         return [member.committer for member in members if not member.committer.decided]
+
+    def _joiners(self) -> Sequence[Committer]:
+        """Who has come while the others drafted."""
+        if self._attempts > 1:
+            return ()
+        there = len(self._members)
+        self._take()
+        return [member.committer for member in self._members[there:]]
 
     def _take(self) -> list[_Member]:
         members = {id(member.pending) for member in self._members}

@@ -26,9 +26,10 @@ from storage_engine.commitlog.swap import Base, PublishedCommit
 from storage_engine.errors import CommitStateUnknownError, ConfigurationError, OntologiaError
 from storage_engine.model.canonical import canonical_json
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Stream, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Stream
 from storage_engine.repository.object.read.executor import ObjectExecutor
-from storage_engine.repository.object.stored_schema import layout_sha256, stored_state
+from storage_engine.repository.object.stored_schema import stored_state
 from storage_engine.repository.object.write.bulk import chunks
 from storage_engine.repository.object.write.commit import Parts
 from storage_engine.repository.object.write.rewritten_rows import (
@@ -318,7 +319,7 @@ def _activated(
         schema_version_id=migration.version,
         schema_sha256=spec.schema_sha256,
         activation_commit_id=commit_id,
-        layout_sha256=layout_sha256(spec),
+        layout_sha256=spec.layout_sha256,
         manifest_sha256="" if written else base.manifest_sha256,
         empty=base.empty and not written,
         dropped_commit_id=None,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage_engine.commitlog.records import CommitFile, timestamp
-from storage_engine.config import MIB, OntologiaConfig, size_in_bytes
+from storage_engine.config import KIB, MIB, OntologiaConfig, size_in_bytes
 from storage_engine.errors import StorageBackendError
 from storage_engine.model.arrow import fields_json, parquet_schema
 from storage_engine.model.canonical import leaf
@@ -27,6 +27,7 @@ from storage_engine.objectstore.local import advice, is_retryable
 
 _ROW_GROUP_ROWS = 256 * 1024
 _ROW_GROUP_BYTES = 64 * MIB  # as Arrow data: what a writer holds before it encodes
+_TINY_TABLE = 1024  # bytes: dictionaries and compression cost four times the rest, and save nothing
 _LARGE_FILE = 64 * MIB  # from here on pages are sized for range requests
 _SMALL_PAGE = MIB
 _SMALL_PAGE_ROWS = 20_000
@@ -36,6 +37,8 @@ _PAGES_IN_MEMORY = 128
 _KEY_COLUMNS = ("entity_key", "left_key", "right_key")
 _BLOOM_ROWS = 50_000  # of a part in no order, where ranges of keys tell nothing: from here on
 _BLOOM_FPP = 0.01
+# Of small tables: what zstd needs for itself for each column costs more than it compresses.
+_SNAPPY_BYTES = 64 * KIB
 _STAT_TEXT = 64  # longer text is cut: a bound may be loose, never wrong
 _STAT_COLUMNS = 64
 _HASH_CHUNK = 1 << 20
@@ -109,9 +112,9 @@ def stored_table(
 
 
 def encode_bytes(spec: TypeSpec, table: pa.Table) -> EncodedPart:
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     metadata = _write(sink, table)
-    data = sink.getvalue()
+    data = sink.getvalue().to_pybytes()
     return _part(spec, data, len(data), hashlib.sha256(data).hexdigest(), metadata)
 
 
@@ -185,15 +188,15 @@ def _write(sink: Any, table: pa.Table) -> pq.FileMetaData:
     if table.num_rows >= _BLOOM_ROWS:
         values = min(table.num_rows, _ROW_GROUP_ROWS)
         blooms = _blooms(table.column_names, values, _BLOOM_FPP)
+    tiny = table.nbytes <= _TINY_TABLE
     pq.write_table(
         table,
         sink,
-        compression="zstd",
-        compression_level=1,
+        **_codec(table, level=1),
         row_group_size=_ROW_GROUP_ROWS,
         write_page_index=True,
         # Keys and other near-unique text gain nothing from a dictionary and pay for building it.
-        use_dictionary=_repetitive(table),
+        use_dictionary=False if tiny else _repetitive(table),
         bloom_filter_options=blooms,
         metadata_collector=collected,
         store_schema=True,
@@ -305,8 +308,7 @@ class SnapshotPart:
         return pq.ParquetWriter(
             self._sink,
             self._schema,
-            compression="zstd",
-            compression_level=3,
+            **_codec(first, level=3),
             use_dictionary=_repetitive(first),
             write_page_index=True,
             data_page_size=settings.page_bytes if self._large else _SMALL_PAGE,
@@ -315,6 +317,15 @@ class SnapshotPart:
             metadata_collector=self._collected,
             store_schema=True,
         )
+
+
+def _codec(table: pa.Table, *, level: int) -> dict[str, Any]:
+    """Of a file that begins with these rows."""
+    if table.nbytes <= _TINY_TABLE:
+        return {"compression": "none"}
+    if table.nbytes <= _SNAPPY_BYTES:
+        return {"compression": "snappy"}
+    return {"compression": "zstd", "compression_level": level}
 
 
 def _blooms(names: Sequence[str], values: int, fpp: float) -> dict[str, Any]:

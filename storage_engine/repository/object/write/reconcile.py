@@ -26,7 +26,7 @@ from storage_engine.errors import ConcurrentWriteError, ExpectedVersionMismatchE
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.columns import distinct_from
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import quoted
+from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.commit_history import applied
 from storage_engine.repository.object.read.latest import ResidentType, Versions
 from storage_engine.repository.object.stored_schema import aligned, check_schema

@@ -25,7 +25,7 @@ from storage_engine.commitlog.swap import Base
 from storage_engine.config import OntologiaConfig
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import quoted
+from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.read.latest import Versions
 from storage_engine.repository.object.write.bulk import encode_part
 from storage_engine.repository.object.write.parquet import (

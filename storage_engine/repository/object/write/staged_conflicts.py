@@ -25,7 +25,8 @@ from storage_engine.commitlog import ranges
 from storage_engine.commitlog.records import CommitFile, Entry, Head
 from storage_engine.model.arrow import row_schema
 from storage_engine.model.spec import TypeSpec
-from storage_engine.repository.duck import Stream, quoted
+from storage_engine.query.dialects import quoted
+from storage_engine.repository.duck import Stream
 from storage_engine.repository.object.read.latest import Versions, prune_by_keys
 from storage_engine.repository.object.write.bulk import (
     BulkPart,
@@ -118,7 +119,8 @@ class Overtaken:
         keys = ", ".join(quoted(name) for name in self.spec.identity)
         if upto == 0:
             return self.rows.append_column("known", pa.repeat(False, self.rows.num_rows))
-        entries = prune_by_keys(versions.resolve(self.spec, head).entries, self.spec, self.rows)
+        resolved = versions.resolve(self.spec, head).entries
+        entries = prune_by_keys(resolved, self.spec.identity[0], self.rows)
         with versions.scan(self.spec, entries, overtaken=self.rows) as cursor:
             return cursor.execute(
                 f"WITH before AS (SELECT DISTINCT {keys} FROM versions WHERE commit_id <= ?) "

@@ -32,7 +32,9 @@ from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
     ConcurrentWriteError,
     OvertakenExtractError,
+    ProtectedBranchError,
     StorageBackendError,
+    UnknownBranchError,
 )
 from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.open import open_store
@@ -202,6 +204,10 @@ class StagedWrite:
     ) -> None:
         """`on_lost` is called once nothing of it can be published."""
         head = chain.read_head().head
+        if attempt is not None and layout.attempt_incarnation(attempt) != chain.incarnation:
+            raise UnknownBranchError(chain.branch, gone=True)  # it was staged for another one
+        if head.protected:
+            raise ProtectedBranchError(chain.branch)  # before the work, not after
         heads = chain.type_heads_at(head)
         top = heads.get(spec.ref)
         self._chain = chain
@@ -478,11 +484,22 @@ def _refuse(spec: TypeSpec, identities: list[object], since: int) -> None:
         raise ConcurrentWriteError(type=spec.name, identities=identities, snapshot=since)
 
 
-def head_commit_id(uri: str, config: OntologiaConfig) -> int:
-    """Of the head now, by one request: for tasks that only note where they began."""
+def attempt_beside(name: str, other: str) -> str:
+    """An attempt of a name that one has, on the chain that another attempt is meant for."""
+    return layout.on_chain(name, layout.attempt_incarnation(other))
+
+
+def head_commit_id(uri: str, config: OntologiaConfig, branch: str | None, attempt: str) -> int:
+    """Of the head now, by one request: for tasks that only note where they began.
+
+    UnknownBranchError when the branch is another one by now than that of the attempt.
+    """
     store = open_store(uri, config)
     try:
-        return Head.parse(store.get(layout.HEAD).data, key=layout.HEAD).commit_id
+        name, incarnation = branch or layout.MAIN, layout.attempt_incarnation(attempt)
+        key = layout.branch_head(name) if incarnation else layout.HEAD
+        chain = Chain(store, store.parallel, head_key=key, branch=name, incarnation=incarnation)
+        return chain.read_head().head.commit_id
     finally:
         store.close()
 
@@ -491,8 +508,12 @@ def discard_staged(chain: Chain, attempt: str, *, since: int) -> None:
     """Delete what was staged under an attempt that nobody will publish.
 
     Nothing is deleted when the log names it (commits after `since` are looked at), nor while there
-    is a heartbeat: its writer lives, or has ended without knowing whether it published.
+    is a heartbeat: its writer lives, or has ended without knowing whether it published. Nor when
+    the chain is not that of the attempt any more: the branch may have been merged before it was
+    deleted.
     """
+    if layout.attempt_incarnation(attempt) != chain.incarnation:
+        return
     prefix = f"{layout.staged_prefix(attempt)}/"
     head = chain.read_head().head
     for _, manifest in chain.stretch(head.link, above=since):

@@ -24,8 +24,10 @@ from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.model import Field
 from storage_engine.repository import ReadWindow
-from storage_engine.repository.object.merge import MergeReport
+from storage_engine.repository.object.merge import MergeReport, MergeTerms
+from storage_engine.repository.object.merge.rules import Rules
 from storage_engine.repository.protocol import Idempotency
+from storage_engine.schema.upgraders import resolve_upgraders
 from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, Writer, at
 from tests.conformance.test_rfc0009_migration import (
@@ -45,13 +47,21 @@ ALL = CompactionPolicy(min_entries=2)
 OTHER = entity(name=Field[str], age=Field[int], city=(Field[str | None], Field(default=None)))
 
 
-def merge(target: Writer, source: str, policy: Any = "fail", **options: Any) -> MergeReport:
+def terms(policy: Any = "fail", rules: Rules | None = None, upgraders: Any = None) -> MergeTerms:
     policies = policy if isinstance(policy, Mapping) else {None: policy}
-    return target.repo.branches.merge(source, policies, **options)
+    return MergeTerms(policies, rules or {}, resolve_upgraders(upgraders or {}))
 
 
-def update(branch: Writer, policy: Any = "fail", **options: Any) -> MergeReport:
-    return branch.repo.branches.update({None: policy}, **options)
+def merge(
+    target: Writer, source: str, policy: Any = "fail", *, dry_run: bool = False, **given: Any
+) -> MergeReport:
+    return target.repo.branches.merge(source, terms(policy, **given), dry_run=dry_run)
+
+
+def update(
+    branch: Writer, policy: Any = "fail", *, dry_run: bool = False, **given: Any
+) -> MergeReport:
+    return branch.repo.branches.update(terms(policy, **given), dry_run=dry_run)
 
 
 def forked(world: World) -> tuple[Writer, Writer]:
@@ -125,7 +135,7 @@ def test_publishing_an_unmoved_parent_takes_few_requests_and_reads_no_rows(world
     main.repo.flush()
     writes = [key for kind, key in seen if kind not in ("GET", "LIST")]
     assert len(writes) == 5  # lock, manifest, head, index; and the lock again
-    assert len(seen) == 12
+    assert len(seen) == 10
 
 
 def test_a_branch_whose_changes_cancel_out_is_merged(world: World) -> None:
@@ -224,6 +234,35 @@ def test_only_rows_in_question_are_opened_on_the_parent(world: World) -> None:
     cold.store.on_request(lambda kind, key: read.append(key) if key.endswith(".parquet") else None)
     merge(cold, "run")
     assert len(set(read)) <= 2  # the branch's own file, and the one with c
+
+
+def test_merge_manifests_name_the_changes_that_they_brought(world: World) -> None:
+    """A change keeps the name of the commit that made it, through any number of merges."""
+    main, branch = forked(world)
+    branch.put(customer("a", age=2))
+    branch.commit(rows_of(PRODUCT, product("p")))
+    branch.repo.branches.create("run/child")
+    child = world.open(branch="run/child")
+    child.put(customer("c", age=3))
+
+    def names(writer: Writer, commit_id: int) -> Any:
+        record = writer.repo.get_commit(commit_id)
+        assert record is not None
+        return {ref: list(changes) for ref, changes in record.changes.items()}
+
+    own = [names(branch, n) for n in (2, 3)] + [names(child, 4)]
+    assert [len(each) for each in own] == [1, 1, 1]
+    merge(branch, "run/child")
+    assert names(branch, 4) == own[2]
+    merge(main, "run")
+    (a,), (p,), (c,) = (next(iter(each.values())) for each in own)
+    assert names(main, 2) == {CUSTOMER.ref: [a, c], PRODUCT.ref: [p]}
+    main.put(customer("b", age=9))
+    update(branch)
+    assert names(branch, 5) == names(main, 3)
+    branch.put(customer("c", age=4))  # and since the last merge only
+    merge(main, "run")
+    assert names(main, 4) == names(branch, 6)
 
 
 # -- conflicts -----------------------------------------------------------------------------------
@@ -389,22 +428,6 @@ def test_a_migration_rides_along(world: World) -> None:
     fine(world)
 
 
-@pytest.mark.parametrize("who", ["both", "source", "target"])
-def test_schemas_that_do_not_go_together(world: World, who: str) -> None:
-    main = world.open("main")
-    write(main.repo, V1, old("a"))
-    main.repo.branches.create("run")
-    branch = world.open(branch="run")
-    for each, name in ((branch, "source"), (main, "target")):
-        if who in ("both", name):
-            migrate(each.repo, V2 if name == "source" else OTHER)
-        else:
-            write(each.repo, V1, old("b"))
-    with pytest.raises(MergeConflictError) as told:
-        merge(main, "run", "theirs")
-    assert [c["conflict"] for c in told.value.conflicts] == ["schema"]
-
-
 def test_a_drop_rides_along(world: World) -> None:
     main, branch = forked(world)
     main.commit(rows_of(PRODUCT, product("p")))
@@ -523,7 +546,7 @@ def test_a_killed_update_leaves_both_as_they_were(world: World) -> None:
     def operation(writer: Writer) -> object:
         opened = writer.repo.branches.opened("run")
         with opened as repo:
-            report = repo.branches.update({None: "fail"})
+            report = repo.branches.update(terms())
             repo.flush()
             return report
 
@@ -579,6 +602,39 @@ def test_heads_that_move_while_merging(world: World, moved: str) -> None:
     assert main.ages() == expected
     assert merge(main, "run").commit_id is None
     assert report.commit_id == (2 if moved == "source" else 3)
+    fine(world)
+
+
+@pytest.mark.parametrize("kind", ["merge", "update"])
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_source_that_never_rests_is_merged_as_it_was(world: World, kind: str, bulk: bool) -> None:
+    """Others commit to it whenever it is looked at: nobody fails for that, and the rest comes with
+    the next one."""
+    main, branch = forked(world)
+    source, target = (branch, main) if kind == "merge" else (main, branch)
+    rows = [customer("a", age=2)]
+    source.commit(stream_of(CUSTOMER, rows) if bulk else rows_of(CUSTOMER, *rows))
+    busy = world.open("busy", branch="run" if kind == "merge" else None)
+    head = source.repo.chain.head_key
+    seen = [0]
+
+    def write(_kind: str, key: str) -> None:
+        if key == head:
+            seen[0] += 1
+            busy.put(customer("b", age=10 + seen[0]))
+
+    def act() -> Any:
+        return merge(target, "run") if kind == "merge" else update(target)
+
+    rest = target.store.on_request(write)
+    report = act()
+    rest()
+    assert report.commit_id is not None
+    assert seen[0] > 2
+    assert target.ages()["a"] == 2
+    assert target.ages()["b"] < source.ages()["b"]
+    act()
+    assert target.ages() == source.ages()
     fine(world)
 
 
