@@ -36,9 +36,9 @@ class Ahead:
         `commit_id`. It may be the next itself (not `holds`)."""
         whose, misses = self._missed
         misses = misses if whose == token else 0
-        known = self._chain.known_head()
-        if self._foresee and known is not None and misses < _MISSES:
-            self.version = self._foreseen(known.head, commit_id + 1, token)
+        version = self._chain.known_head()
+        if self._foresee and version is not None and misses < _MISSES:
+            self.version = self._foreseen(version.head, commit_id + 1, token)
             if self.version is None and holds:
                 self._missed = token, misses + 1
         elif holds:
@@ -46,7 +46,7 @@ class Ahead:
             self.version = version if version.head.commit_id > commit_id else None
         return self.version is not None
 
-    def _foreseen(self, known: Head, commit_id: int, token: str) -> HeadVersion | None:
+    def _foreseen(self, ours: Head, commit_id: int, token: str) -> HeadVersion | None:
         chain = self._chain
         attempt = layout.on_chain(layout.commit_attempt_of(token), chain.incarnation)
         path = layout.manifest(commit_id, attempt)
@@ -55,12 +55,12 @@ class Ahead:
             manifest = Manifest.parse(data, key=path)
         except (ObjectNotFound, IntegrityError):
             return None
-        if manifest.commit_id != commit_id or manifest.log_id != known.log_id:
+        if manifest.commit_id != commit_id or manifest.log_id != ours.log_id:
             return None
         digest = sha256(data)
         chain.note_manifest(path, manifest, digest, len(data))
         head = replace(
-            known,
+            ours,
             commit_id=commit_id,
             manifest_path=path,
             updated_at=manifest.created_at,

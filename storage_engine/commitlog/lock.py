@@ -35,7 +35,7 @@ from storage_engine.commitlog.layout import Ticket
 from storage_engine.commitlog.line import Place, TicketLine, gone, holder_of, tokens_of
 from storage_engine.commitlog.lock_object import LineNotes, LockState
 from storage_engine.commitlog.records import Head, parse_timestamp, timestamp, to_json
-from storage_engine.commitlog.waiting import Early, PollPace, Waiting
+from storage_engine.commitlog.waiting import LookAhead, PollPace, Waiting
 from storage_engine.errors import (
     IntegrityError,
     LeaseExpiredError,
@@ -433,7 +433,7 @@ class Lease:
         try:
             listed_at = self._lock.store.now()
             missed = {self._missed} if self._missed is not None else ()
-            _, found = self._lock.store.parallel.both(
+            _, tickets = self._lock.store.parallel.both(
                 partial(line.leave, place),
                 partial(line.waiting, ours=self.token, without=missed),
             )
@@ -441,7 +441,7 @@ class Lease:
             log.info("nobody can tell who is next in line: %s", error)
             self._next = []
             return
-        self._next = found
+        self._next = tickets
         notes = self._line or LineNotes()
         self._line = replace(notes, listed_at=listed_at, waiting=tokens_of(found))
 
@@ -581,7 +581,7 @@ class WriteLock:
         tenure: Tenure | None = None,
         *,
         tried: bool = False,
-        early: Early | None = None,
+        early: LookAhead | None = None,
     ) -> Lease:
         """Wait for the lock up to the timeout, taking it over from a holder that is past its
         lease, or that has ended on this machine. Raises LockContentionError. `tried` when the

@@ -5,7 +5,7 @@ that is free, accept one that is offered to us, take over one whose holder has e
 lease run out, or wait on. How long to the next look depends on the place in line, which the lock
 object tells: whoever is next looks often, the others seldom.
 
-Who is next, or next but one, may begin before the lock is its own (`Early`): as soon as what the
+Who is next, or next but one, may begin before the lock is its own (`LookAhead`): as soon as what the
 one before it commits can be known, everything that is to be uploaded can be, and the rest of the
 wait goes on beside it.
 """
@@ -44,7 +44,7 @@ _SEEN_WITHIN = timedelta(seconds=1)  # a listing shows tickets that are so old, 
 _OVERDUE = 6  # looks come that many times as fast as what they wait for has taken so far
 
 
-class Early(Protocol):
+class LookAhead(Protocol):
     def __call__(self, commit_id: int, token: str, *, holds: bool) -> bool:
         """Whether the commit that follows `commit_id` can be built on: of who holds the lock under
         this token (`holds`), or is next."""
@@ -84,7 +84,7 @@ class PollPace:
 class Waiting:
     """Waits until the lease holds the lock, or is as good as certain to."""
 
-    def __init__(self, lock: WriteLock, lease: Lease, early: Early | None = None) -> None:
+    def __init__(self, lock: WriteLock, lease: Lease, early: LookAhead | None = None) -> None:
         self._lock = lock
         self._store = lock.store
         self._lease = lease

@@ -139,6 +139,7 @@ def draw(monkeypatch: pytest.MonkeyPatch, *attempts: str) -> None:
     """Attempts get these names, one after the other, whoever asks."""
     names = iter(attempts)
     monkeypatch.setattr(layout, "new_commit_attempt", lambda: next(names))
+    monkeypatch.setattr(layout, "commit_attempt_of", lambda token: next(names))
 
 
 @pytest.mark.parametrize("also_fails", [False, True], ids=["plain", "beside a failing upload"])
