@@ -443,7 +443,7 @@ class Lease:
             return
         self._next = tickets
         notes = self._line or LineNotes()
-        self._line = replace(notes, listed_at=listed_at, waiting=tokens_of(found))
+        self._line = replace(notes, listed_at=listed_at, waiting=tokens_of(tickets))
 
     # -- giving back --------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ that is free, accept one that is offered to us, take over one whose holder has e
 lease run out, or wait on. How long to the next look depends on the place in line, which the lock
 object tells: whoever is next looks often, the others seldom.
 
-Who is next, or next but one, may begin before the lock is its own (`LookAhead`): as soon as what the
-one before it commits can be known, everything that is to be uploaded can be, and the rest of the
-wait goes on beside it.
+Who is next, or next but one, may begin before the lock is its own (`LookAhead`): as soon as what
+the one before it commits can be known, everything that is to be uploaded can be, and the rest of
+the wait goes on beside it.
 """
 
 from __future__ import annotations
