@@ -96,7 +96,7 @@ def _note(report: Report, step: Measured) -> None:
 def _verdicts(report: Report) -> Iterator[tuple[str, str]]:
     for step in report.steps:
         facts = step.facts
-        match step.name.split()[0]:
+        match step.name.split()[0].rstrip(":"):
             case "create":
                 yield (
                     "create, at most 150 ms and 3 requests",

@@ -83,6 +83,9 @@ def local_s3(
     """
     ports = ports or free_ports(PORTS)
     log = directory / "weed.log"
+    # One volume for a new bucket, not seven: a server of a thousand volumes has room for a thousand
+    # buckets, and the first write to one does not wait for seven files.
+    (directory / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
     with open(log, "wb") as output:
         process = subprocess.Popen(
             _command(directory, ports),
@@ -132,7 +135,7 @@ def _command(directory: Path, ports: Sequence[int]) -> list[str]:
         "-master.electionTimeout=1s",
         f"-volume.port={volume}",
         f"-volume.port.grpc={volume_grpc}",
-        "-volume.max=100",
+        "-volume.max=1000",
         "-volume.minFreeSpace=100MiB",
         "-volume.preStopSeconds=0",
         "-filer",
