@@ -59,6 +59,7 @@ class Ahead:
             return None
         digest = sha256(data)
         chain.note_manifest(path, manifest, digest, len(data))
+        chain.note_foreseen(path)
         head = replace(
             ours,
             commit_id=commit_id,

@@ -14,7 +14,7 @@ from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.lock import Lease, Tenure
 from storage_engine.commitlog.records import Head
 from tests.commitlog.support import World, at, new_world
-from tests.engines import customer
+from tests.engines import PRODUCT, customer, product, rows_of
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ class Foresight:
         self.first.put(customer("zero"))
         self.second.put(customer("one"))
         self.first.rows()
+        self.upcoming = 3  # the commit of the first that is foreseen
         self.foreseen: list[HeadVersion] = []
         self._begin = self.second.repo.publisher._begin
         monkeypatch.setattr(self.second.repo.publisher, "_begin", self._begin_on_foreseen)
@@ -43,7 +44,7 @@ class Foresight:
         if not foresee or self.foreseen:
             return self._begin(tenure, held)
         look = Ahead(self.second.repo.chain, foresee=True)
-        assert look(2, self.token, holds=True)
+        assert look(self.upcoming - 1, self.token, holds=True)
         assert look.version is not None
         assert look.version.foreseen
         self.foreseen.append(look.version)
@@ -51,7 +52,7 @@ class Foresight:
 
     @property
     def token(self) -> str:
-        (path,) = manifests_of(self.world, 3)
+        (path,) = manifests_of(self.world, self.upcoming)
         return token_of(path)
 
     def at_swap(self, action: Callable[[], object], *, when: str = "before") -> None:
@@ -214,3 +215,29 @@ def test_a_manifest_of_another_log_is_not_foreseen(foresight: Foresight) -> None
     assert look(1, token_of(path), holds=True), "then head is looked at"
     assert look.version is not None
     assert not look.version.foreseen
+
+
+def test_rows_in_memory_do_not_count_as_read_up_to_a_commit_that_never_came(
+    foresight: Foresight,
+) -> None:
+    """The foreseen commit is of another type. What others make of that number and the next is not
+    known of the rows that were read for it."""
+    first, second, world = foresight.first, foresight.second, foresight.world
+    first.put(customer("two"))  # what the second has in memory is behind
+    foresight.upcoming = 4
+    third = world.open("third")
+
+    def commit() -> None:
+        at(second.store, "PUT_IF", "commits/5-*/manifest.json", overtake)
+        second.put(customer("one"), customer("b"))
+
+    def overtake() -> None:
+        world.backend.remove([layout.LOCK])
+        third.put(customer("one", age=9))
+        third.put(customer("else"))
+
+    foresight.at_swap(commit)
+    first.commit(rows_of(PRODUCT, product("p")))
+    assert world.chain()[3].files[0].type_name == "Customer", "the foreseen one did not come"
+    assert {*second.ages()} == {"zero", "one", "two", "b", "else"}
+    assert second.ages()["one"] == 1, "stated last, on the row of age 9"
