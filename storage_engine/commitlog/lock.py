@@ -309,12 +309,14 @@ class Lease:
                 attempts=_ACCEPT_ATTEMPTS,
             )
         except StorageBackendError as error:
+            self._line = None
             if not error.retryable:
                 raise
             return False  # the next look tells whether it landed
         if isinstance(outcome, Won):
             self._hold(outcome.etag, expires_at)
             return True
+        self._line = None  # the head that it tells of will be an older one when it is our turn
         return False
 
     def hold_offer(self, state: LockState) -> bool:
