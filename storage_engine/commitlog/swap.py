@@ -324,8 +324,10 @@ class Swap:
         """Whether something was learned from a foreseen head that is true only of one that stands:
         that there is nothing to do, or an error, as what its manifest names may not be there yet.
         """
+        if not self._series.stored.foreseen:
+            return False
         failed = any(isinstance(answer.outcome, Exception) for answer in self._answers)
-        return self._series.stored.foreseen and (failed or not self._series.moved)
+        return failed or not self._series.moved
 
     def _draft_again(self) -> None:
         """What was foreseen is no base for this: drop it, and wait for a head that stands."""

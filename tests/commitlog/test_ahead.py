@@ -17,6 +17,7 @@ from storage_engine.commitlog.records import Head
 from storage_engine.errors import OntologiaError
 from storage_engine.repository.commit_queue import PendingCommit
 from storage_engine.repository.protocol import CommitRequest, CommitResult
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, at, new_world
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of
 
@@ -306,3 +307,13 @@ def test_a_checkpoint_that_is_not_uploaded_yet_is_nobodys_error(
     foresight.first.put(customer("a"))
     assert [getattr(result, "commit_id", result) for result in results] == [4]
     assert world.orphans() == []
+
+
+def test_a_look_ahead_that_fails_is_nobodys_error(foresight: Foresight) -> None:
+    """It is only to be faster; who waits looks at the lock and at head again."""
+    second = foresight.second
+    look = Ahead(second.repo.chain, foresee=True)
+    second.fail(FaultKind.UNAVAILABLE, "GET", "commits/*")
+    assert not look(2, "0" * 32, holds=True)
+    assert look.version is None
+    second.heal()
