@@ -15,7 +15,7 @@ from dataclasses import replace
 from storage_engine.commitlog import layout
 from storage_engine.commitlog.chain import Chain, HeadVersion
 from storage_engine.commitlog.records import Head, Manifest, sha256
-from storage_engine.errors import IntegrityError
+from storage_engine.errors import OntologiaError
 from storage_engine.objectstore.protocol import ObjectNotFound
 
 _MISSES = 2  # then head is looked at: whoever holds the lock makes no such commit
@@ -53,12 +53,13 @@ class Ahead:
         try:
             data = chain.store.bulk.get(path).data
             manifest = Manifest.parse(data, key=path)
-        except (ObjectNotFound, IntegrityError):
-            return None
+        except (ObjectNotFound, OntologiaError):
+            return None  # also where the store does not answer: it was only to be faster
         if manifest.commit_id != commit_id or manifest.log_id != ours.log_id:
             return None
         digest = sha256(data)
         chain.note_manifest(path, manifest, digest, len(data))
+        chain.note_foreseen(path)
         head = replace(
             ours,
             commit_id=commit_id,

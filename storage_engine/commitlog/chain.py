@@ -139,6 +139,7 @@ class Chain:
         self.branch = branch
         self.incarnation = incarnation
         self._head: HeadVersion | None = None
+        self._foreseen: str | None = None
         self._manifests: _Remembered[tuple[Manifest, str]] = _Remembered(_MANIFEST_BYTES)
         self._buckets: _Remembered[BucketObject] = _Remembered(_BUCKET_BYTES)
         self._pages: _Remembered[tuple[CommitPoint, ...]] = _Remembered(_PAGE_BYTES)
@@ -193,6 +194,14 @@ class Chain:
         """Remember a head that was read or published here."""
         self._head = version
 
+    def note_foreseen(self, path: str) -> None:
+        """Remember the manifest of a head that is built on before it stands."""
+        self._foreseen = path
+
+    def may_never_stand(self, head: Head) -> bool:
+        """Whether a head was foreseen: another commit may come to have its number."""
+        return head.manifest_path is not None and head.manifest_path == self._foreseen
+
     # -- manifests ----------------------------------------------------------------------------
 
     def manifest(self, link: ManifestLink) -> Manifest:
@@ -230,7 +239,7 @@ class Chain:
         return self._manifests.get(path)
 
     def note_manifest(self, path: str, manifest: Manifest, digest: str, size: int) -> None:
-        """Remember a manifest that was published here."""
+        """Remember a manifest that was published here, or is about to be."""
         self._manifests.put(path, (manifest, digest), size)
 
     def head_manifest(self, head: Head) -> Manifest | None:

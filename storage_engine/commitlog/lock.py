@@ -150,6 +150,11 @@ class Lease:
         return self._waiting is not None
 
     @property
+    def on_offer(self) -> bool:
+        """Whether it was held, or lost, by what was offered to us: a lease of a second."""
+        return self._on_offer
+
+    @property
     def contended(self) -> bool:
         """Whether somebody waits, for all we know: there was a line when we came."""
         return self._place is not None and (self._next is None or len(self._next) > 0)
@@ -309,12 +314,14 @@ class Lease:
                 attempts=_ACCEPT_ATTEMPTS,
             )
         except StorageBackendError as error:
+            self._line = None
             if not error.retryable:
                 raise
             return False  # the next look tells whether it landed
         if isinstance(outcome, Won):
             self._hold(outcome.etag, expires_at)
             return True
+        self._line = None  # the head that it tells of will be an older one when it is our turn
         return False
 
     def hold_offer(self, state: LockState) -> bool:

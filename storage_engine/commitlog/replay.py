@@ -90,6 +90,7 @@ class Replay:
                     self._add(series, commit, origin, checkpoint=last and self._is_due(series))
                 self._upload([upload for commit in series.commits for upload in commit.uploads])
                 lease.guard()
+                lease.note_head(None)
                 self._swap(version, series.head)
                 series.note_published()
         return series.head

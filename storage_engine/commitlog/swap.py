@@ -256,12 +256,12 @@ class Swap:
             while committers:
                 for committer in committers:
                     self._draft(committer, carried)
-                    if self._answers[-1].commit is not None:
+                    if self._answers[-1].commit is not None and not self._in_doubt():
                         # What is not the last any more, while the next ones draft.
                         self._send(len(self._answers) - 1)
                 committers = join()
-            if not self._series.moved and self._series.stored.foreseen:
-                self.counts = False  # what follows from it is true only of a head that stands
+            if self._in_doubt():
+                self._draft_again()
             elif not self._series.moved:
                 self.failed = any(isinstance(a.outcome, Exception) for a in self._answers)
                 self._decide()
@@ -320,6 +320,21 @@ class Swap:
             snapshot.ref if snapshot is not None else None,
         )
 
+    def _in_doubt(self) -> bool:
+        """Whether something was learned from a foreseen head that is true only of one that stands:
+        that there is nothing to do, or an error, as what its manifest names may not be there yet.
+        """
+        if not self._series.stored.foreseen:
+            return False
+        failed = any(isinstance(answer.outcome, Exception) for answer in self._answers)
+        return failed or not self._series.moved
+
+    def _draft_again(self) -> None:
+        """What was foreseen is no base for this: drop it, and wait for a head that stands."""
+        self._uploads.finish(())
+        self._discard(self._uploads.created)
+        self.counts = False
+
     # -- uploads ------------------------------------------------------------------------------
 
     def _send(self, upto: int) -> None:
@@ -342,11 +357,17 @@ class Swap:
     def _upload(self) -> bool:
         """Whether head may be swung now. If not, nothing was published."""
         uploads = self._uploads
-        self._seal()
+        foreseen = self._series.stored.foreseen
+        try:
+            self._seal()
+        except (ObjectStoreError, OntologiaError):
+            if not foreseen:
+                raise
+            self._draft_again()
+            return False
         self._send(len(self._answers))
         for upload in self._series.fold_marks():
             uploads.send(None, upload, many=False)
-        foreseen = self._series.stored.foreseen
         for answer in self._answers:
             if answer.confirm is not None and not foreseen:
                 uploads.ask(answer, answer.confirm)

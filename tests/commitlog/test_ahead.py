@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -13,8 +14,12 @@ from storage_engine.commitlog.ahead import Ahead
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.lock import Lease, Tenure
 from storage_engine.commitlog.records import Head
+from storage_engine.errors import OntologiaError
+from storage_engine.repository.commit_queue import PendingCommit
+from storage_engine.repository.protocol import CommitRequest, CommitResult
+from storage_engine.testing.faults import FaultKind
 from tests.commitlog.support import World, at, new_world
-from tests.engines import customer
+from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of
 
 
 @pytest.fixture
@@ -26,12 +31,18 @@ def world() -> Iterator[World]:
 class Foresight:
     """Two writers: the second drafts on the manifest of the first, at a moment of our choice."""
 
-    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, checkpoints: Sequence[int] = (100, 100)
+    ) -> None:
         self.world = world
-        self.first, self.second = world.open("first"), world.open("second")
+        self.first, self.second = (
+            world.open(name, checkpoint_interval=interval)
+            for name, interval in zip(("first", "second"), checkpoints, strict=True)
+        )
         self.first.put(customer("zero"))
         self.second.put(customer("one"))
         self.first.rows()
+        self.upcoming = 3  # the commit of the first that is foreseen
         self.foreseen: list[HeadVersion] = []
         self._begin = self.second.repo.publisher._begin
         monkeypatch.setattr(self.second.repo.publisher, "_begin", self._begin_on_foreseen)
@@ -43,7 +54,7 @@ class Foresight:
         if not foresee or self.foreseen:
             return self._begin(tenure, held)
         look = Ahead(self.second.repo.chain, foresee=True)
-        assert look(2, self.token, holds=True)
+        assert look(self.upcoming - 1, self.token, holds=True)
         assert look.version is not None
         assert look.version.foreseen
         self.foreseen.append(look.version)
@@ -51,7 +62,7 @@ class Foresight:
 
     @property
     def token(self) -> str:
-        (path,) = manifests_of(self.world, 3)
+        (path,) = manifests_of(self.world, self.upcoming)
         return token_of(path)
 
     def at_swap(self, action: Callable[[], object], *, when: str = "before") -> None:
@@ -62,6 +73,19 @@ class Foresight:
             action()
 
         at(self.first.store, "PUT_IF", layout.HEAD, act, when=when)
+
+    def not_yet_there(self, pattern: str) -> None:
+        """Objects come only when the second looks at head."""
+        backend = self.world.backend
+        late = {k: data for k, data in backend.objects().items() if fnmatchcase(k, pattern)}
+        assert late
+        backend.remove([*late])
+        at(
+            self.second.store,
+            "GET",
+            layout.HEAD,
+            lambda: [backend.write(key, data) for key, data in late.items()],
+        )
 
     def fence(self) -> None:
         """As collecting garbage does, so that what was uploaded before cannot be published."""
@@ -214,3 +238,82 @@ def test_a_manifest_of_another_log_is_not_foreseen(foresight: Foresight) -> None
     assert look(1, token_of(path), holds=True), "then head is looked at"
     assert look.version is not None
     assert not look.version.foreseen
+
+
+def test_rows_in_memory_do_not_count_as_read_up_to_a_commit_that_never_came(
+    foresight: Foresight,
+) -> None:
+    """The foreseen commit is of another type. What others make of that number and the next is not
+    known of the rows that were read for it."""
+    first, second, world = foresight.first, foresight.second, foresight.world
+    first.put(customer("two"))  # what the second has in memory is behind
+    foresight.upcoming = 4
+    third = world.open("third")
+
+    def commit() -> None:
+        at(second.store, "PUT_IF", "commits/5-*/manifest.json", overtake)
+        second.put(customer("one"), customer("b"))
+
+    def overtake() -> None:
+        world.backend.remove([layout.LOCK])
+        third.put(customer("one", age=9))
+        third.put(customer("else"))
+
+    foresight.at_swap(commit)
+    first.commit(rows_of(PRODUCT, product("p")))
+    assert world.chain()[3].files[0].type_name == "Customer", "the foreseen one did not come"
+    assert {*second.ages()} == {"zero", "one", "two", "b", "else"}
+    assert second.ages()["one"] == 1, "stated last, on the row of age 9"
+
+
+def test_what_is_not_uploaded_yet_of_a_foreseen_commit_is_nobodys_error(
+    foresight: Foresight,
+) -> None:
+    """A manifest may be there before the rows that it names. One of a group needs these, another
+    does not: the first is not told that they are missing."""
+    second = foresight.second
+    pending: list[PendingCommit] = []
+
+    def commit() -> None:
+        foresight.not_yet_there("commits/3-*.parquet")
+        inputs = [rows_of(CUSTOMER, customer("a", age=2)), rows_of(PRODUCT, product("p"))]
+        pending.extend(second.repo.submit(CommitRequest([each])) for each in inputs)
+        with suppress(OntologiaError):
+            pending[0].result()
+
+    foresight.at_swap(commit, when="after")
+    foresight.first.put(customer("a"))
+    results = [each.result() for each in pending]
+    assert [result.commit_id for result in results if result is not None] == [4, 5]
+    assert second.ages()["a"] == 2
+    assert foresight.world.orphans() == []
+
+
+def test_a_checkpoint_that_is_not_uploaded_yet_is_nobodys_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with the foreseen commit, and the next one is to write another."""
+    foresight = Foresight(world, monkeypatch, checkpoints=(3, 4))
+    results: list[CommitResult | Exception | None] = []
+
+    def commit() -> None:
+        foresight.not_yet_there("meta/checkpoints/3-*")
+        try:
+            results.append(foresight.second.commit(rows_of(PRODUCT, product("p"))))
+        except OntologiaError as error:
+            results.append(error)
+
+    foresight.at_swap(commit, when="after")
+    foresight.first.put(customer("a"))
+    assert [getattr(result, "commit_id", result) for result in results] == [4]
+    assert world.orphans() == []
+
+
+def test_a_look_ahead_that_fails_is_nobodys_error(foresight: Foresight) -> None:
+    """It is only to be faster; who waits looks at the lock and at head again."""
+    second = foresight.second
+    look = Ahead(second.repo.chain, foresee=True)
+    second.fail(FaultKind.UNAVAILABLE, "GET", "commits/*")
+    assert not look(2, "0" * 32, holds=True)
+    assert look.version is None
+    second.heal()

@@ -822,6 +822,23 @@ def test_an_offer_that_was_held_for_too_long_is_lost(
     assert stored(backend)["token"] == other.token
 
 
+def test_a_head_that_came_with_an_offer_goes_with_it(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one was faster to take it, has made a commit and gone: that head is an older one."""
+    lock, lease, state = offered_to(backend, monkeypatch)
+    backend.clock.sleep(1.1)
+    other = lock_of(backend, "other", timeout_ms=100).acquire()
+    assert not lease.accept(state)
+    other.release()
+    backend.remove([layout.LOCK])  # whoever was next has gone, too
+    assert lease.create()
+    assert lease.left_head is None
+    now = lock.read()
+    assert now is not None
+    assert now.line is None or now.line.head == ""
+
+
 def test_an_offer_that_is_seen_late_is_accepted_first(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

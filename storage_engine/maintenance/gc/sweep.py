@@ -148,6 +148,7 @@ class _Sweeper:
             given_up = self._give_up(doomed, lease)
             for _ in range(_ATTEMPTS):
                 lease.guard()
+                lease.note_head(None)
                 version = self._rewrite_head()
                 if version is not None and self._rewrite_indices(examined, version, lease):
                     return given_up, version
@@ -285,6 +286,7 @@ class _Sweeper:
             lease = own.acquire(tenure)
             for _ in range(_ATTEMPTS):
                 lease.guard()
+                lease.note_head(None)
                 now = read_branch(self._store, fork.branch, log_id=version.head.log_id)
                 if now is None or now.head.incarnation != fork.incarnation:
                     return

@@ -124,6 +124,7 @@ def erase(
         heartbeats = [info.key for info in store.list(layout.ATTEMPTS)]
         head = _empty_head(store, engine_version)
         lease.guard()
+        lease.note_head(None)
         outcome = write_conditionally(
             store, layout.HEAD, head.to_bytes(), write_id=head.write_id, etag=head_etag
         )

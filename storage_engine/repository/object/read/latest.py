@@ -471,11 +471,13 @@ class Versions:
         ):
             self._resident.drop(spec.ref)
             return None
+        # Where head never comes to stand, other commits follow the type's last one.
+        upto = top.commit_id if self._chain.may_never_stand(head) else head.commit_id
         try:
             if kept is None:
-                kept = self._begin(spec, missing, keys, upto=head.commit_id, epoch=epoch, top=at)
+                kept = self._begin(spec, missing, keys, upto=upto, epoch=epoch, top=at)
             else:
-                self._bring_forward(kept, spec, missing, keys, upto=head.commit_id, top=at)
+                self._bring_forward(kept, spec, missing, keys, upto=upto, top=at)
         except MissingFileError:
             if not unread and (kept is not None or not trust_index):
                 raise
