@@ -315,9 +315,14 @@ class MergeConflictError(OntologiaError):
         more = len(self.conflicts) - shown
         rest = f"; and {more:,} more" if more > 0 else ""
         count = f"{len(self.conflicts):,} conflict{'s' if len(self.conflicts) != 1 else ''}"
+        decidable = any(c["conflict"].startswith("divergent") for c in self.conflicts)
+        remedy = (
+            "Say what counts with on_conflict ('ours', 'theirs', 'fields' or a function), or bring"
+            if decidable
+            else "No policy decides that: bring"
+        )
         super().__init__(
-            f"{source!r} into {target!r}: {count}, nothing was done: {first}{rest}. Say what "
-            "counts with on_conflict ('ours', 'theirs', 'fields' or a function), or bring the "
+            f"{source!r} into {target!r}: {count}, nothing was done: {first}{rest}. {remedy} the "
             "two together and merge again"
         )
 

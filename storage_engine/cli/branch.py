@@ -137,11 +137,8 @@ def branch_create(
 @with_settings
 def branch_delete(invocation: Invocation, name: _Name, apply: _Apply = False) -> None:
     """Delete a branch; what was merged stays. Its children go first."""
-    from storage_engine.commitlog.branches import Branch
-
     with invocation.repository() as repository:
-        branches = _branches(repository)
-        gone = branches.delete(name) if apply else Branch.of(branches.head(name))
+        gone = _branches(repository).delete(name, dry_run=not apply)
     if invocation.output.json:
         invocation.output.document({**gone.as_dict(), "applied": apply})
         return

@@ -205,7 +205,15 @@ def tag_list(invocation: Invocation) -> None:
     else:
         invocation.output.table(
             ["tag", "commit", "created", "runtime"],
-            [(tag.name, tag.commit_id, shown_time(tag.created_at), tag.runtime_id) for tag in tags],
+            [
+                (
+                    tag.name,
+                    f"{tag.branch}@{tag.commit_id}" if tag.incarnation else tag.commit_id,
+                    shown_time(tag.created_at),
+                    tag.runtime_id,
+                )
+                for tag in tags
+            ],
         )
 
 

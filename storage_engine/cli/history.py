@@ -116,6 +116,12 @@ def _line(record: CommitRecord) -> str:
 
 
 DIFF_LIMIT = 50
+# What is told of a type as a whole, and not of one of its rows.
+_OF_TYPES = {
+    "schema": "versions differ",
+    "migrate": "versions differ",
+    "drop": "the type has ended",
+}
 
 
 def diff(
@@ -197,10 +203,12 @@ def show_diff(output: Output, document: dict[str, Any]) -> None:
         return
     rows = []
     for change in document["changes"]:
-        if change["operation"] == "schema":
-            rows.append(("schema", change["type_name"], "", None, None, "versions differ"))
+        operation, type_name = change["operation"], change["type_name"]
+        if operation in _OF_TYPES:
+            what = change.get("not_upgraded", _OF_TYPES[operation])
+            rows.append((operation, type_name, "", None, None, what))
             continue
-        first = (change["operation"], change["type_name"], shown_identity(change))
+        first = (operation, type_name, shown_identity(change))
         if "not_upgraded" in change:
             rows.append((*first, None, None, change["not_upgraded"]))
             continue

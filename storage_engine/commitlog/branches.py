@@ -446,19 +446,16 @@ def delete_branch(
     doomed = _fork(version.head)
     gone = False
     for _ in range(_ATTEMPTS):
-        if version.head.protected:
-            raise ProtectedBranchError(name, "delete_branch")
+        _check_protection(version.head)
         if expect not in (None, version.head.commit_id):
             raise HeadMismatchError(1)
         marked = _marked(store, version)
         if marked is not None:
-            forked = children(list_heads(store, log_id=log_id), doomed)
-            if forked:
+            try:
+                _check_children(store, version.head)
+            except ConfigurationError:
                 _unmark(store, marked)
-                raise ConfigurationError(
-                    f"branch {name!r} has children: delete or merge them first "
-                    f"({', '.join(forked)})"
-                )
+                raise
             try:
                 store.delete_if_match(layout.branch_head(name), marked.etag)
                 gone = True
@@ -474,6 +471,28 @@ def delete_branch(
             _clear(store, doomed)
             return Branch.of(version.head)
     raise _busy(name, "delete branch")
+
+
+def preview_delete(store: ObjectStore, name: str, *, log_id: str) -> Branch:
+    """The branch that would be taken away; refuses what `delete_branch` would refuse now."""
+    head = require_branch(store, name, log_id=log_id).head
+    _check_protection(head)
+    _check_children(store, head)
+    return Branch.of(head)
+
+
+def _check_protection(head: Head) -> None:
+    if head.protected:
+        raise ProtectedBranchError(_fork(head).branch, "delete_branch")
+
+
+def _check_children(store: ObjectStore, head: Head) -> None:
+    fork = _fork(head)
+    forked = children(list_heads(store, log_id=head.log_id), fork)
+    if forked:
+        raise ConfigurationError(
+            f"branch {fork.branch!r} has children: delete or merge them first ({', '.join(forked)})"
+        )
 
 
 def protect_branch(chain: Chain, protected: bool) -> Branch:

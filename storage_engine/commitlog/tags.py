@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.branches import read_branch
 from storage_engine.commitlog.chain import Chain
 from storage_engine.commitlog.json_object import Won, write_conditionally
 from storage_engine.commitlog.layout import MAIN
@@ -234,6 +235,12 @@ def _drafted(chain: Chain, head: Head, name: str, commit_id: int | None, runtime
     )
 
 
+def _stands(chain: Chain, head: Head, tag: Tag) -> bool:
+    """Whether the branch of a tag is there."""
+    version = read_branch(chain.store, tag.branch, log_id=head.log_id)
+    return version is not None and version.head.incarnation == tag.incarnation
+
+
 def _on_chain(chain: Chain, head: Head, tag: Tag) -> Tag:
     """The tag, if the commit that it names is one of this log."""
     link = chain.locate(head, tag.commit_id)
@@ -245,9 +252,14 @@ def _on_chain(chain: Chain, head: Head, tag: Tag) -> Tag:
         if link is not None and link.path == tag.manifest_path:
             return tag
     if tag.incarnation != chain.incarnation:
+        named = f"tag {tag.name!r} names commit {tag.commit_id} of branch {tag.branch!r}, which is"
+        if tag.incarnation and not _stands(chain, head, tag):
+            raise ConfigurationError(
+                f"{named} gone: it keeps the files of that commit from being collected, until it "
+                f"is deleted (`onto tag delete {tag.name}`)"
+            )
         raise ConfigurationError(
-            f"tag {tag.name!r} names commit {tag.commit_id} of branch {tag.branch!r}, which is not "
-            f"part of {chain.branch!r}: open that branch to read it"
+            f"{named} not part of {chain.branch!r}: open that branch to read it"
         )
     here = (
         f"commit {tag.commit_id} is {link.path}"

@@ -234,8 +234,13 @@ def _type_diff(
             sentences = diff_versions(was.version, now.version).sentences()
             document["schema"] = list(sentences) or ["another schema version"]
             return document
+        if was.number != now.number:
+            who = "the branch" if now.since > comparison.base else "the parent"
+            document["schema"] = [f"ended and made anew on {who}: its earlier rows are gone there"]
     elif now.since > comparison.base:
         document["schema"] = ["new on the branch"]
+    else:
+        document["schema"] = ["ended on the parent"]
     document["rows"], document["after"] = _rows(comparison, ours, theirs, after)
     return document
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +26,13 @@ from storage_engine.repository.object.branches import Branches, branch_reference
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.merge import MergeTerms, Policy
 from storage_engine.repository.object.merge.rows import POLICIES
+from storage_engine.repository.object.merge.sides import MergeSide
 from storage_engine.repository.object.read.plan import CommitWindow
 from storage_engine.repository.protocol import Repository, no_branches
 from storage_engine.runtime import arguments
 from storage_engine.runtime.arguments import BoundTypes, StoredClass
 from storage_engine.runtime.stage_rows import Change, described
+from storage_engine.schema.lineage import Stage
 from storage_engine.schema.upgraders import UpgraderSource, resolve_upgraders
 
 
@@ -158,7 +162,12 @@ def diff_branches(repository: Repository, before: Reference, after: Reference) -
     branches = branches_of(repository)
     with ExitStack() as opened:
         old, new = (_side(repository, branches, opened, ref) for ref in (before, after))
-        return [change for ref in _types(old, new) for change in _type_diff(old, new, ref)]
+        parted = _parted(old, new)
+        return [
+            change
+            for ref in _types(old, new, parted)
+            for change in _type_diff(old.type(ref), new.type(ref), parted)
+        ]
 
 
 class _DiffSide:
@@ -180,12 +189,38 @@ class _DiffSide:
             fork = self.repository.branches.head(fork.parent).fork
         return chains
 
-    def spec(self, ref: TypeRef) -> TypeSpec | None:
-        return next(iter(self.repository.types_at(self.head, [ref])), None)
+    def type(self, ref: TypeRef) -> _DiffType:
+        side = MergeSide(self.repository, self.head, ref)
+        return _DiffType(side, self.commit_id)
 
-    def rows(self, spec: TypeSpec, *, since: int = 0, keys: pa.Table | None = None) -> pa.Table:
-        window = CommitWindow(self.commit_id, since)
-        return self.repository.reader().read_at(self.head, spec, window, keys)
+
+@dataclass(frozen=True)
+class _DiffType:
+    """One type there: what it was then, which is not always what it is now."""
+
+    side: MergeSide
+    commit_id: int
+
+    @cached_property
+    def stage(self) -> Stage | None:
+        past = self.side.past
+        stage = past.at(self.commit_id) if past is not None else None
+        return stage if stage is not None and stage.ref == self.side.ref else None
+
+    @property
+    def has_ended(self) -> bool:
+        past = self.side.past
+        return self.stage is None and past is not None and past.stages[0].since <= self.commit_id
+
+    def rows(self, *, since: int = 0, keys: pa.Table | None = None) -> pa.Table | None:
+        """None where there is no such type."""
+        stage, top = self.stage, self.side.top
+        if stage is None or top is None:
+            return None
+        is_current = stage.number == top.schema_version_id and not top.is_dropped
+        version = None if is_current else stage.number
+        window = CommitWindow(self.commit_id, since, schema_version=version)
+        return self.side.read(stage.spec, window, keys)
 
 
 def _side(
@@ -210,27 +245,31 @@ def _parted(old: _DiffSide, new: _DiffSide) -> int:
     raise AssertionError("all branches go back to main")
 
 
-def _types(old: _DiffSide, new: _DiffSide) -> list[TypeRef]:
-    sides = [side.repository.chain.type_heads_at(side.head) for side in (old, new)]
-    return sorted({ref for heads in sides for ref, top in heads.items() if not top.is_dropped})
+def _types(old: _DiffSide, new: _DiffSide, parted: int) -> list[TypeRef]:
+    """Those that either side has changed since they parted."""
+    changed = (side.repository.branches.changed_types(side.head, parted) for side in (old, new))
+    return sorted(set().union(*changed))
 
 
-def _type_diff(old: _DiffSide, new: _DiffSide, ref: TypeRef) -> Iterator[Change]:
-    was, now = old.spec(ref), new.spec(ref)
-    if was is not None and now is not None and was.schema_sha256 != now.schema_sha256:
-        yield {"kind": ref[0], "type_name": ref[1], "operation": "schema"}
+def _type_diff(old: _DiffType, new: _DiffType, parted: int) -> Iterator[Change]:
+    (kind, name), was, now = new.side.ref, old.stage, new.stage
+    if was is None and now is None:
         return
-    spec = now or was
-    assert spec is not None
-    parted = _parted(old, new)
-    changed = [
-        side.rows(spec, since=parted) for side, has in ((old, was), (new, now)) if has is not None
-    ]
+    if was is not None and new.has_ended:
+        yield {"kind": kind, "type_name": name, "operation": "drop"}
+        return
+    if was is not None and now is not None and was.spec.schema_sha256 != now.spec.schema_sha256:
+        yield {"kind": kind, "type_name": name, "operation": "schema"}
+        return
+    spec = (now or was).spec  # type: ignore[union-attr]
+    # Of a type that one side ended, or ended and made anew, all rows differ: not the changed alone.
+    alike = was is not None and now is not None and was.number == now.number
+    since = parted if alike else 0
     names = list(spec.identity)
-    touched = pa.concat_tables([table.select(names) for table in changed])
-    keys = touched.group_by(names).aggregate([])
-    rows_before = _by_identity(spec, old.rows(spec, keys=keys)) if was is not None else {}
-    rows_after = _by_identity(spec, new.rows(spec, keys=keys)) if now is not None else {}
+    changed = [rows.select(names) for t in (old, new) if (rows := t.rows(since=since)) is not None]
+    keys = pa.concat_tables(changed).group_by(names).aggregate([])
+    rows_before = _by_identity(spec, old.rows(keys=keys))
+    rows_after = _by_identity(spec, new.rows(keys=keys))
     for identity in sorted({*rows_before, *rows_after}):
         change = _difference(spec, rows_before.get(identity), rows_after.get(identity))
         if change is not None:
@@ -240,7 +279,9 @@ def _type_diff(old: _DiffSide, new: _DiffSide, ref: TypeRef) -> Iterator[Change]
 _Row = tuple[Mapping[str, Any], Change]  # as stored, and as it is shown
 
 
-def _by_identity(spec: TypeSpec, table: pa.Table) -> dict[tuple[str, ...], _Row]:
+def _by_identity(spec: TypeSpec, table: pa.Table | None) -> dict[tuple[str, ...], _Row]:
+    if table is None:
+        return {}
     columns = [table.column(name).to_pylist() for name in spec.identity]
     shown = described(spec, spec.name, table)
     rows: Sequence[Mapping[str, Any]] = table.to_pylist()

@@ -280,10 +280,11 @@ class Reads:
         return SqlQuery(self._executor(), statement, parameters)
 
     def at(self, reference: Reference) -> View:
+        reference = checked_reference(reference, "at")
         other = self._on_other_branch(reference)
         if other is not None:
             return other.at(reference)
-        commit_id = self._commit_at(reference, "at")
+        commit_id = self._repository.commit_at(reference)
         versions = self._versions(commit_id)
         return View(commit_id, self._executor(commit_id), self._types, versions)
 
@@ -302,14 +303,14 @@ class Reads:
     def diff(
         self, before: Reference, after: Reference, upgraders: UpgraderSource | None
     ) -> list[Change]:
+        before, after = (checked_reference(given, "diff") for given in (before, after))
         texts = [r for r in (before, after) if isinstance(r, str)]
         if texts and self._repository.objects is not None:
             from storage_engine.runtime.branches import diff_branches, names_branch
 
             if any(names_branch(self._repository, text) for text in texts):
-                given = (checked_reference(reference, "diff") for reference in (before, after))
-                return diff_branches(self._repository, *given)
-        older, newer = (self._commit_at(reference, "diff") for reference in (before, after))
+                return diff_branches(self._repository, before, after)
+        older, newer = (self._repository.commit_at(reference) for reference in (before, after))
         ways = resolve_upgraders(upgraders)
         return history.diff(self._repository, older, newer, self._types.by_ref, ways)
 
@@ -326,9 +327,6 @@ class Reads:
     def get_commit(self, commit_id: int) -> dict[str, Any] | None:
         record = self._repository.get_commit(commit_id)
         return record.as_dict() if record is not None else None
-
-    def _commit_at(self, reference: Reference, call: str) -> int:
-        return self._repository.commit_at(checked_reference(reference, call))
 
     def _executor(
         self,

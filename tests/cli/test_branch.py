@@ -88,7 +88,11 @@ def test_conflicts_have_an_exit_code_of_their_own(uri: str) -> None:
         ("branch create run", 4, "is there already"),
         ("branch create Run", 2, "no name for a branch"),
         ("branch delete ran --apply", 4, "did you mean run"),
+        ("branch delete main", 2, "cannot be deleted"),
+        ("branch delete run", 2, "has children"),
         ("branch merge main", 2, "has no parent"),
+        ("branch create other --at run@1", 2, "of another branch than 'main'"),
+        ("query entities Customer --as-of ran@1", 4, "no branch 'ran'; did you mean run"),
         ("--branch ran info", 4, "did you mean run"),
         ("--branch run gc", 2, "on main"),
         ("--branch run compact", 2, "is not compacted"),
@@ -100,6 +104,7 @@ def test_conflicts_have_an_exit_code_of_their_own(uri: str) -> None:
 def test_mistakes(uri: str, line: str, code: int, words: str) -> None:
     where = ("--storage-uri", uri)
     onto("branch", "create", "run", "--storage-uri", uri)
+    onto("branch", "create", "run/child", "--branch", "run", "--storage-uri", uri)
     said = onto(*line.split(), *where)
     assert said.code == code
     assert words in said.err
@@ -158,7 +163,22 @@ def test_tools_work_on_a_branch(uri: str, tmp_path: Path) -> None:
     assert "Ann" in onto("query", "entities", "Customer", *where).out
     assert onto("verify", *where).code == 0
     # A tag of the branch is none of main's.
-    assert onto("query", "entities", "Customer", "--as-of", "tried", *where).code != 0
+    assert "run@3" in onto("tag", "list", *where).out
+    asked = ("query", "entities", "Customer", "--as-of", "tried", *where)
+    assert "open that branch" in onto(*asked).err
+    onto("branch", "delete", "run", "--apply", *where)
+    assert "is gone" in onto(*asked).err
+
+
+def test_a_type_that_a_branch_has_ended(uri: str) -> None:
+    where = ("--storage-uri", uri)
+    onto("branch", "create", "run", *where)
+    dropping = ("--branch", "run", "schema", "drop", "Customer", *where)
+    token = onto(*dropping, "--json").json["token"]
+    assert onto(*dropping, "--apply", "--token", token).code == 0
+    assert "the type has ended" in onto("branch", "diff", "run", *where).out
+    onto("branch", "merge", "run", "--apply", *where)
+    assert "the type has ended" in onto("diff", "1", *where).out
 
 
 def test_info_du_and_doctor_tell_of_branches(uri: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -403,6 +404,29 @@ def test_a_crash_while_deleting_can_be_gone_on_with(
     assert [b.name for b in writer.repo.branches.list()] == ["main"]
     writer.repo.branches.create("a")
     assert world.open(branch="a").ages() == writer.ages()
+
+
+@pytest.mark.parametrize("operation", ["put_if_match", "delete_if_match"])
+@pytest.mark.parametrize("kind", [FaultKind.RESPONSE_LOST, FaultKind.CONFLICT, FaultKind.TIMEOUT])
+def test_a_lost_answer_deletes_one_branch(world: World, kind: FaultKind, operation: str) -> None:
+    """Of the mark, and of the deletion itself."""
+    writer = three(world)
+    writer.repo.branches.create("a")
+    writer.fail(kind, operation, layout.branch_head("a"))
+    assert writer.repo.branches.delete("a").name == "a"
+    assert [b.name for b in writer.repo.branches.list()] == ["main"]
+
+
+def test_a_branch_made_anew_is_not_deleted_by_whoever_lost_an_answer(world: World) -> None:
+    writer, other = three(world), world.open("other")
+    writer.repo.branches.create("a")
+    head = layout.branch_head("a")
+    writer.fail(FaultKind.RESPONSE_LOST, "delete_if_match", head)
+    anew = partial(other.repo.branches.create, "a")
+    at(writer.store, "DELETE_IF", head, lambda: at(writer.store, "GET", head, anew))
+    old = writer.repo.branches.delete("a")
+    [_, new] = writer.repo.branches.list()
+    assert (new.name, new.incarnation == old.incarnation) == ("a", False)
 
 
 def test_a_recreated_branch_is_not_taken_for_the_old_one(world: World) -> None:

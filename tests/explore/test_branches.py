@@ -13,6 +13,8 @@ import pytest
 from storage_engine import Session, initialize_storage
 from storage_engine.config import OntologiaConfig
 from storage_engine.explore import branches
+from storage_engine.model import spec_of
+from tests.conformance.test_rfc0009_migration import drop, migrate
 from tests.explore import airports
 from tests.explore.airports import Airline, Airport, airport
 from tests.explore.client import PageClient
@@ -237,6 +239,33 @@ def test_a_branch_made_anew_is_another(browse: Browse, tmp_path: Path) -> None:
             assert keys == sorted([code, "JFK"])
             main.delete_branch("work")
             assert client.get("/types?branch=work").status == 404
+
+
+def test_types_that_one_side_ended(browse: Browse, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/ended"
+    initialize_storage(uri)
+    with Session(uri) as main:
+        main.ensure(Airline(carrier="AA", name="American"))
+        main.commit()
+        main.create_branch("work")
+        with Session(uri, branch="work") as session:
+            drop(session.repository, "Airline")
+            told = [told_of_types(browse(uri))]
+            migrate(session.repository, spec_of(Airline))
+            told.append(told_of_types(browse(uri)))
+            main.create_branch("idle")
+        drop(main.repository, "Airline")
+        told.append(told_of_types(browse(uri), "idle"))
+    assert told == [
+        ["ended on the branch"],
+        ["ended and made anew on the branch: its earlier rows are gone there"],
+        ["ended on the parent"],
+    ]
+
+
+def told_of_types(client: PageClient, branch: str = "work") -> list[str]:
+    (diff,) = client.document(f"/branches/{branch}/diff")["diffs"]
+    return list(diff["schema"])
 
 
 def test_pages_of_a_large_branch_are_bounded(

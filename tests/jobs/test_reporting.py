@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from dagster_pipes import PipesContext, encode_param
 
+from storage_engine import Session
 from storage_engine.spark.jobs import ingest
 from storage_engine.spark.jobs.ingest import Source
 from tests.jobs.support import new_storage, order_for
@@ -63,6 +64,21 @@ def test_a_materialisation_with_its_metadata(
     [result] = said["report_custom_message"]
     assert result["payload"]["commit_id"] == 1
     assert any("2 inserted" in log["message"] for log in said["log"])
+
+
+def test_on_a_branch(spark: SparkSession, tmp_path: Path, messages: Path) -> None:
+    """Main has none of it until the merge; the version is no commit of main's."""
+    (tmp_path / "a.csv").write_text("id,name\n1,a\n2,b\n")
+    uri = new_storage(tmp_path)
+    with Session(uri) as main:
+        main.create_branch("run/1")
+        source = Source(format="csv", paths=(str(tmp_path / "a.csv"),))
+        assert ingest.main(order_for(uri, source, branch="run/1").to_arguments()) == 0
+        [reported] = _read(messages)["report_asset_materialization"]
+        assert reported["data_version"] == "run/1@1"
+        assert main.repository.head_commit_id() == 0
+        main.merge("run/1")
+        assert main.sql("SELECT count(*) AS n FROM Customer").collect() == [{"n": 2}]
 
 
 def test_a_failure_is_reported_too(spark: SparkSession, tmp_path: Path, messages: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -18,10 +19,12 @@ from storage_engine.errors import (
     UnknownBranchError,
     UnsupportedEngineError,
 )
+from storage_engine.model import spec_of
 from storage_engine.objectstore.memory import MemoryStore, SimulatedCrash
 from storage_engine.objectstore.open import memory_backend
 from storage_engine.repository import initialize_storage
 from storage_engine.testing.faults import Fault, FaultKind, FaultRule, plan_of
+from tests.conformance.test_rfc0009_migration import drop, migrate
 from tests.shop import Customer, Product, Subscription
 
 
@@ -82,6 +85,11 @@ def test_a_session_on_a_branch(uri: str) -> None:
             "Bo",
         }
         assert main.at("main@1").query().entities(Product).count() == 0
+        assert main.at(" run/42@2 ").query().entities(Product).count() == 1
+        with pytest.raises(ConfigurationError, match="of another branch than 'main'"):
+            main.query().entities(Customer).as_of("run/42@2").count()
+        with pytest.raises(UnknownBranchError, match="did you mean run/42"):
+            main.at("run/43@2")
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "v1"])
@@ -156,6 +164,36 @@ def test_differences_between_branches(uri: str) -> None:
         assert main.diff("main@1", "run@1") == []
         with pytest.raises(ValueError, match="no tag 'nothing'"):
             main.diff("main", "nothing")
+
+
+def test_differences_of_types_that_were_ended_made_anew_or_migrated(uri: str) -> None:
+    """Each side as it was then; of a type that was made anew all rows are others."""
+
+    def told(before: str, after: str) -> list[tuple[str | None, str]]:
+        return [(c.get("key"), c["operation"]) for c in main.diff(before, after)]
+
+    with Session(uri) as main, Session(uri) as other:
+        main.create_branch("run")
+        main.create_branch("moved")
+        with Session(uri, branch="run") as session:
+            drop(session.repository, "Customer")
+            assert told("main", "run") == told("run@1", "run") == [(None, "drop")]
+            assert told("run", "main") == [("a", "insert"), ("b", "insert")]
+            migrate(session.repository, spec_of(Customer))
+            session.ensure(Customer(id="c", name="Cy"))
+            session.commit()
+        assert told("main", "run") == [("a", "delete"), ("b", "delete"), ("c", "insert")]
+        assert told("main", "run@1") == []
+        assert told("main", "run@2") == [(None, "drop")]
+        with Session(uri, branch="moved") as session:
+            session.ensure(Customer(id="c", name="Cy"))
+            session.commit()
+            spec = spec_of(Customer)
+            more = replace(spec.fields[-1], name="more", nullable=True)
+            migrate(session.repository, replace(spec, fields=(*spec.fields, more)))
+        assert told("main", "moved") == told("moved@2", "moved") == [(None, "schema")]
+        assert told("main", "moved@2") == told("moved@1", "moved@2") == [("c", "insert")]
+        assert other.diff(" main ", " moved@2 ") == main.diff("main", "moved@2")
 
 
 def test_merging_by_policy_and_preview(uri: str) -> None:

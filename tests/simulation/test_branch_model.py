@@ -43,7 +43,7 @@ Row = tuple[str, int]  # name and age of a customer; "" and price of a product
 Rows = dict[tuple[str, str], Row]  # by type name and key
 KEYS = ("a", "b", "c", "d")
 NAMES = ("main", "x", "y", "x/z")
-POLICIES = ("fail", "ours", "theirs", "fields")
+POLICIES = ("fail", "ours", "theirs", "fields", "greater")
 
 
 @dataclass
@@ -116,6 +116,9 @@ def three_way(
             decided = their
         elif policy == "fields":
             decided = combined(base, our, their)
+        elif policy == "greater":
+            assert our is not None
+            decided = max(our, their)
         if decided is None:
             outcome.conflicts.add(key)
             continue
@@ -138,6 +141,19 @@ def combined(base: Row | None, our: Row | None, their: Row) -> Row | None:
         else:
             return None
     return made[0], made[1]
+
+
+def greater(_base: Any, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """The same as a function that is given with a merge."""
+
+    def values(row: dict[str, Any]) -> Row:
+        return ("", row["price"]) if "price" in row else (row["name"], row["age"])
+
+    return max(ours, theirs, key=values)
+
+
+def terms(policy: str) -> MergeTerms:
+    return MergeTerms({None: greater if policy == "greater" else policy})  # type: ignore[dict-item]
 
 
 ROWS = st.dictionaries(
@@ -222,8 +238,7 @@ class BranchMachine(RuleBasedStateMachine):
         outcome = three_way(candidates, branch.rows, parent.rows, branch.agreed, policy)
         outcome.migrated = branch.version > parent.version
         target = self.writer(branch.parent, fresh)
-        terms = MergeTerms({None: policy})  # type: ignore[dict-item]
-        if not self.done(lambda: target.repo.branches.merge(name, terms), outcome):
+        if not self.done(lambda: target.repo.branches.merge(name, terms(policy)), outcome):
             return
         parent.append(outcome.written, max(branch.version, parent.version))
         branch.merged, branch.agreed = branch.head, branch.rows
@@ -239,8 +254,7 @@ class BranchMachine(RuleBasedStateMachine):
         outcome = three_way(candidates, parent.rows, branch.rows, branch.agreed, policy)
         outcome.migrated = parent.version > branch.version
         target = self.writer(name, fresh)
-        terms = MergeTerms({None: policy})  # type: ignore[dict-item]
-        if not self.done(lambda: target.repo.branches.update(terms), outcome):
+        if not self.done(lambda: target.repo.branches.update(terms(policy)), outcome):
             return
         branch.append(outcome.written, max(branch.version, parent.version))
         branch.updates.add(branch.head)

@@ -129,9 +129,11 @@ class Branches:
                 "stays"
             ) from None
 
-    def delete(self, name: str, *, expect: int | None = None) -> Branch:
+    def delete(self, name: str, *, expect: int | None = None, dry_run: bool = False) -> Branch:
         if name == MAIN:
             raise ConfigurationError(f"{MAIN!r} cannot be deleted")
+        if dry_run:
+            return branches.preview_delete(self._store, name, log_id=self._log_id())
         return branches.delete_branch(self._store, name, log_id=self._log_id(), expect=expect)
 
     def protect(self, name: str, protected: bool = True) -> Branch:

@@ -30,9 +30,11 @@ from storage_engine.commitlog.tags import Tag
 from storage_engine.commitlog.type_heads import LiveTypes
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import (
+    ConfigurationError,
     ProtectedBranchError,
     SchemaMetadataError,
     StorageBackendError,
+    UnknownTagError,
     UnsupportedEngineError,
 )
 from storage_engine.index.maintain import index_writes
@@ -51,6 +53,7 @@ from storage_engine.repository.duck_confined import ConfinedDuck
 from storage_engine.repository.object import commit_history, stored_schema
 from storage_engine.repository.object.branches import (
     Branches,
+    branch_reference,
     lock_key,
     own_commit,
     type_indices,
@@ -305,8 +308,23 @@ class ObjectRepository(ABC):
             own = own_commit(self.chain, reference)
             if own is not None:
                 return min(own, head.commit_id)
-            return tags.resolve_tag(self.chain, reference, head).commit_id
+            try:
+                return tags.resolve_tag(self.chain, reference, head).commit_id
+            except UnknownTagError:
+                self._refuse_other_branch(reference)
+                raise
         return min(max(reference, 0), head.commit_id)
+
+    def _refuse_other_branch(self, reference: str) -> None:
+        """Say of `branch@id` that the branch is another one, or not there at all."""
+        named = branch_reference(reference)
+        if named is None or self.engine_version == "v1":
+            return
+        self.branches.head(named[0])
+        raise ConfigurationError(
+            f"{reference!r} is a commit of another branch than {self.branch!r}: open that branch "
+            "(`branch=`, `--branch`)"
+        )
 
     def require_commit(self, reference: Reference) -> int:
         head = self.chain.read_head().head

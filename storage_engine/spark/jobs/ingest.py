@@ -29,6 +29,7 @@ from storage_engine.spark.jobs.program import (
     reporting,
     run,
     start_spark,
+    version_of,
 )
 from storage_engine.spark.jobs.program import progress as shown
 from storage_engine.spark.missing_policy import MissingPolicy, field_marks
@@ -147,7 +148,7 @@ def _report(reporter: Reporter, spec: IngestSpec, result: WriteResult) -> None:
             "dagster/table_name": result.type_name,
             "dagster/uri": spec.storage_uri,
         },
-        data_version=str(result.type_commit_id),
+        data_version=version_of(result.type_commit_id, spec.branch),
     )
 
 

@@ -27,7 +27,7 @@ from storage_engine.spark.jobs.arguments import (
     program_name,
     run_options,
 )
-from storage_engine.spark.jobs.program import OK, opened, reporting, run, start_spark
+from storage_engine.spark.jobs.program import OK, opened, reporting, run, start_spark, version_of
 
 if TYPE_CHECKING:
     from storage_engine.repository.object.merge import MergeReport
@@ -110,7 +110,8 @@ def _run(given: Namespace) -> int:
             )
         described = {**report.as_dict(), "by_spark": merger.types, "applied": given.apply}
         if given.apply:
-            reporter.materialized(described, data_version=str(report.commit_id or ""))
+            version = version_of(report.commit_id, report.target)
+            reporter.materialized(described, data_version=version)
     _print(described, _told(report), options)
     return CONFLICT if report.conflicts else OK
 

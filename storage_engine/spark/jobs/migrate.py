@@ -27,7 +27,15 @@ from storage_engine.spark.jobs.arguments import (
     run_options,
     size,
 )
-from storage_engine.spark.jobs.program import MISMATCH, OK, opened, reporting, run, start_spark
+from storage_engine.spark.jobs.program import (
+    MISMATCH,
+    OK,
+    opened,
+    reporting,
+    run,
+    start_spark,
+    version_of,
+)
 from storage_engine.spark.jobs.program import progress as shown
 
 if TYPE_CHECKING:
@@ -119,7 +127,8 @@ def _run(given: Namespace) -> int:
                 stager=stager,
             )
         described = {**result.as_dict(), "by_spark": stager.types}
-        reporter.materialized(described, data_version=str(result.commit_id or ""))
+        version = version_of(result.commit_id, given.branch)
+        reporter.materialized(described, data_version=version)
     _print({**described, "applied": result.commit_id is not None}, _done(result), options)
     return OK
 

@@ -42,6 +42,7 @@ from storage_engine.cli.errors import (
 )
 from storage_engine.cli.output import Advance, one_line, printable
 from storage_engine.cli.output import progress as bar
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
 from storage_engine.spark.jobs.arguments import RunOptions
@@ -299,6 +300,13 @@ class _Telling:
 
 CONTEXT = "DAGSTER_PIPES_CONTEXT"  # the variable by which Dagster says that it is there
 _ASSET = "asset_key"  # in extras: which asset of several the job materialises
+
+
+def version_of(commit_id: int | None, branch: str | None) -> str:
+    """A commit by what no other chain calls one of its own: branches count from the same ids."""
+    if commit_id is None:
+        return ""
+    return str(commit_id) if branch in (None, MAIN) else f"{branch}@{commit_id}"
 
 
 class Reporter(Protocol):

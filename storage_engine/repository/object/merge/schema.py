@@ -104,12 +104,14 @@ def schema_change(
         if their.is_dropped:
             return SchemaChange(ref, their)  # it came and went
         return SchemaChange(ref, their, is_new=True, registered=registered)
-    if _version(our) == _version(their):
+    if _version(our) == _version(their) or (our.is_dropped and their.is_dropped):
         return SchemaChange(ref, their)
     if their.is_dropped:
         if changed_by_others():
             return conflict(f"{theirs.branch!r} dropped it, and {ours.branch!r} changed it since")
-        return SchemaChange(ref, their, dropped=dict(drops[-1]))
+        # A branch that is told of a purge keeps the rows that it shares: it only ends the type.
+        ended = {k: v for k, v in drops[-1].items() if k != "purge"}
+        return SchemaChange(ref, their, dropped=ended)
     anew = their.first_version_id != our.first_version_id and not changed_by_others()
     if our.is_dropped and not anew:
         return conflict(f"{ours.branch!r} dropped it, and {theirs.branch!r} changed it since")

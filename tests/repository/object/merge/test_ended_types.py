@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from storage_engine.errors import MergeConflictError
+from storage_engine.maintenance.gc import plan_gc, sweep
 from tests.commitlog.support import World, Writer
 from tests.conformance.test_rfc0009_migration import V1, V2, drop, latest, migrate, row, write
 from tests.repository.object.merge.test_merge import fine, merge, update
@@ -60,6 +63,33 @@ def test_a_type_that_was_merged_is_made_anew_afterwards(world: World) -> None:
     made_anew(branch)
     merge(main, "run")
     assert keys(main) == keys(world.open()) == ["new"]
+    fine(world)
+
+
+def test_an_update_tells_of_a_purge_and_the_branch_keeps_what_it_shares(world: World) -> None:
+    """Until it is deleted: as if the type had been dropped only."""
+    main, branch = forked(world)
+    files = {key for key in world.stored_keys() if key.endswith(".parquet")}
+    drop(main.repo, "Customer", purge=True)
+    assert [t.schema for t in update(branch).types] == ["dropped"]
+    sweep(main.repo, plan_gc(main.repo, grace=timedelta()))
+    assert keys(branch) == []
+    assert files <= {*world.stored_keys()}
+    fine(world)
+    main.repo.branches.delete("run")
+    sweep(main.repo, plan_gc(main.repo, grace=timedelta()))
+    assert not files & {*world.stored_keys()}
+    fine(world)
+
+
+def test_both_sides_end_a_type_that_one_has_migrated(world: World) -> None:
+    """They agree, although of different versions."""
+    main, branch = forked(world)
+    migrate(branch.repo, V2)
+    drop(branch.repo, "Customer")
+    drop(main.repo, "Customer")
+    for bring in (lambda: merge(main, "run"), lambda: update(branch)):
+        assert bring().commit_id is None
     fine(world)
 
 

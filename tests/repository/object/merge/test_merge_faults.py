@@ -216,10 +216,10 @@ def test_a_source_deleted_at_any_request_of_its_merge(world: World, recreated: b
     assert merged
 
 
-@pytest.mark.parametrize("what", ["commit", "update", "merge"])
+@pytest.mark.parametrize("what", ["create", "create older", "commit", "update", "merge", "delete"])
 def test_a_collection_at_any_request(world: World, what: str) -> None:
-    """With no grace, beside a commit on a branch, an update and a merge that were slow: each is
-    done as a whole, or not at all and can be done again."""
+    """With no grace, beside a fork, a commit on a branch, an update, a merge and a deletion that
+    were slow: each is done as a whole, or not at all and can be done again."""
     main, branch = forked(world)
     branch.commit(stream_of(CUSTOMER, [customer("x", age=2), customer("a", age=5)]))
     main.put(customer("b", age=6))
@@ -229,7 +229,11 @@ def test_a_collection_at_any_request(world: World, what: str) -> None:
     objects = world.backend.objects()
 
     def act(later: World, writer: Writer) -> None:
-        if what == "commit":
+        if what.startswith("create"):
+            writer.repo.branches.create("new", at=1 if what == "create older" else None)
+        elif what == "delete":
+            writer.repo.branches.delete("run")
+        elif what == "commit":
             writer.commit(stream_of(CUSTOMER, [customer("y", age=3)]))
         elif what == "update":
             update(writer)
@@ -237,7 +241,7 @@ def test_a_collection_at_any_request(world: World, what: str) -> None:
             merge(writer, "run")
 
     def opened(later: World) -> Writer:
-        return later.open("slow", branch=None if what == "merge" else "run")
+        return later.open("slow", branch="run" if what in ("commit", "update") else None)
 
     seen: list[str] = []
     with copied(objects, "v2") as counted:
@@ -269,9 +273,16 @@ def test_a_collection_at_any_request(world: World, what: str) -> None:
                 if not error.retryable:
                     raise
                 act(later, opened(later))
-            for name in ("main", "run"):
+            names = [branch.name for branch in later.open().repo.branches.list()]
+            for name in names:
                 assert verify_storage(later.open(branch=name).repo, deep=True).findings == [], nth
-            if what == "merge":
+            if what == "delete":
+                assert names == ["main"]
+                assert later.open().ages() == {"a": 1, "b": 6}
+            elif what.startswith("create"):
+                at_fork = {"a": 1, "b": 6 if what == "create" else 1}
+                assert later.open(branch="new").ages() == at_fork
+            elif what == "merge":
                 assert later.open().ages() == {"a": 5, "b": 6, "x": 2}
             else:
                 expected = {"a": 5, "b": 1, "x": 2, "y": 3}

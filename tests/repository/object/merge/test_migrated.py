@@ -224,6 +224,6 @@ def test_schemas_that_do_not_go_together(world: World, who: str) -> None:
         drop(main.repo, "Customer")
         write(branch.repo, V1, old("b", 5))
     for bring in (lambda: merge(main, "run", "theirs"), lambda: update(branch, "theirs")):
-        with pytest.raises(MergeConflictError) as told:
+        with pytest.raises(MergeConflictError, match="No policy decides that") as told:
             bring()
         assert [c["conflict"] for c in told.value.conflicts] == ["schema"]
