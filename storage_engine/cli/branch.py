@@ -178,7 +178,7 @@ def branch_diff(
     name: _Name,
     other: Annotated[
         str,
-        typer.Argument(metavar="[OTHER]", help="What to compare it with; its parent unless told."),
+        typer.Argument(metavar="OTHER", help="What to compare it with; its parent unless told."),
     ] = "",
     limit: _Limit = SHOWN,
 ) -> None:

@@ -103,6 +103,14 @@ def test_help_ends_with_examples_and_says_where_the_other_options_are() -> None:
     assert "Global options: onto --help" in shown.out
 
 
+@pytest.mark.parametrize("path", ["onto", "onto tag create", "onto schema diff", "onto branch diff"])
+def test_help_shows_flags_without_values_and_brackets_once(path: str) -> None:
+    shown = onto(*path.split()[1:], "--help")
+    assert "--help" in shown.out
+    assert "<bool>" not in shown.out
+    assert "[[" not in shown.out
+
+
 def test_a_group_alone_shows_its_commands() -> None:
     for path, command in COMMANDS.items():
         if getattr(command, "commands", None) and path not in ("onto commits",):
