@@ -103,7 +103,9 @@ def test_help_ends_with_examples_and_says_where_the_other_options_are() -> None:
     assert "Global options: onto --help" in shown.out
 
 
-@pytest.mark.parametrize("path", ["onto", "onto tag create", "onto schema diff", "onto branch diff"])
+@pytest.mark.parametrize(
+    "path", ["onto", "onto tag create", "onto schema diff", "onto branch diff"]
+)
 def test_help_shows_flags_without_values_and_brackets_once(path: str) -> None:
     shown = onto(*path.split()[1:], "--help")
     assert "--help" in shown.out
