@@ -33,6 +33,7 @@ _OnConflict = Annotated[
     typer.Option(
         "--on-conflict",
         metavar="|".join(_POLICIES),
+        autocompletion=lambda: list(_POLICIES),
         help="Of rows that both sides changed: refuse, keep the target's, take what comes, or "
         "combine changes to different fields.",
     ),
