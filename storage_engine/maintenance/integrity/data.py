@@ -125,8 +125,8 @@ def _compare(file: CommitFile, looked: _FileFacts, report: IntegrityReport) -> N
     if looked.rows is None:
         _note(report, file, "not_parquet", "cannot be read as a Parquet file")
     elif file.row_count >= 0 and looked.rows != file.row_count:
-        found = counted(looked.rows, "row")
-        _note(report, file, "rows_differ", f"has {found}, the log {file.row_count}")
+        there = counted(looked.rows, "row")
+        _note(report, file, "rows_differ", f"has {there}, the log {file.row_count}")
 
 
 def _compare_schema(
@@ -251,10 +251,10 @@ class RowCheck:
     def _check_rows(self, spec: TypeSpec, entries: Sequence[Entry]) -> None:
         keys = ", ".join(quoted(name) for name in spec.identity)
         with versions_of(self._repository, spec, entries) as cursor:
-            found = dict(
+            by_commit = dict(
                 cursor.execute("SELECT commit_id, count(*) FROM versions GROUP BY 1").fetchall()
             )
-            self._compare_counts(spec, entries, found)
+            self._compare_counts(spec, entries, by_commit)
             twice = cursor.execute(
                 f"SELECT count(*), min(commit_id) FROM (SELECT {keys}, commit_id FROM versions "
                 f"GROUP BY {keys}, commit_id HAVING count(*) > 1)"
@@ -268,10 +268,10 @@ class RowCheck:
                 ).fetchone()
                 if broken and broken[0]:
                     self._rows(spec, reason, f"{counted(broken[0], 'row')}: {what}", broken[1])
-        self._report.checked["rows"] += sum(found.values())
+        self._report.checked["rows"] += sum(by_commit.values())
 
     def _compare_counts(
-        self, spec: TypeSpec, entries: Sequence[Entry], found: dict[int, int]
+        self, spec: TypeSpec, entries: Sequence[Entry], by_commit: dict[int, int]
     ) -> None:
         expected: Counter[int] = Counter()
         for _, manifest in self._log.commits:
@@ -281,9 +281,9 @@ class RowCheck:
                     return  # the log does not say
                 expected[manifest.commit_id] += sum(f.row_count for f in files)
         expected += Counter()  # drops commits that did not touch the type
-        for number in sorted({*expected, *found}):
-            if expected.get(number, 0) != found.get(number, 0):
-                rows = counted(found.get(number, 0), "row")
+        for number in sorted({*expected, *by_commit}):
+            if expected.get(number, 0) != by_commit.get(number, 0):
+                rows = counted(by_commit.get(number, 0), "row")
                 message = f"{rows}, the manifest says {expected.get(number, 0)}"
                 self._rows(spec, "rows_differ", message, number)
 
