@@ -237,7 +237,8 @@ class UnknownTagError(OntologiaError, ValueError):
         self.name = name
         self.nearest = list(nearest)
         meant = f"; did you mean {', '.join(self.nearest)}?" if nearest else ""
-        there = f"{count} tags, `onto tag list` shows them" if count else "no tags yet"
+        tags = "1 tag" if count == 1 else f"{count} tags"
+        there = f"{tags}, `onto tag list` shows them" if count else "no tags yet"
         super().__init__(f"no tag {name!r}{meant} (the storage has {there})")
 
 
@@ -270,7 +271,8 @@ class UnknownBranchError(OntologiaError, ValueError):
             )
             return
         meant = f"; did you mean {', '.join(self.nearest)}?" if nearest else ""
-        there = f"{count} branches, `onto branch list` shows them" if count else "no branches yet"
+        branches = "1 branch" if count == 1 else f"{count} branches"
+        there = f"{branches}, `onto branch list` shows them" if count else "no branches yet"
         super().__init__(f"no branch {name!r}{meant} (the storage has {there})")
 
 

@@ -24,6 +24,7 @@ from ontologia_dagster.declaration import automation as condition
 from ontologia_dagster.downstream.metadata import markdown_table, request_metadata, requests_of
 from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.storage import unpublished
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -114,7 +115,7 @@ def answer_metadata(table: pa.Table) -> dict[str, Any]:
     first = table.slice(0, PREVIEW_ROWS).to_pylist()
     rows = [[_shown(row[name]) for name in table.column_names] for row in first]
     more = table.num_rows - len(rows)
-    note = f"\n\n{more} rows more" if more > 0 else ""
+    note = f"\n\n{counted(more, 'row')} more" if more > 0 else ""
     return {
         "dagster/row_count": table.num_rows,
         "dagster/column_schema": dg.TableSchema(columns=columns),

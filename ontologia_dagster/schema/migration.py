@@ -28,6 +28,7 @@ from ontologia_dagster.schema.differences import (
 from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -343,7 +344,7 @@ def result_metadata(result: "MigrationResult") -> dict[str, Any]:
 def outcome(result: "MigrationResult") -> str:
     return ", ".join(
         f"{name} to schema version {result.new_schema_versions[name]} "
-        f"({result.rows_migrated.get(name, 0)} rows)"
+        f"({counted(result.rows_migrated.get(name, 0), 'row')})"
         for name in result.types_migrated
     )
 

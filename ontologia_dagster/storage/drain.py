@@ -37,6 +37,7 @@ from ontologia_dagster.storage import checks, dead_letters, events
 from ontologia_dagster.storage.maintenance import repair_job_name
 from storage_engine.model.declarations import spec_of
 from storage_engine.runtime.arguments import MOST_AT_ONCE
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -355,8 +356,8 @@ def _of_log(
     requests: dict[str, int],
 ) -> dg.AssetObservation:
     """The whole run, beside those of maintenance."""
-    counted = asdict(totals)
-    notes = counted.pop("notes")
+    figures = asdict(totals)
+    notes = figures.pop("notes")
     newest = sorted(
         (letter for of_type in letters.by_type.values() for letter in of_type),
         key=lambda letter: letter.failed_at,
@@ -368,11 +369,11 @@ def _of_log(
     ]
     return dg.AssetObservation(
         dg.AssetKey([storage, "log"]),
-        description=f"{totals.handled} events handled, {totals.failed} failed, "
+        description=f"{counted(totals.handled, 'event')} handled, {totals.failed} failed, "
         f"{totals.dead_lettered} given up",
         metadata={
             "operation": "handle events",
-            **counted,
+            **figures,
             "handlers": table(["handler", "handled", "failed", "commits", "sent"], lines),
             "dead_letters": dead_letters.letters_table(newest),
             **({"notes": dg.MetadataValue.md("\n".join(f"- {n}" for n in notes))} if notes else {}),

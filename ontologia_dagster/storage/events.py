@@ -30,6 +30,7 @@ from ontologia_dagster.dagster_compat import free_slots
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage import dead_letters
 from storage_engine.errors import HandlerError
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -131,7 +132,7 @@ def describe(seen: "Peek") -> str:
         return "no events are left to handle"
     age = f", the oldest {age_s(seen.oldest):.0f} s old" if seen.oldest is not None else ""
     if seen.is_exact:
-        return f"{seen.due} events due, {seen.waiting} waiting{age}"
+        return f"{counted(seen.due, 'event')} due, {seen.waiting} waiting{age}"
     plus = " or more" if seen.more else ""
     due = "some are due" if seen.due else f"none of the {seen.looked_at} looked at is due"
     return f"{seen.pending}{plus} events left to handle{age}; {due}"

@@ -33,6 +33,7 @@ _OnConflict = Annotated[
     typer.Option(
         "--on-conflict",
         metavar="|".join(_POLICIES),
+        autocompletion=lambda: list(_POLICIES),
         help="Of rows that both sides changed: refuse, keep the target's, take what comes, or "
         "combine changes to different fields.",
     ),
@@ -175,7 +176,7 @@ def branch_diff(
     name: _Name,
     other: Annotated[
         str,
-        typer.Argument(metavar="[OTHER]", help="What to compare it with; its parent unless told."),
+        typer.Argument(metavar="OTHER", help="What to compare it with; its parent unless told."),
     ] = "",
     limit: _Limit = SHOWN,
 ) -> None:

@@ -225,7 +225,7 @@ def tag_create(
     ref: Annotated[
         str | None,
         typer.Argument(
-            metavar="[REF]", help="Commit id, time or another tag; the latest commit unless told."
+            metavar="REF", help="Commit id, time or another tag; the latest commit unless told."
         ),
     ] = None,
 ) -> None:

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from storage_engine.cli import errors
 from storage_engine.cli.arguments import Invocation, with_settings
-from storage_engine.cli.tree import Program
+from storage_engine.cli.tree import Program, bare_flags
 
 _STDERR = 2  # the last of the standard streams
 
@@ -42,7 +42,7 @@ def run(args: Sequence[str]) -> int:
 @cache
 def _program() -> errors.Command:
     """Once a process, however often it is run: building options takes longer than most commands."""
-    return cast("errors.Command", get_command(app))
+    return cast("errors.Command", bare_flags(get_command(app)))
 
 
 def _fill_closed_streams() -> None:

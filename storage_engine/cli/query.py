@@ -131,6 +131,7 @@ def _line_options(
         typer.Option(
             "--format",
             metavar="|".join(FORMATS),
+            autocompletion=lambda: list(FORMATS),
             help="How to write the result. The default is table, or json with --json.",
         ),
     ] = None,

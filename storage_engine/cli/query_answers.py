@@ -43,6 +43,7 @@ from storage_engine.query.spec import QuerySpec, When
 from storage_engine.repository.protocol import Repository
 
 _PATHS_AT_ONCE = 8 * 1024
+_PLAN_COLUMNS = ["explain_key", "explain_value"]  # of what EXPLAIN gives
 _COMPUTING = re.compile(r"(Conversion|Out of Range|Invalid Input|Invalid Type) Error: ")
 
 
@@ -172,7 +173,9 @@ def answer_sql(
             text = f"EXPLAIN {statement}" if line.explain else statement
             rows = asked.executor.sql(text, values)
         batches = _checked(ctx, rows.batches)
-        if line.explain:
+        # A plan is a picture of many lines, also when the statement itself asks for one.
+        drawn = asked.form is Format.table and rows.schema.names == _PLAN_COLUMNS
+        if line.explain or drawn:
             told = [told for batch in batches for told in batch.column(1).to_pylist()]
             facts = {"engine": "duckdb", "head": asked.commit_id, "sql": statement}
             asked.show_plan(Plan("\n".join(told), facts))

@@ -157,11 +157,11 @@ def diff(
     invocation: Invocation,
     ctx: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only this type.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Only this type.", show_default=False)
     ] = None,
     versions: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[A B]", help="Two stored versions of it.", show_default=False),
+        typer.Argument(metavar="A B", help="Two stored versions of it.", show_default=False),
     ] = None,
     kind: KindOption = None,
 ) -> None:

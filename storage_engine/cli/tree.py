@@ -187,10 +187,8 @@ ENTRIES = {
 
 def explained(command: Any, path: str) -> Any:
     """With examples, and without the options that `onto --help` shows."""
-    for parameter in command.params:
+    for parameter in bare_flags(command).params:
         parameter.hidden = parameter.name in GLOBAL_OPTIONS
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
     lines = "\n".join(f"  {escape(line)}" for line in EXAMPLES.get(path, ()))
     command.epilog = f"Examples:\n{lines}\n\nGlobal options: onto --help"
     for name, inner in getattr(command, "commands", {}).items():
@@ -198,6 +196,14 @@ def explained(command: Any, path: str) -> Any:
     # A group alone shows what it has.
     if not getattr(command, "invoke_without_command", True):
         command.no_args_is_help = True
+    return command
+
+
+def bare_flags(command: Any) -> Any:
+    """With flags that are shown as they are written. Typer would show `--json <bool>`."""
+    for parameter in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
     return command
 
 

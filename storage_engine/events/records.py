@@ -33,6 +33,7 @@ from storage_engine.commitlog.records import parse_timestamp, timestamp
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ValidationError
 from storage_engine.repository.protocol import Ack
+from storage_engine.wording import counted
 
 Envelope = Mapping[str, Any]
 
@@ -173,7 +174,7 @@ class ClaimRecord:
             return "dead_lettered"
         if self.ack_at is not None:
             return "acked"
-        return f"failed {self.attempts} times" if self.attempts else "claimed"
+        return f"failed {counted(self.attempts, 'time')}" if self.attempts else "claimed"
 
     @property
     def not_before(self) -> datetime:

@@ -35,6 +35,7 @@ from storage_engine.repository.object.merge.rows import Policy
 from storage_engine.repository.object.merge.run import MergeTerms
 from storage_engine.repository.protocol import TypeRef, no_branches
 from storage_engine.schema.lineage import diff_versions
+from storage_engine.wording import counted
 
 BRANCHES = 50  # on a page of the list
 TYPES = 12  # shown with rows on one page
@@ -374,10 +375,10 @@ def _written(comparison: BranchComparison, extent: BranchExtent | None) -> list[
 def _too_large(comparison: BranchComparison, extent: BranchExtent | None) -> str | None:
     """Why the merge is not tried out on a page."""
     if extent is None:
-        return f"{comparison.theirs.head - comparison.base:,} commits of its own"
+        return f"{counted(comparison.theirs.head - comparison.base, 'commit')} of its own"
     rows = sum(extent.rows.values())
     if rows > MERGED_ROWS:
-        return f"{rows:,} rows written"
+        return f"{counted(rows, 'row')} written"
     if extent.bytes > MERGED_BYTES:
         return f"{extent.bytes / MIB:,.0f} MiB written"
     return None

@@ -24,6 +24,7 @@ from storage_engine.index.record import (
     same_commit,
 )
 from storage_engine.index.resolve import belongs
+from storage_engine.wording import counted
 
 CountRows = Callable[[CommitFile], int | None]
 """The rows that a file really has; None when it is missing or no Parquet file."""
@@ -334,7 +335,7 @@ class IndexVerifier:
         expected = self._rows_of(replaced)
         if rows is None or expected is None:
             return "its rows cannot be counted"
-        return None if rows == expected else f"it has {rows} rows, the log {expected}"
+        return None if rows == expected else f"it has {counted(rows, 'row')}, the log {expected}"
 
     def _rows(self, entry: Entry) -> int | None:
         counted = [self._count_rows(file) for file in entry.files]

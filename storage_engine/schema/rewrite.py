@@ -26,6 +26,7 @@ from storage_engine.model.record import RecordPlan, make_plan
 from storage_engine.model.spec import FieldSpec, TypeSpec
 from storage_engine.schema.diff import source_fields
 from storage_engine.schema.upgraders import Upgrader
+from storage_engine.wording import counted
 
 Rewrite = Callable[[pa.Table], pa.Table]  # from the one row schema to the other
 _SHOWN = 500  # characters of an old row in a message
@@ -213,8 +214,8 @@ class _Upgraded:
             )
         if made.num_rows != columns.num_rows:
             raise MigrationError(
-                f"{self._stored.name}: upgrader {step.name} made {made.num_rows} rows of "
-                f"{columns.num_rows}; nothing was published. Each row stays one, with its key",
+                f"{self._stored.name}: upgrader {step.name} made {counted(made.num_rows, 'row')} "
+                f"of {columns.num_rows}; nothing was published. Each row stays one, with its key",
                 type=self._stored.name,
             )
         return made

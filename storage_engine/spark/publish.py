@@ -35,6 +35,7 @@ from storage_engine.spark.quarantine import Quarantine
 from storage_engine.spark.reconcile import Counts, Reconciled
 from storage_engine.spark.results import WriteProgress, WriteResult
 from storage_engine.spark.staged_parts import IDENTITIES, StageTarget, TaskReport
+from storage_engine.wording import counted
 
 _PUBLISH_TRIES = 5  # each waits for the lock as long as the config says
 # Up to here the driver looks through the keys itself; beyond it Spark does, which costs a shuffle.
@@ -220,7 +221,7 @@ def check_read_again(
     if staged < least or (unique and staged > most):
         raise ValidationError(
             f"{spec.name}: the source changed while it was read, or is not the same each time: of "
-            f"what differs from what is stored it gave {staged} rows instead of "
+            f"what differs from what is stored it gave {counted(staged, 'row')} instead of "
             f"{most if staged > most else least} when it was read again; nothing was published. "
             "Let it rest and run it again. If it is not the same by itself (a limit without an "
             "order, a function that draws or counts), write it to a file first and read that",
@@ -259,8 +260,8 @@ def previewed(
     elif repeated:
         ordered = f" and {options.order_by}" if options.order_by is not None else ""
         problem = (
-            f"{spec.name}: {repeated} rows have an identity{ordered} that another one has; make "
-            "them unique, or name the column that says which row is the latest (order_by)"
+            f"{spec.name}: {counted(repeated, 'row')} with an identity{ordered} that another one "
+            "has; make them unique, or name the column that says which row is the latest (order_by)"
         )
     absent = reconciled.absent
     return WriteResult(
@@ -297,10 +298,12 @@ def bad_rows(spec: TypeSpec, bad: int, reports: Sequence[TaskReport]) -> BadRows
     for report in reports:
         reasons.update(report.reasons)
         examples += report.examples
-    listed = "; ".join(f"{what} in {count} rows" for what, count in reasons.most_common())
+    listed = "; ".join(
+        f"{what} in {counted(count, 'row')}" for what, count in reasons.most_common()
+    )
     shown = " | ".join(examples[:3])
     return BadRowsError(
-        f"{spec.name}: {bad} rows cannot be written: {listed}. Nothing was published. "
+        f"{spec.name}: {counted(bad, 'row')} cannot be written: {listed}. Nothing was published. "
         f"Examples: {shown}. Put the source right, or give on_bad_rows='quarantine'",
         type=spec.name,
         rows=bad,

@@ -16,6 +16,7 @@ from storage_engine.repository.history import RecordedCommit
 from storage_engine.repository.protocol import Repository
 from storage_engine.repository.row_digests import RowDigest, RowDigests
 from storage_engine.transfer.runs import TypeSpan, rows_of, runs, spans
+from storage_engine.wording import counted
 
 Progress = Callable[[str, int, int], None]  # what is being done, how far, of how much
 
@@ -189,4 +190,4 @@ def _differing(
 def _shown(digest: RowDigest | None) -> str:
     if digest is None:
         return "no rows"
-    return f"{digest.rows} rows (content {digest.content:x})"
+    return f"{counted(digest.rows, 'row')} (content {digest.content:x})"

@@ -24,6 +24,7 @@ from storage_engine.repository.open import (
     target_of,
 )
 from storage_engine.repository.protocol import Repository
+from storage_engine.wording import counted
 
 
 def locate(
@@ -151,8 +152,8 @@ def check_target(source: Repository, target: Repository, engine_version: str | N
         raise _refused(
             source,
             target,
-            f"it has {head} commits and the source {source.head_commit_id()}: the source was put "
-            "back to an older state",
+            f"it has {counted(head, 'commit')} and the source {source.head_commit_id()}: the "
+            "source was put back to an older state",
         )
     (ours,) = source.history.commits(head - 1, head)
     (theirs,) = target.history.commits(head - 1, head)
@@ -171,7 +172,8 @@ def _check_bus(source: Repository, target: Repository) -> None:
         raise _refused(
             source,
             target,
-            f"it is not empty: it has {len(others)} events of its own, such as {others[0][1]}",
+            f"it is not empty: it has {counted(len(others), 'event')} of its own, "
+            f"such as {others[0][1]}",
         )
 
 

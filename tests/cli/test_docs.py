@@ -16,7 +16,7 @@ from storage_engine.cli import arguments, errors, tree
 from storage_engine.cli.examples import EXAMPLES
 from storage_engine.cli.main import app
 from storage_engine.config import OntologiaConfig
-from tests.cli.support import ROOT, onto
+from tests.cli.support import ROOT, onto, onto_process
 
 CLI = (ROOT / "docs" / "cli.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
@@ -101,6 +101,38 @@ def test_help_ends_with_examples_and_says_where_the_other_options_are() -> None:
     assert shown.code == 0
     assert "onto schema drop Customer --cascade" in shown.out
     assert "Global options: onto --help" in shown.out
+
+
+@pytest.mark.parametrize(
+    "path", ["onto", "onto tag create", "onto schema diff", "onto branch diff"]
+)
+def test_help_shows_flags_without_values_and_brackets_once(path: str) -> None:
+    shown = onto(*path.split()[1:], "--help")
+    assert "--help" in shown.out
+    assert "<bool>" not in shown.out
+    assert "[[" not in shown.out
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("onto qu", ["query"]),
+        ("onto schema re", ["repair"]),
+        ("onto --js", ["--json"]),
+        ("onto compact --ap", ["--apply"]),
+        ("onto import --on-conflict u", ["upsert"]),
+        ("onto query entities Client --format j", ["json"]),
+        ("onto branch merge x --on-conflict f", ["fail", "fields"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_values(line: str, offered: list[str]) -> None:
+    done = onto_process(
+        cwd=ROOT,
+        _ONTO_COMPLETE="complete_bash",
+        COMP_WORDS=line,
+        COMP_CWORD=str(len(line.split()) - 1),
+    )
+    assert (done.code, done.out.split(), done.err) == (0, offered, "")
 
 
 def test_a_group_alone_shows_its_commands() -> None:

@@ -304,6 +304,15 @@ def test_explain(shop: str) -> None:
         assert facts["plan"]
 
 
+def test_a_statement_that_asks_for_its_plan_is_shown_it(shop: str) -> None:
+    line = ("query", "sql", "explain analyze select * from Client", "--storage-uri", shop)
+    told = onto(*line).out
+    assert "Total Time" in told
+    assert len(told.splitlines()) > 10
+    assert "explain_value" not in told
+    assert list(onto(*line, "--json").json["rows"][0]) == ["explain_key", "explain_value"]
+
+
 def test_models_add_types_that_are_not_stored_yet(shop: str) -> None:
     line = ("query", "entities", "Unwritten", "--storage-uri", shop)
 

@@ -54,7 +54,7 @@ def _source(kind: str, case: str, folder: Path) -> Source:
 SAID = {
     ("csv", "added"): "column extra (string) is added",
     ("csv", "missing"): "column seats (bigint) is missing",
-    ("csv", "retyped"): "source column seats is not bigint in 1 rows",
+    ("csv", "retyped"): "source column seats is not bigint in 1 row",
     ("parquet", "added"): "column extra (string) is added",
     ("parquet", "missing"): "column seats (bigint) is missing",
     ("parquet", "retyped"): "column seats is string, not bigint",
@@ -76,7 +76,7 @@ def test_drift_by_policy(kind: str, case: str, spark: SparkSession, tmp_path: Pa
     uri = new_storage(tmp_path / "fail")
     with pytest.raises(ValidationError) as caught:
         ingest(spark, order_for(uri, source))
-    assert SAID[kind, case].removesuffix(" in 1 rows") in str(caught.value)
+    assert SAID[kind, case].removesuffix(" in 1 row") in str(caught.value)
     assert head(uri) == 0
 
     uri = new_storage(tmp_path / "ignore")
@@ -100,7 +100,7 @@ def test_values_that_must_be_right_stop_what_sets_other_rows_aside(
 ) -> None:
     uri = new_storage(tmp_path)
     source = _csv(tmp_path, "id,name,seats\n1,a,1\n2,b,many\n,c,3\n")
-    with pytest.raises(ValidationError, match="seats is not bigint in 1 rows"):
+    with pytest.raises(ValidationError, match="seats is not bigint in 1 row"):
         ingest(spark, order_for(uri, source, on_bad_rows="quarantine"))
     assert head(uri) == 0
 

@@ -187,7 +187,7 @@ def test_transform_sees_whole_rows_and_spoiled_ones_go_around_it(
     )
     result = ingest(spark, order)
     assert (result.inserted, result.quarantined) == (1, 2)
-    assert result.drift == ("source column seats is not int in 1 rows",)
+    assert result.drift == ("source column seats is not int in 1 row",)
     assert rows(uri, "select id, name, seats from Customer") == [("1", "ANN", 3)]
     assert result.quarantine is not None
     aside = spark.read.parquet(result.quarantine).select("row", "reasons").collect()

@@ -87,4 +87,4 @@ def test_a_failure_is_reported_too(spark: SparkSession, tmp_path: Path, messages
     assert ingest.main(order.to_arguments()) == 3
     said = _read(messages)
     assert "report_asset_materialization" not in said
-    assert "1 rows cannot be written" in said["closed"][0]["exception"]["message"]
+    assert "1 row cannot be written" in said["closed"][0]["exception"]["message"]

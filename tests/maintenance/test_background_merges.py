@@ -17,8 +17,9 @@ import pytest
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.records import CommitFile, Entry
 from storage_engine.errors import CommitStateUnknownError
-from storage_engine.maintenance.compaction import CompactionPolicy, compact, merge
-from storage_engine.maintenance.compaction.plan import TierPolicy, rows, times_rewritten
+from storage_engine.maintenance.compaction import CompactionPolicy, compact, merge, run
+from storage_engine.maintenance.compaction.background import MergedSnapshot
+from storage_engine.maintenance.compaction.plan import RunPlan, TierPolicy, rows, times_rewritten
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
@@ -477,6 +478,42 @@ def test_a_compaction_at_the_same_time_supersedes_the_merge() -> None:
         # Our own compaction is not held up by our own merge.
         fill(writer, 6, first=7)
         assert compact(writer.repo, CompactionPolicy(min_entries=2)).skipped == {}
+
+
+def a_newer_merge_stands() -> None:
+    """What waits is of commits 1 to 5; another has merged 1 to 7 and published that."""
+    with made_world("v2") as world:
+        writer, other = world.open("writer", merges=SMALL), world.open("other")
+        fill(writer, 5)
+        world.pass_lease()
+        fill(other, 2, first=6)
+        compact(other.repo, CompactionPolicy(min_entries=2))
+        assert [entry[:2] for entry in entries(other)] == [(1, 7)]
+        fill(writer, 1, first=8)
+        assert entries(writer) == [(1, 7, 1), (8, 8, 0)]
+        check_history(world.open("reader"), 8)
+
+
+def test_a_merge_is_not_published_over_a_newer_one() -> None:
+    a_newer_merge_stands()
+
+
+def test_planted_a_merge_published_over_a_newer_one_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the place of whatever has commits of its range, as if nobody else merged; and nobody
+    looks whether its attempt still stands."""
+
+    def careless(
+        entries: tuple[Entry, ...], _plan: RunPlan, snapshot: Entry
+    ) -> tuple[Entry, ...] | None:
+        later = (one for one in entries if one.min_commit_id > snapshot.max_commit_id)
+        return (snapshot, *later)
+
+    monkeypatch.setattr(run, "placed", careless)
+    monkeypatch.setattr(MergedSnapshot, "checks", ())
+    with pytest.raises(AssertionError):
+        a_newer_merge_stands()
 
 
 def test_what_was_given_up_to_garbage_collection_is_not_published_and_the_commit_is_made() -> None:

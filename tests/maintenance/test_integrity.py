@@ -381,8 +381,8 @@ def test_ends_that_do_not_exist_are_found(storage: Storage) -> None:
     said = sorted(f.message for f in report.findings)
     assert [f.reason for f in report.findings] == ["missing_endpoint"] * 2
     assert said == [
-        "1 left keys have no Customer: nobody (1 relations)",
-        "1 right keys have no Product: p9 (2 relations)",
+        "1 left key without Customer: nobody (1 relation)",
+        "1 right key without Product: p9 (2 relations)",
     ]
     repository.close()
 

@@ -195,7 +195,7 @@ def test_what_is_wrong_names_type_identity_and_the_old_row(
 
 
 def test_a_table_upgrader_keeps_the_rows() -> None:
-    with pytest.raises(MigrationError, match=r"made 1 rows of 2; nothing was published"):
+    with pytest.raises(MigrationError, match=r"made 1 row of 2; nothing was published"):
         made(SPLIT, old_rows(1, 2), step(lambda t: by_table(t).slice(0, 1), batch=True))
     with pytest.raises(MigrationError, match="gave list instead of an Arrow table"):
         made(SPLIT, old_rows(1, 2), step(lambda t: t.to_pylist(), batch=True))

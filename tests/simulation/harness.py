@@ -108,8 +108,10 @@ class Ledger:
                 self.refused.add(mark)
                 first = first or error
             else:
-                assert result is not None
-                self.acknowledged[mark] = result.commit_id
+                if result is None:
+                    self.refused.add(mark)
+                else:
+                    self.acknowledged[mark] = result.commit_id
         return first
 
 

@@ -108,9 +108,10 @@ def simulate(
     engine_version: str = "v2",
     chances: Mapping[FaultKind, float] = CHANCES,
     merges: TierPolicy | None = None,
+    most_together: int = 1,
 ) -> Outcome:
     """Writers that change the same few rows, fail, crash and come back, and with `merges` keep
-    the storage compact. Close the world after."""
+    the storage compact; so many commits at most by one swap. Close the world after."""
     random.seed(seed)  # jitter of the engine
     world, ledger, scheduler = new_world(engine_version), Ledger(), Scheduler(seed)
     script = random.Random(seed)
@@ -118,7 +119,9 @@ def simulate(
     jobs = {}
     for n, name in enumerate(WRITERS):
         start = _starter(world, scheduler, name, seed * 10 + n, lease_ms, chances, merges)
-        jobs[name] = _job(ledger, name, start, _intents(script))
+        intents = _intents(script)
+        sizes = [script.randint(1, most_together) if most_together > 1 else 1 for _ in intents]
+        jobs[name] = _job(ledger, name, start, intents, sizes)
     scheduler.run(jobs)
     trace = [(r.client, r.operation, _ID.sub("x", r.key), r.outcome) for r in world.backend.log]
     fired = sum(len(plan_of(writer.store).fired) for writer in world.writers)
@@ -169,12 +172,21 @@ def _job(
     name: str,
     start: Callable[[int], Writer],
     intents: Sequence[tuple[Intent, bool]],
+    sizes: Sequence[int],
 ) -> Callable[[], None]:
+    marked = [(f"{name}-{number}", *intent) for number, intent in enumerate(intents)]
+
     def work() -> None:
         life = 0
         writer = start(life)
-        for number, (intent, bulk) in enumerate(intents):
-            ledger.commit(writer, f"{name}-{number}", intent, bulk=bulk)
+        left = list(marked)
+        for size in sizes:
+            group, left = left[:size], left[size:]
+            if len(group) == 1:
+                [(mark, intent, bulk)] = group
+                ledger.commit(writer, mark, intent, bulk=bulk)
+            elif group:
+                ledger.commit_together(writer, {mark: intent for mark, intent, _ in group})
             if writer.store.crashed:
                 life += 1
                 writer = start(life)

@@ -4,6 +4,7 @@ seed, and a seed replays."""
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from storage_engine.commitlog.swap import Swap
 from storage_engine.maintenance.compaction.plan import TierPolicy
 from storage_engine.objectstore.memory import MemoryStore
 from storage_engine.objectstore.protocol import content_etag
+from storage_engine.repository.object.write.group import GroupRows
 from storage_engine.testing.faults import FaultKind
+from tests.campaigns import examples
 from tests.commitlog.support import at, new_world
 from tests.simulation.harness import InvariantViolated, Ledger, index_problems, recover, verify
 from tests.simulation.schedule import COMMITS, WRITERS, Outcome, simulate
@@ -20,6 +23,7 @@ from tests.simulation.schedule import COMMITS, WRITERS, Outcome, simulate
 pytestmark = pytest.mark.simulation
 
 SEEDS = range(8)
+TOGETHER = 3
 
 
 def settle(outcome: Outcome) -> None:
@@ -57,6 +61,19 @@ def test_the_same_with_writers_that_merge_the_tail(seed: int, engine_version: st
         assert index_problems(outcome.world) == []
 
 
+@pytest.mark.parametrize("engine_version", ["v1", "v2"])
+@pytest.mark.parametrize("seed", range(examples(8)))
+def test_the_same_with_several_commits_by_one_swap(seed: int, engine_version: str) -> None:
+    outcome = simulate(
+        seed, engine_version=engine_version, merges=TierPolicy(tail=2), most_together=TOGETHER
+    )
+    with closing(outcome.world):
+        assert len(outcome.ledger.intents) == len(WRITERS) * COMMITS
+        verify(outcome.world, outcome.ledger)
+        settle(outcome)
+        assert index_problems(outcome.world) == []
+
+
 def test_in_most_schedules_some_merge_is_published() -> None:
     """Or the test above says nothing of them."""
     outcome = simulate(3, chances={}, merges=TierPolicy(tail=2))
@@ -86,9 +103,9 @@ def test_without_faults_every_change_is_acknowledged() -> None:
         verify(outcome.world, ledger, queries=True)
 
 
-def violated(seed: int, **chances: float) -> bool:
+def violated(seed: int, *, most_together: int = 1, **chances: float) -> bool:
     named = {FaultKind[name.upper()]: chance for name, chance in chances.items()}
-    outcome = simulate(seed, chances=named)
+    outcome = simulate(seed, chances=named, most_together=most_together)
     with closing(outcome.world):
         try:
             outcome.world.backend.land_all()
@@ -109,6 +126,25 @@ def test_planted_an_unconditional_cas_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(MemoryStore, "put_if_match", careless)
     assert any(violated(seed) for seed in range(40))
+
+
+def test_planted_a_draft_that_sees_nothing_of_the_one_before_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GroupRows, "of", lambda self, ref: None)
+    assert any(violated(seed, most_together=TOGETHER) for seed in range(20))
+
+
+def test_planted_an_answer_before_the_swap_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Swap._draft
+
+    def hasty(self: Swap, committer: Any, carried: Any) -> None:
+        original(self, committer, carried)
+        committer.decide(self._answers[-1].outcome)
+
+    monkeypatch.setattr(Swap, "_draft", hasty)
+    lost = {"crash_before": 0.05}
+    assert any(violated(seed, most_together=TOGETHER, **lost) for seed in range(20))
 
 
 def rival_builds_on_ours_unheard(seen: str) -> None:

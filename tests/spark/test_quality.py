@@ -174,8 +174,8 @@ def test_nothing_broken_is_published(spark: SparkSession, session: Session) -> N
     )
     with pytest.raises(ValidationError) as caught:
         write_entities(frame, Person, session, expectations=expectations)
-    assert "name is not null in 1 rows" in str(caught.value)
-    assert "boss refers to a stored Person in 1 rows" in str(caught.value)
+    assert "name is not null in 1 row" in str(caught.value)
+    assert "boss refers to a stored Person in 1 row" in str(caught.value)
     assert session.repository.head_commit_id() == 1
 
     result = write_entities(
@@ -188,7 +188,7 @@ def test_nothing_broken_is_published(spark: SparkSession, session: Session) -> N
         [("a", "b", 1), ("a", "x", 2)], "left_key string, right_key string, since bigint"
     )
     ends = [RefersTo("left_key", "Person"), RefersTo("right_key", "Person")]
-    with pytest.raises(ValidationError, match="right_key refers to a stored Person in 1 rows"):
+    with pytest.raises(ValidationError, match="right_key refers to a stored Person in 1 row"):
         write_relations(edges, Knows, session, expectations=ends)
     good = edges.filter("since = 1")
     assert write_relations(good, Knows, session, expectations=ends).inserted == 1

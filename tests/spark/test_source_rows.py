@@ -73,11 +73,11 @@ def test_what_a_preview_approves_a_write_does(spark: SparkSession, session: Sess
         assert getattr(preview, count) == getattr(written, count), count
     preview, refused = both(("a", 1, "x"), ("a", 1, "y"), ("a", 0, "w"), ("b", 1, "z"))
     assert "more than once" in str(refused)
-    assert "1 rows have an identity and n that another one has" in preview.problem
+    assert "1 row with an identity and n that another one has" in preview.problem
     # Without an order column, though one of the two rows is stored.
     df = spark.createDataFrame([("a", 0, "w"), ("a", 1, "x")], "id string, n int, text string")
     preview = write_entities(df, Thing, session, dry_run=True)
-    assert "1 rows have an identity that another one has" in str(preview.problem)
+    assert "1 row with an identity that another one has" in str(preview.problem)
 
 
 def test_expressions_that_give_other_values_are_evaluated_once(

@@ -296,13 +296,13 @@ def test_a_dry_run_tells_what_would_happen(spark: SparkSession, session: Session
     assert (fine.inserted, fine.commit_id, fine.problem) == (2, None, None)
     twice = preview(("a", "x", 1), ("a", "y", 2), ("b", "y", None))
     assert twice.problem is not None
-    assert "1 rows have an identity that another one has" in twice.problem
+    assert "1 row with an identity that another one has" in twice.problem
     newest = preview(("a", "x", 1), ("a", "y", 2), order_by="age")
     assert (newest.inserted, newest.duplicates, newest.problem) == (1, 1, None)
     bad = ("c", None, 1)
     stopped = preview(("a", "x", 1), bad)
     assert stopped.problem is not None
-    assert "1 rows cannot be written" in stopped.problem
+    assert "1 row cannot be written" in stopped.problem
     aside = preview(("a", "x", 1), bad, on_bad_rows="quarantine")
     assert (aside.inserted, aside.quarantined, aside.problem) == (1, 1, None)
     assert session.repository.head_commit_id() == 0
@@ -339,7 +339,7 @@ def test_bad_rows_stop_or_are_set_aside(spark: SparkSession, session: Session) -
     expected = [parse_expectation({"range": {"column": "age", "max": 150}})]
     with pytest.raises(ValidationError) as caught:
         write_entities(df, Customer, session, expectations=expected)
-    for said in ("5 rows cannot be written", "column 'id' is null in 1 rows", "'id' is empty"):
+    for said in ("5 rows cannot be written", "column 'id' is null in 1 row", "'id' is empty"):
         assert said in str(caught.value)
     for said in ("'name' is null", "'age' is not a whole number", "Nothing was published"):
         assert said in str(caught.value)

@@ -25,6 +25,7 @@ from storage_engine.maintenance.compaction.inputs import CURRENT, SUPERSEDED
 from storage_engine.maintenance.compaction.workspace import Workspace
 from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.read.files import parquet
+from storage_engine.wording import counted
 
 NEWEST = "the newest rows by identity"
 
@@ -37,7 +38,7 @@ class Digest:
     content: int
 
     def __str__(self) -> str:
-        return f"{self.rows} rows (content {self.content:x})"
+        return f"{counted(self.rows, 'row')} (content {self.content:x})"
 
 
 class InputDigest:

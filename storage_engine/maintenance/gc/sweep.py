@@ -46,6 +46,7 @@ from storage_engine.objectstore.protocol import (
 )
 from storage_engine.repository.object.branches import lock_key
 from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -383,8 +384,8 @@ class _Sweeper:
                 break
         if isinstance(failure, StorageBackendError):
             raise StorageBackendError(
-                f"{failure}; {self._report.objects} objects were deleted, run it again for the "
-                "rest",
+                f"{failure}; deleted so far: {counted(self._report.objects, 'object')}; run it "
+                "again for the rest",
                 operation="gc",
                 key=failure.key,
                 retryable=failure.retryable,

@@ -28,6 +28,7 @@ from storage_engine.model.spec import TypeSpec
 from storage_engine.objectstore.protocol import ObjectNotFound, ObjectStore
 from storage_engine.query.dialects import quoted
 from storage_engine.repository.object.engine import ObjectRepository
+from storage_engine.wording import counted
 
 _IN_FLIGHT = 64 * MIB
 _CHUNK = 1 * MIB
@@ -124,7 +125,8 @@ def _compare(file: CommitFile, looked: _FileFacts, report: IntegrityReport) -> N
     if looked.rows is None:
         _note(report, file, "not_parquet", "cannot be read as a Parquet file")
     elif file.row_count >= 0 and looked.rows != file.row_count:
-        _note(report, file, "rows_differ", f"has {looked.rows} rows, the log {file.row_count}")
+        there = counted(looked.rows, "row")
+        _note(report, file, "rows_differ", f"has {there}, the log {file.row_count}")
 
 
 def _compare_schema(
@@ -249,10 +251,10 @@ class RowCheck:
     def _check_rows(self, spec: TypeSpec, entries: Sequence[Entry]) -> None:
         keys = ", ".join(quoted(name) for name in spec.identity)
         with versions_of(self._repository, spec, entries) as cursor:
-            counted = dict(
+            by_commit = dict(
                 cursor.execute("SELECT commit_id, count(*) FROM versions GROUP BY 1").fetchall()
             )
-            self._compare_counts(spec, entries, counted)
+            self._compare_counts(spec, entries, by_commit)
             twice = cursor.execute(
                 f"SELECT count(*), min(commit_id) FROM (SELECT {keys}, commit_id FROM versions "
                 f"GROUP BY {keys}, commit_id HAVING count(*) > 1)"
@@ -265,11 +267,11 @@ class RowCheck:
                     f"SELECT count(*), min(commit_id) FROM versions WHERE {condition}"
                 ).fetchone()
                 if broken and broken[0]:
-                    self._rows(spec, reason, f"{broken[0]} rows: {what}", broken[1])
-        self._report.checked["rows"] += sum(counted.values())
+                    self._rows(spec, reason, f"{counted(broken[0], 'row')}: {what}", broken[1])
+        self._report.checked["rows"] += sum(by_commit.values())
 
     def _compare_counts(
-        self, spec: TypeSpec, entries: Sequence[Entry], counted: dict[int, int]
+        self, spec: TypeSpec, entries: Sequence[Entry], by_commit: dict[int, int]
     ) -> None:
         expected: Counter[int] = Counter()
         for _, manifest in self._log.commits:
@@ -279,11 +281,10 @@ class RowCheck:
                     return  # the log does not say
                 expected[manifest.commit_id] += sum(f.row_count for f in files)
         expected += Counter()  # drops commits that did not touch the type
-        for number in sorted({*expected, *counted}):
-            if expected.get(number, 0) != counted.get(number, 0):
-                message = (
-                    f"{counted.get(number, 0)} rows, the manifest says {expected.get(number, 0)}"
-                )
+        for number in sorted({*expected, *by_commit}):
+            if expected.get(number, 0) != by_commit.get(number, 0):
+                rows = counted(by_commit.get(number, 0), "row")
+                message = f"{rows}, the manifest says {expected.get(number, 0)}"
                 self._rows(spec, "rows_differ", message, number)
 
     def _rows(self, spec: TypeSpec, reason: str, message: str, commit_id: int | None) -> None:
@@ -346,8 +347,8 @@ def note_missing_ends(report: IntegrityReport, relation: str, ends: MissingEnds)
     more = " ..." if ends.missing > _TOLD else ""
     shown = f"{', '.join(key for key, _ in ends.examples[:_TOLD])}{more}"
     message = (
-        f"{ends.missing} {ends.side} keys have no {ends.type_name}: {shown} "
-        f"({ends.concerned} relations)"
+        f"{counted(ends.missing, f'{ends.side} key')} without {ends.type_name}: {shown} "
+        f"({counted(ends.concerned, 'relation')})"
     )
     report.note("endpoints", "missing_endpoint", message, type_name=relation, ends=ends)
 

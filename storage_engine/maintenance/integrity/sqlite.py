@@ -20,6 +20,7 @@ from storage_engine.repository.sqlite.engine import SqliteRepository
 from storage_engine.repository.sqlite.stored import StoredRow
 from storage_engine.repository.sqlite.type_histories import endings
 from storage_engine.schema.history import SchemaVersion, TypeHistory, TypeRef
+from storage_engine.wording import counted
 
 _COMMITS_AT_ONCE = 64
 
@@ -157,7 +158,7 @@ def _check_rows(
                 for field in spec.fields:
                     nulls = rows.column(field.name).null_count
                     if nulls and not field.nullable:
-                        message = f"{nulls} rows: {field.name} is null and may not be"
+                        message = f"{counted(nulls, 'row')}: {field.name} is null and may not be"
                         report.note("rows", "null_value", message, type_name=spec.name)
                 if spec.kind == "entity":
                     mine.update(rows.column("entity_key").to_pylist())

@@ -28,6 +28,7 @@ from storage_engine.spark.jobs.arguments import (
 )
 from storage_engine.spark.jobs.program import OK, opened, reporting, run, start_spark
 from storage_engine.spark.jobs.program import progress as shown
+from storage_engine.wording import counted
 from storage_engine.wording import size as as_size
 
 if TYPE_CHECKING:
@@ -122,18 +123,18 @@ def _planned(plan: CompactionPlan, given: Namespace) -> list[str]:
     amount = as_size(sum(run.bytes for run in plan.runs))
     if plan.empty:
         return [*lines, "Nothing to compact."]
-    return [*lines, f"Would rewrite {rows} rows ({amount}). Add --apply to do it."]
+    return [*lines, f"Would rewrite {counted(rows, 'row')} ({amount}). Add --apply to do it."]
 
 
 def _done(report: CompactionReport) -> list[str]:
     lines = [
         f"{each.type_name} commits {each.min_commit_id}-{each.max_commit_id}: {each.outcome}, "
-        f"{each.files_in} files of {as_size(each.bytes_in)} into {each.files_out} of "
+        f"{counted(each.files_in, 'file')} of {as_size(each.bytes_in)} into {each.files_out} of "
         f"{as_size(each.bytes_out)}"
         for each in report.runs
     ]
     lines += [f"{name} left out: {why}" for name, why in report.skipped.items()]
-    return [*lines, f"{report.rows_rewritten} rows rewritten."]
+    return [*lines, f"{counted(report.rows_rewritten, 'row')} rewritten."]
 
 
 def _print(document: dict[str, Any], lines: Sequence[str], options: RunOptions) -> None:

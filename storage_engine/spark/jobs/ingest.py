@@ -34,6 +34,7 @@ from storage_engine.spark.jobs.program import (
 from storage_engine.spark.jobs.program import progress as shown
 from storage_engine.spark.missing_policy import MissingPolicy, field_marks
 from storage_engine.spark.results import WriteProgress, WriteResult
+from storage_engine.wording import counted
 from storage_engine.wording import size as as_size
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def ingest(
 def drifted(result: WriteResult) -> list[str]:
     """What the writer found drifted while it read values, and has set aside."""
     return [
-        f"{reason} in {count} rows"
+        f"{reason} in {counted(count, 'row')}"
         for reason, count in result.reasons.items()
         if reason.startswith(DRIFTED)
     ]
@@ -175,7 +176,7 @@ def summary(result: WriteResult) -> str:
         outcome = "nothing to publish"
     else:
         outcome = f"commit {result.commit_id}"
-    told = f"{result.type_name}: {outcome}; {result.rows} rows read, {', '.join(counts)}"
+    told = f"{result.type_name}: {outcome}; {counted(result.rows, 'row')} read, {', '.join(counts)}"
     if result.stored_bytes_read < result.stored_bytes:
         read, stored = as_size(result.stored_bytes_read), as_size(result.stored_bytes)
         told += f"; compared by {read} of the {stored} stored"
@@ -188,7 +189,7 @@ def _print(result: WriteResult, call: IngestCall) -> None:
         sys.stdout.write(json.dumps({**result.as_dict(), **extra}, default=str) + "\n")
     else:
         lines = [summary(result), *(f"drift: {sentence}" for sentence in result.drift)]
-        lines += [f"{count} rows: {reason}" for reason, count in result.reasons.items()]
+        lines += [f"{counted(count, 'row')}: {reason}" for reason, count in result.reasons.items()]
         lines += [f"note: {note}" for note in result.notes]
         if result.quarantine is not None:
             lines.append(

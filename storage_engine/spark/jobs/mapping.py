@@ -48,6 +48,7 @@ from storage_engine.spark.jobs.sources import Opened, declared_schema, open_sour
 from storage_engine.spark.jobs.text_lines import FACTS, FAULT
 from storage_engine.spark.schema import quoted
 from storage_engine.spark.staged_parts import HELPERS, ORIGIN, REASONS
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -146,7 +147,9 @@ def _counted(frame: DataFrame, misfits: Mapping[str, Column]) -> list[str]:
         return []
     counts = frame.agg(*(F.count(F.when(misfit, 1)) for misfit in misfits.values())).first()
     assert counts is not None
-    return [f"{reason} in {n} rows" for reason, n in zip(misfits, counts, strict=True) if n]
+    return [
+        f"{reason} in {counted(n, 'row')}" for reason, n in zip(misfits, counts, strict=True) if n
+    ]
 
 
 def _refused(drifts: Sequence[str]) -> ValidationError:

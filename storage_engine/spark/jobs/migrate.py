@@ -37,6 +37,7 @@ from storage_engine.spark.jobs.program import (
     version_of,
 )
 from storage_engine.spark.jobs.program import progress as shown
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     from storage_engine.model.spec import TypeSpec
@@ -152,7 +153,10 @@ def _planned(preview: MigrationPreview) -> list[str]:
         what = "; ".join(diff.sentences()) or "new, or stored otherwise"
         lines.append(f"{diff.type_name} {diff.from_version or '-'} -> {diff.to_version}: {what}")
         lines += [f"{diff.type_name}: {diff.refusal}"] if diff.refusal is not None else []
-    lines += [f"{name}: {rows} rows to rewrite" for name, rows in preview.estimated_rows.items()]
+    lines += [
+        f"{name}: {counted(rows, 'row')} to rewrite"
+        for name, rows in preview.estimated_rows.items()
+    ]
     lines += [
         f"missing: @upgrader({name!r}, from_version={version})"
         for name, version in preview.missing_upgraders
@@ -167,7 +171,7 @@ def _done(result: MigrationResult) -> list[str]:
         return ["Nothing to migrate: the storage has the types as they are declared."]
     lines = [
         f"{name}: version {result.new_schema_versions[name]}, "
-        f"{result.rows_migrated.get(name, 0)} rows rewritten"
+        f"{counted(result.rows_migrated.get(name, 0), 'row')} rewritten"
         for name in result.types_migrated
     ]
     return [*lines, f"Migrated as commit {result.commit_id} in {result.duration_s:.1f} s."]

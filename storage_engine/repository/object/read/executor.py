@@ -55,6 +55,7 @@ from storage_engine.repository.object.read.splits import ChangePlan, change_shar
 from storage_engine.repository.object.stored_schema import check_schema, recorded_spec
 from storage_engine.repository.protocol import ReadWindow, distinct_values
 from storage_engine.repository.user_sql import StoredTypes, Tables, run_sql
+from storage_engine.wording import counted
 
 if TYPE_CHECKING:
     import duckdb
@@ -97,12 +98,13 @@ def _type_lines(plan: TypePlan) -> list[str]:
     size = sum(item.file.bytes for item in plan.rows)
     total = len(plan.rows) + sum(plan.pruned.values())
     lines = [
-        f"{plan.spec.name}: {len(plan.rows)} of {total} files, {size:,} bytes, "
-        f"from {'the commit chain' if plan.fallback else 'the index'} ({plan.entries} entries)"
+        f"{plan.spec.name}: {len(plan.rows)} of {counted(total, 'file')}, {counted(size, 'byte')}, "
+        f"from {'the commit chain' if plan.fallback else 'the index'} "
+        f"({counted(plan.entries, 'entry')})"
     ]
     lines += [f"  left out by {reason}: {count}" for reason, count in plan.pruned.items()]
     if plan.newer:
-        lines.append(f"  checked for newer versions, keys only: {len(plan.newer)} files")
+        lines.append(f"  checked for newer versions, keys only: {counted(len(plan.newer), 'file')}")
     if plan.warning is not None:
         lines.append(f"  warning: {plan.warning}")
     lines += [f"  {item.file.path}" for item in plan.rows[:_FILES_SHOWN]]
