@@ -303,7 +303,7 @@ class Swap:
         """The first one carries the snapshot that waits."""
         snapshot: WaitingSnapshot | None = None
         if not self._series.commits and self._snapshot is None and self._waiting is not None:
-            snapshot = self._snapshot = carried.enter_context(self._waiting.carry())
+            snapshot = carried.enter_context(self._waiting.carry())
         commit = self._series.add(
             draft,
             attempt=base.attempt,
@@ -311,6 +311,8 @@ class Swap:
             runtime_id=self._runtime_id,
             place=snapshot.place if snapshot is not None else None,
         )
+        if snapshot is not None:
+            self._snapshot = snapshot  # now that a commit has it
         return commit, PublishedCommit(
             base,
             commit.manifest,

@@ -10,19 +10,22 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from storage_engine.commitlog import layout, state
 from storage_engine.commitlog.records import CommitFile, Entry
-from storage_engine.errors import CommitStateUnknownError
+from storage_engine.commitlog.series import Series
+from storage_engine.errors import CommitStateUnknownError, StorageBackendError
 from storage_engine.maintenance.compaction import CompactionPolicy, compact, merge, run
 from storage_engine.maintenance.compaction.background import MergedSnapshot
 from storage_engine.maintenance.compaction.plan import RunPlan, TierPolicy, rows, times_rewritten
 from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.maintenance.integrity import verify_storage
 from storage_engine.objectstore.memory import MemoryBackend, SimulatedCrash
+from storage_engine.repository.protocol import CommitRequest
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.commitlog.support import World, Writer, at, made_world, new_world
 from tests.engines import CUSTOMER, PRODUCT, customer, product, rows_of
@@ -409,6 +412,29 @@ def test_after_a_lost_cas_the_next_attempt_carries_it() -> None:
         fill(writer, 1, first=7)
         assert entries(writer) == [(1, 5, 1), (6, 6, 0), (7, 7, 0)]
         assert indexed(world) == [(1, 5), (6, 6), (7, 7)]
+        assert left_over(world) == []
+
+
+def test_who_fails_in_a_group_does_not_take_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the group was to carry it, and leaves: the next one does."""
+    with made_world("v2") as world:
+        writer = world.open("writer", merges=SMALL)
+        fill(writer, 5)
+        add, failures = Series.add, [StorageBackendError("a manifest that cannot be read")]
+
+        def fails_once(self: Series, *args: Any, **kwargs: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return add(self, *args, **kwargs)
+
+        monkeypatch.setattr(Series, "add", fails_once)
+        inputs = [rows_of(CUSTOMER, customer(key)) for key in ("fails", "stands")]
+        fails, stands = [writer.repo.submit(CommitRequest([each])) for each in inputs]
+        with pytest.raises(StorageBackendError):
+            fails.result()
+        assert stands.result() is not None
+        writer.repo.flush()
+        assert entries(writer) == [(1, 5, 1), (6, 6, 0)]
         assert left_over(world) == []
 
 
