@@ -27,6 +27,7 @@ from storage_engine.errors import (
     ConfigurationError,
     UnknownBranchError,
 )
+from storage_engine.repository import MAIN
 from storage_engine.repository.open import target_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ Publish = Literal["direct", "audited"]
 AUDITED: Publish = "audited"
 DIRECT: Publish = "direct"
 
-MAIN = "main"
 INCARNATION = "ontologia/branch_incarnation"  # in the metadata of the commit that published it
 BRANCH_TAG = "ontologia/branch"
 BRANCH_VARIABLE = "ONTOLOGIA_BRANCH"

@@ -23,7 +23,6 @@ from ontologia_dagster.ingestion.provenance import RUN_ID
 from ontologia_dagster.resources.branches import (
     BRANCH_TAG,
     DIRECT,
-    MAIN,
     BegunBranch,
     checked_branch,
     existing,
@@ -47,7 +46,7 @@ from storage_engine.errors import (
     UninitializedStorageError,
     UnknownBranchError,
 )
-from storage_engine.repository import initialize_storage, open_repository
+from storage_engine.repository import MAIN, initialize_storage, open_repository
 from storage_engine.repository.open import DEFAULT_FOLDER, DEFAULT_PATH, STORAGE_URI_VARIABLE
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from pydantic import Field
 from ontologia_dagster.dagster_compat import location_of
 from ontologia_dagster.declaration import OntologyAsset, TypeAsset, find_type_assets, with_ends
 from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, price, table
-from ontologia_dagster.resources.branches import MAIN
 from ontologia_dagster.resources.ontology import migration_job_name
 from ontologia_dagster.resources.spark import PIPES, submit
 from ontologia_dagster.schema.differences import (
@@ -27,6 +26,7 @@ from ontologia_dagster.schema.differences import (
 )
 from ontologia_dagster.storage.maintenance import Upkeep, maintenance_op, one_op_job, upkeep
 from storage_engine.errors import ConfigurationError
+from storage_engine.repository import MAIN
 from storage_engine.runtime.arguments import declared_types
 from storage_engine.wording import counted
 

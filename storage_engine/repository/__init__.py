@@ -1,5 +1,6 @@
 """Storage engines behind one protocol, and the way to open or create a storage."""
 
+from storage_engine.commitlog.layout import MAIN
 from storage_engine.repository.open import InitPlan, initialize_storage, open_repository
 from storage_engine.repository.protocol import (
     CommitRecord,
@@ -13,6 +14,7 @@ from storage_engine.repository.protocol import (
 )
 
 __all__ = [
+    "MAIN",
     "CommitRecord",
     "CommitRequest",
     "CommitResult",

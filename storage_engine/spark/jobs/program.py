@@ -42,9 +42,9 @@ from storage_engine.cli.errors import (
 )
 from storage_engine.cli.output import Advance, one_line, printable
 from storage_engine.cli.output import progress as bar
-from storage_engine.commitlog.layout import MAIN
 from storage_engine.config import OntologiaConfig
 from storage_engine.errors import ConfigurationError
+from storage_engine.repository import MAIN
 from storage_engine.spark.jobs.arguments import RunOptions
 
 if TYPE_CHECKING:
