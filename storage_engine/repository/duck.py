@@ -140,22 +140,33 @@ class Duck:
         return self._connection
 
     def run(
-        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        work: Callable[[], T],
+        *,
+        columns: int = 0,
+        frugal: Callable[[], T] | None = None,
     ) -> T:
         """Do something with a cursor, so that Ctrl-C ends it; where memory does not suffice,
         again with fewer threads, for each of them needs a share, and with more memory for as many
-        `columns` as that is the cause: batches of all of them are held, and do not spill."""
+        `columns` as that is the cause: batches of all of them are held, and do not spill. `frugal`
+        does the same in a way that takes longer and needs less at once: the last resort."""
         import duckdb
 
         self._owner.check()
         ways = (self._use_fewer_threads, lambda: self._make_room(columns))
-        for way in ways:
-            try:
-                return unmasked(cursor, work)
-            except duckdb.OutOfMemoryException:
-                if not way() and way is ways[-1]:
-                    raise
-        return unmasked(cursor, work)
+        try:
+            for way in ways:
+                try:
+                    return unmasked(cursor, work)
+                except duckdb.OutOfMemoryException:
+                    if not way() and way is ways[-1]:
+                        raise
+            return unmasked(cursor, work)
+        except duckdb.OutOfMemoryException:
+            if frugal is None:
+                raise
+            return unmasked(cursor, frugal)
 
     def _use_fewer_threads(self) -> bool:
         with self._mutex:
@@ -347,13 +358,21 @@ class Stream:
         parameters: Sequence[Any] | Mapping[str, Any] | None = None,
         *,
         columns: int = 0,
+        frugal: str = "",
     ) -> None:
-        """`columns`: how many the statement reads, where these may be many."""
+        """`columns`: how many the statement reads, where these may be many. `frugal`: the same
+        statement so that it needs less memory at once, should it not fit."""
         self._cursor = cursor
         self._statement = statement
+        self._frugal = frugal
         self._parameters = parameters or None
         try:
-            self._reader, self._first = duck.run(cursor, self._begin, columns=columns)
+            self._reader, self._first = duck.run(
+                cursor,
+                self._begin,
+                columns=columns,
+                frugal=self._begin_frugal if frugal else None,
+            )
         except BaseException:
             cursor.close()
             raise
@@ -375,6 +394,10 @@ class Stream:
         with _kinds():  # not every type of DuckDB has one of Arrow
             reader = answer.to_arrow_reader(_BATCH_ROWS)
         return reader, _next(reader)
+
+    def _begin_frugal(self) -> tuple[pa.RecordBatchReader, pa.RecordBatch | None]:
+        self._statement = self._frugal
+        return self._begin()
 
     def _next_batch(self) -> pa.RecordBatch | None:
         import duckdb

@@ -52,7 +52,12 @@ class ConfinedDuck(Duck):
                 self._current_secret = secret
 
     def run(
-        self, cursor: duckdb.DuckDBPyConnection, work: Callable[[], T], *, columns: int = 0
+        self,
+        cursor: duckdb.DuckDBPyConnection,
+        work: Callable[[], T],
+        *,
+        columns: int = 0,
+        frugal: Callable[[], T] | None = None,
     ) -> T:
         """Whoever runs out of memory begins anew, as `reopen_with_room` asks for."""
         self._owner.check()

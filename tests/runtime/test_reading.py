@@ -446,3 +446,34 @@ def test_a_storage_larger_than_the_memory_limit_is_read_and_sorted(tmp_path: Pat
             assert ages[0] == last + 1
             last = ages[-1]
         assert last == rows - 1
+
+
+def test_versions_of_many_rows_that_do_not_fit_into_memory_are_read_and_sorted(
+    tmp_path: Path,
+) -> None:
+    """Which of them is the latest takes a join, and then they are sorted."""
+    import pyarrow as pa
+
+    uri = make_storage(tmp_path, "object-v2")
+    rows, keys = 60_000, 120_000
+    expected: dict[str, int] = {}
+    with Session(uri, config=OntologiaConfig(s3_duckdb_memory_limit="40MB")) as session:
+        for load in range(4):
+            numbers = [(n * 7919 + load * 31) % keys for n in range(rows)]  # in no order
+            ids = [f"customer-number-{n:020}" for n in numbers]
+            table = pa.table(
+                {
+                    "id": ids,
+                    "name": [f"a name of some length {n % 5000}" for n in numbers],
+                    "tier": ["x"] * rows,
+                    "age": [load] * rows,
+                }
+            )
+            session.ingest(Customer, table)
+            session.commit()
+            expected |= dict.fromkeys(ids, load)
+        stored = session.query().entities(Customer).to_arrow()
+        assert stored.column("id").to_pylist() == sorted(expected)
+        assert dict(zip(*(stored.column(c).to_pylist() for c in ("id", "age")), strict=True)) == (
+            expected
+        )

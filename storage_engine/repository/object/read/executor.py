@@ -48,6 +48,7 @@ from storage_engine.repository.object.read.plan import (
     TypePlan,
     field_bounds,
     holds_only_nulls,
+    in_steps,
     plan_type,
     visible,
 )
@@ -148,16 +149,16 @@ class _PreparedQuery:
             self.statement.sql,
             self.statement.parameters,
             columns=self.columns,
+            frugal=in_steps(self.statement.sql, _ASKED),
         )
 
     @property
     def columns(self) -> int:
         return sum(len(versioned_schema(plan.spec)) for plan in self.plans)
 
-    def execute(self, prefix: str = "") -> duckdb.DuckDBPyConnection:
-        return self.cursor.execute(
-            f"{prefix}{self.statement.sql}", dict(self.statement.parameters) or None
-        )
+    def execute(self, prefix: str = "", *, stepwise: bool = False) -> duckdb.DuckDBPyConnection:
+        sql = in_steps(self.statement.sql, _ASKED) if stepwise else self.statement.sql
+        return self.cursor.execute(f"{prefix}{sql}", dict(self.statement.parameters) or None)
 
 
 class ObjectExecutor:
@@ -207,6 +208,7 @@ class ObjectExecutor:
                     prepared.cursor,
                     lambda: prepared.execute().to_arrow_table(),
                     columns=prepared.columns,
+                    frugal=lambda: prepared.execute(stepwise=True).to_arrow_table(),
                 )
             except (duckdb.ConversionException, duckdb.OutOfRangeException) as error:
                 raise _sum_overflow(spec) from error
@@ -441,7 +443,10 @@ class ObjectExecutor:
                 f"ORDER BY {', '.join(map(quoted, by))}"
             )
             table = self._engine.duck.run(
-                cursor, lambda: cursor.execute(sql).to_arrow_table(), columns=len(schema)
+                cursor,
+                lambda: cursor.execute(sql).to_arrow_table(),
+                columns=len(schema),
+                frugal=lambda: cursor.execute(in_steps(sql, _ASKED)).to_arrow_table(),
             )
             return plan, table.cast(schema)
 

@@ -115,8 +115,17 @@ def visible(
     ]
 
 
-def _cte(name: str, sql: str, *, materialized: bool = False) -> str:
-    return f"{quoted(name)} AS {'' if materialized else 'NOT '}MATERIALIZED ({sql})"
+def in_steps(statement: str, name: str) -> str:
+    """A statement that selects from what `visible` has called `name`, so that those rows are
+    confirmed before anything else is done with them: a join and a sort beside it each spill, but
+    not for one another, and what is larger than memory may fit only one after the other."""
+    return statement.replace(_cte(name), _cte(name, materialized=True), 1)
+
+
+def _cte(name: str, sql: str | None = None, *, materialized: bool = False) -> str:
+    """Without `sql`: how it begins."""
+    begin = f"{quoted(name)} AS {'' if materialized else 'NOT '}MATERIALIZED ("
+    return begin if sql is None else f"{begin}{sql})"
 
 
 def _where(*conditions: str) -> str:
