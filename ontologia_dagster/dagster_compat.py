@@ -29,7 +29,11 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
-from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
+from dagster._core.storage.tags import (
+    AUTO_RETRY_RUN_ID_TAG,
+    HIDDEN_TAG_PREFIX,
+    WILL_RETRY_TAG,
+)
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._utils.cached_method import cached_method
 from dagster_shared.check import CheckError
@@ -134,6 +138,16 @@ def step_outcomes(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dict[str,
         if entry.step_key is not None and entry.dagster_event is not None:
             outcomes[entry.step_key] = entry.dagster_event.event_type in _ENDED_WELL
     return outcomes
+
+
+def will_be_retried(run: dg.DagsterRun) -> bool:
+    """Whether the daemon runs a failed run again, or has."""
+    return run.status is dg.DagsterRunStatus.FAILURE and run.tags.get(WILL_RETRY_TAG) == "true"
+
+
+def retry_of(run: dg.DagsterRun) -> str | None:
+    """The run by which the daemon has retried this one."""
+    return run.tags.get(AUTO_RETRY_RUN_ID_TAG)
 
 
 def version_tags(version: int | str) -> dict[str, str]:

@@ -30,8 +30,10 @@ import dagster as dg
 from ontologia_dagster.dagster_compat import (
     last_record_id,
     latest_versions,
+    retry_of,
     version_of,
     version_tags,
+    will_be_retried,
 )
 from ontologia_dagster.declaration import TypeAsset, find_type_assets
 from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, last_version
@@ -504,8 +506,15 @@ class _Tail:
     def _goes_on(self, run_id: str) -> bool:
         if run_id not in self._unfinished:
             run = self._instance.get_run_by_id(run_id) if run_id else None
-            self._unfinished[run_id] = run is not None and run.status in UNFINISHED
+            self._unfinished[run_id] = run is not None and (
+                run.status in UNFINISHED or self._is_retried(run)
+            )
         return self._unfinished[run_id]
+
+    def _is_retried(self, run: dg.DagsterRun) -> bool:
+        """Whether another run is to finish what this one began, and to tell its commits."""
+        retry = retry_of(run)
+        return will_be_retried(run) and (retry is None or self._goes_on(retry))
 
     def _is_given_up(self, run_id: str, made_at: datetime) -> bool:
         """Whether a commit was made too long ago for its run to tell it still."""

@@ -134,6 +134,25 @@ def test_the_commit_of_a_going_run_is_left_to_it_and_that_of_a_killed_one_is_not
     assert again.tick() == []
 
 
+def test_the_commit_of_a_run_that_is_retried_is_left_to_the_retry(
+    tmp_path: Path, ontology: OntologyResource
+) -> None:
+    tail = Tail(tmp_path, ontology)
+    job = dg.JobDefinition(graph_def=dg.GraphDefinition("ingest"))
+    run = tail.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    ensure(ontology, Customer(id="c1", name="Ada"), dagster__run_id=run.run_id)
+    tail.instance.report_run_failed(run)
+    tail.instance.add_run_tags(run.run_id, {"dagster/will_retry": "true"})
+    assert tail.tick() == []  # the daemon has not come to it yet
+
+    retry = tail.instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED)
+    tail.instance.add_run_tags(run.run_id, {"dagster/auto_retry_run_id": retry.run_id})
+    assert tail.tick() == []
+    tail.instance.report_run_failed(retry)
+    assert tail.tick() == [("customer", None, "1")]
+    assert tail.tick() == []
+
+
 def test_a_run_with_many_commits_is_held_as_one_and_told_in_parts_when_it_dies(
     tmp_path: Path, ontology: OntologyResource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
