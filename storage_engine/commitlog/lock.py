@@ -150,11 +150,6 @@ class Lease:
         return self._waiting is not None
 
     @property
-    def on_offer(self) -> bool:
-        """Whether it was held, or lost, by what was offered to us: a lease of a second."""
-        return self._on_offer
-
-    @property
     def contended(self) -> bool:
         """Whether somebody waits, for all we know: there was a line when we came."""
         return self._place is not None and (self._next is None or len(self._next) > 0)

@@ -25,7 +25,7 @@ from storage_engine.commitlog.swap import (
     Swap,
     WaitingSnapshots,
 )
-from storage_engine.errors import HeadMismatchError, LeaseExpiredError
+from storage_engine.errors import HeadMismatchError
 from storage_engine.objectstore.parallel import Background
 from storage_engine.process import at_end_of_child
 
@@ -102,20 +102,10 @@ class Publisher:
                 number += 1
                 if number > 1:
                     self._back_off(number)
-                lease, version, wait = self._begin(tenure, lease, foresee=foresee)
-                foresee = False  # once: then on a head that stands
+                lease, version, wait = self._begin(tenure, lease, foresee=foresee and number == 1)
                 waited_ms += wait
                 swap = self._swap(lease, version, number, waited_ms)
-                try:
-                    swap.run(take(), join)
-                    if lease.promised and not swap.settled:
-                        lease.guard()  # it may have gone wrong before the lock was ours
-                except LeaseExpiredError:
-                    if not lease.on_offer:
-                        raise
-                    tenure.give_back()  # only our turn was missed: we wait for another
-                    lease = None
-                    continue
+                swap.run(take(), join)
                 if swap.settled and not swap.failed:
                     self._finish(swap.published, lease)
                     tenure.hand_over(lease)
@@ -123,6 +113,8 @@ class Publisher:
                     return
                 if not swap.counts:
                     number -= 1  # nobody came first
+                if lease.promised:
+                    lease.guard()  # it may have gone wrong before the lock was ours
                 if not (lease.contended and lease.renew()):  # in line, we would be the last again
                     tenure.give_back()
                     lease = None
