@@ -47,7 +47,7 @@ VALUES = (
     "storage_engine/commitlog/layout.py",
     "storage_engine/commitlog/parsing.py",
     "storage_engine/commitlog/ranges.py",
-    "storage_engine/commitlog/records.py",
+    "storage_engine/commitlog/records/",
     "storage_engine/commitlog/type_heads.py",
     "storage_engine/config.py",
     "storage_engine/errors.py",
