@@ -48,9 +48,16 @@ test-s3a: setup ## Spark's own reader on S3: downloads hadoop-aws (600 MB, kept)
 
 .PHONY: lint
 lint: setup ## Style, formatting, types, and who imports whom
+	@$(MAKE) --no-print-directory --jobs=2 lint-types lint-style
+
+.PHONY: lint-types
+lint-types:
+	$(BIN)/mypy
+
+.PHONY: lint-style
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 .PHONY: format

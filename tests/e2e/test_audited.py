@@ -72,14 +72,9 @@ class Platform:
             head = session.repository.head_commit_id()
             if not head:
                 return {}
-            view = session.at(head)
-            return {
-                name: {
-                    row["number"]
-                    for row in view.sql(f'SELECT DISTINCT number FROM "{name}"').collect()
-                }
-                for name in NAMES
-            }
+            each = (f"SELECT '{name}' AS name, number FROM \"{name}\"" for name in NAMES)
+            rows = session.at(head).sql(" UNION ".join(each)).collect()
+            return {name: {r["number"] for r in rows if r["name"] == name} for name in NAMES}
 
     def seen(self, branch: str | None = None) -> set[int]:
         """The runs that all types have rows of: of each the same."""
@@ -118,11 +113,15 @@ class Platform:
         return found
 
     def poll(self) -> None:
-        while not self._stop.is_set():
+        """Reads main at each head that it finds: the same head has the same rows."""
+        read = b""
+        while not self._stop.wait(0.05):
+            if (head := self.head) == read:
+                continue
+            read = head
             numbers = self.numbers()
             if len({frozenset(of_type) for of_type in numbers.values()}) > 1:
                 self.mixed.append(numbers)
-            self._stop.wait(0.2)
 
     @contextmanager
     def read(self) -> Iterator[None]:
