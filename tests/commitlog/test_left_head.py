@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from storage_engine.commitlog import layout
+from storage_engine.commitlog.branches import protect_branch
 from storage_engine.commitlog.chain import HeadVersion
 from storage_engine.commitlog.line import TicketLine
 from storage_engine.commitlog.lock import Lease, Tenure, WriteLock
@@ -18,7 +19,7 @@ from storage_engine.maintenance.gc import plan_gc, sweep
 from storage_engine.process import identity
 from storage_engine.repository.object import admin
 from tests.commitlog.support import World, Writer, at
-from tests.engines import customer
+from tests.engines import CUSTOMER, customer, rows_of
 
 
 def fence(writer: Writer) -> None:
@@ -129,4 +130,25 @@ def test_who_misses_its_turn_by_a_moment_waits_for_another(
     assert quietly == [True, False], "the next one is accepted, and cannot be missed so"
     assert {*other.ages()} == {"a", "b", "c"}
     assert writer.warning() is None, "there is nothing to do about it"
+    assert world.orphans() == []
+
+
+def test_what_is_learned_from_a_head_that_was_left_is_not_told_of_a_later_one(
+    world: World,
+) -> None:
+    """Main is given free without the lock, after the holder has noted its head and before it hands
+    the lock over: who asks for a commit then is not refused by what was before."""
+    holder, other, writer = (world.open(name) for name in ("holder", "other", "writer"))
+    holder.put(customer("a"))
+    holder.repo.flush()
+    protect_branch(holder.repo.chain, True)
+    lock = holder.repo.lock
+    lease = lock.acquire()
+    lease.stands_in_line(lock.place(lease.token))
+    lease.note_head(holder.repo.chain.read_head())
+    protect_branch(other.repo.chain, False)
+    at(writer.store, "GET", layout.LOCK, lease.release)
+
+    assert writer.put(customer("b")).commit_id == 2
+    assert writer.commit(rows_of(CUSTOMER, customer("b"))) is None
     assert world.orphans() == []
