@@ -150,6 +150,11 @@ class Lease:
         return self._waiting is not None
 
     @property
+    def on_offer(self) -> bool:
+        """Whether it is held, or was lost, as it was offered to us: a lease of a second."""
+        return self._on_offer
+
+    @property
     def contended(self) -> bool:
         """Whether somebody waits, for all we know: there was a line when we came."""
         return self._place is not None and (self._next is None or len(self._next) > 0)
@@ -206,7 +211,8 @@ class Lease:
         self._owner.check()
         if (waiting := self._waiting) is not None:
             waiting.wait_out()
-        if not self.safe() and not (self._on_offer and self.renew()):
+        # Asked once more, as the background may have renewed it between the first two.
+        if not (self.safe() or (self._on_offer and self.renew()) or self.safe()):
             self._lost = True
             raise LeaseExpiredError(expires_at=timestamp(self._expires_at))
 
@@ -226,16 +232,22 @@ class Lease:
                     attempts=3,
                 )
             except StorageBackendError as error:
-                self._lock.warn(f"write lease could not be renewed: {error}")
-                self._lost = True
+                self._note_lost(f"write lease could not be renewed: {error}")
                 return False
             if not isinstance(outcome, Won):
-                self._lock.warn("write lease was taken over by another writer")
-                self._lost = True
+                self._note_lost("write lease was taken over by another writer")
                 return False
             self._etag, self._expires_at = outcome.etag, expires_at
             self._on_offer = False
             return True
+
+    def _note_lost(self, problem: str) -> None:
+        """Who misses an offer waits for another turn, and nobody need be told."""
+        self._lost = True
+        if self._on_offer:
+            log.info("the write lock's offer was missed: %s", problem)
+        else:
+            self._lock.warn(problem)
 
     def stop(self) -> None:
         """Renew no more, whatever becomes of the rest."""
@@ -584,16 +596,19 @@ class WriteLock:
         *,
         tried: bool = False,
         early: LookAhead | None = None,
+        quiet: bool = False,
     ) -> Lease:
         """Wait for the lock up to the timeout, taking it over from a holder that is past its
         lease, or that has ended on this machine. Raises LockContentionError. `tried` when the
         caller has just found it taken; `tenure` gives the lease back where Ctrl-C may come.
 
-        With `early` the lease may be one that is only promised: see `Lease`."""
+        With `early` the lease may be one that is only promised: see `Lease`. `quiet`: an offer is
+        held without a word where that is possible; who stands still for a second loses it, so that
+        is for those who then wait for another turn (`Lease.on_offer`)."""
         if not tried and (lease := self.try_acquire(tenure)) is not None:
             self.pace.note(0.0)
             return lease
-        return Waiting(self, self._new_lease(tenure), early).run()
+        return Waiting(self, self._new_lease(tenure), early, quiet=quiet).run()
 
     def read(self) -> LockState | None:
         """Who holds the lock, or None."""

@@ -25,7 +25,7 @@ from storage_engine.commitlog.swap import (
     Swap,
     WaitingSnapshots,
 )
-from storage_engine.errors import HeadMismatchError
+from storage_engine.errors import HeadMismatchError, LeaseExpiredError
 from storage_engine.objectstore.parallel import Background
 from storage_engine.process import at_end_of_child
 
@@ -92,20 +92,37 @@ class Publisher:
         `take` is called at each attempt, under the lock or as good as, and tells who is to be
         decided; `join`, when these have drafted, who has come meanwhile, until that is nobody.
 
-        `foresee`: they may draft on a head that does not stand yet, and again if it never does.
+        `foresee`: they may draft on a head that does not stand yet, and again if it never does:
+        once, as one that others never let stand could be followed by the next for ever.
+
+        Who misses its turn, as it stood still when the lock was offered to it, waits for another
+        one, and accepts that before anything else: so it happens once at most.
         """
         with self._mutex, Tenure() as tenure, tenure:
             waited_ms = 0.0
             number = 0
+            missed = False
             lease: Lease | None = None
             while number < self._max_attempts:
                 number += 1
                 if number > 1:
                     self._back_off(number)
-                lease, version, wait = self._begin(tenure, lease, foresee=foresee and number == 1)
+                lease, version, wait = self._begin(tenure, lease, foresee=foresee, quiet=not missed)
+                foresee = foresee and not version.foreseen
                 waited_ms += wait
                 swap = self._swap(lease, version, number, waited_ms)
-                swap.run(take(), join)
+                try:
+                    swap.run(take(), join)
+                    if lease.promised and not swap.settled:
+                        lease.guard()  # it may have gone wrong before the lock was ours
+                except LeaseExpiredError:
+                    if missed or not lease.on_offer:
+                        raise
+                    missed = True
+                    number -= 1
+                    tenure.give_back()
+                    lease = None
+                    continue
                 if swap.settled and not swap.failed:
                     self._finish(swap.published, lease)
                     tenure.hand_over(lease)
@@ -113,9 +130,8 @@ class Publisher:
                     return
                 if not swap.counts:
                     number -= 1  # nobody came first
-                if lease.promised:
-                    lease.guard()  # it may have gone wrong before the lock was ours
-                if not (lease.contended and lease.renew()):  # in line, we would be the last again
+                keep = lease.contended or not swap.counts  # in line, we would be the last again
+                if not (keep and lease.renew()):
                     tenure.give_back()
                     lease = None
             raise HeadMismatchError(self._max_attempts)
@@ -148,7 +164,12 @@ class Publisher:
     # -- steps --------------------------------------------------------------------------------
 
     def _begin(
-        self, tenure: Tenure, held: Lease | None = None, *, foresee: bool = False
+        self,
+        tenure: Tenure,
+        held: Lease | None = None,
+        *,
+        foresee: bool = False,
+        quiet: bool = False,
     ) -> tuple[Lease, HeadVersion, float]:
         """Lock and head together: the CAS makes an early head read safe."""
         if held is not None:
@@ -170,7 +191,7 @@ class Publisher:
             lease = acquired if isinstance(acquired, Lease) else None
         if lease is None:
             ahead = Ahead(self._chain, foresee=foresee)
-            lease = self._lock.acquire(tenure, tried=True, early=ahead)
+            lease = self._lock.acquire(tenure, tried=True, early=ahead, quiet=quiet)
             read = ahead.version if lease.promised else self._left_head(lease)
             if read is not None and self._store.timers:
                 self._foresee(read.head)

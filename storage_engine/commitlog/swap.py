@@ -260,7 +260,7 @@ class Swap:
                         # What is not the last any more, while the next ones draft.
                         self._send(len(self._answers) - 1)
                 committers = join()
-            if self._in_doubt():
+            if self._in_doubt() or not (self._series.moved or self._stands_as_told()):
                 self._draft_again()
             elif not self._series.moved:
                 self.failed = any(isinstance(a.outcome, Exception) for a in self._answers)
@@ -331,8 +331,18 @@ class Swap:
         failed = any(isinstance(answer.outcome, Exception) for answer in self._answers)
         return failed or not self._series.moved
 
+    def _stands_as_told(self) -> bool:
+        """Whether the head that came with the lock is the one that stands, as some swing it without
+        the lock. A swap finds that out by itself; an answer without one would be of the past."""
+        told, stored = self._lease.left_head, self._series.stored
+        if told is None or told.etag != stored.etag:
+            return True  # we have read it
+        version = self._chain.read_head()
+        self._lease.note_head(version)
+        return version.etag == stored.etag
+
     def _draft_again(self) -> None:
-        """What was foreseen is no base for this: drop it, and wait for a head that stands."""
+        """What was foreseen or told is no base for this: drop it, and take a head that stands."""
         self._uploads.finish(())
         self._discard(self._uploads.created)
         self.counts = False

@@ -84,11 +84,20 @@ class PollPace:
 class Waiting:
     """Waits until the lease holds the lock, or is as good as certain to."""
 
-    def __init__(self, lock: WriteLock, lease: Lease, early: LookAhead | None = None) -> None:
+    def __init__(
+        self,
+        lock: WriteLock,
+        lease: Lease,
+        early: LookAhead | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        """`quiet`: an offer may be held without a word."""
         self._lock = lock
         self._store = lock.store
         self._lease = lease
         self._early = early
+        self._quiet = quiet
         self._waited = Stopwatch(self._store.now())
         self._state: LockState | None = None
         self._looked_at = self._store.now()
@@ -186,7 +195,7 @@ class Waiting:
             if state is None:
                 held = lease.create()
             elif state.token == lease.token:
-                held = lease.hold_offer(state) or lease.accept(state)
+                held = (self._quiet and lease.hold_offer(state)) or lease.accept(state)
             elif self._may_take_over(state, now):
                 held = lease.take_over(state)
             else:

@@ -48,11 +48,16 @@ class Foresight:
         monkeypatch.setattr(self.second.repo.publisher, "_begin", self._begin_on_foreseen)
 
     def _begin_on_foreseen(
-        self, tenure: Tenure, held: Lease | None = None, *, foresee: bool = False
+        self,
+        tenure: Tenure,
+        held: Lease | None = None,
+        *,
+        foresee: bool = False,
+        quiet: bool = False,
     ) -> tuple[Lease, HeadVersion, float]:
         """As when it has been next, and the lock has come to it meanwhile."""
         if not foresee or self.foreseen:
-            return self._begin(tenure, held)
+            return self._begin(tenure, held, foresee=foresee, quiet=quiet)
         look = Ahead(self.second.repo.chain, foresee=True)
         assert look(self.upcoming - 1, self.token, holds=True)
         assert look.version is not None
@@ -204,6 +209,42 @@ def test_an_expectation_that_a_foreseen_head_breaks_is_looked_at_again(
     foresight.at_swap(lambda: results.append(foresight.second.put(customer("b"), expect=expect)))
     foresight.first.put(customer("a"))
     assert [result.commit_id for result in results] == [3]
+
+
+def test_who_foresees_in_vain_does_so_once(
+    foresight: Foresight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may always be another one who is about to commit; and the turn that has come to us
+    meanwhile is ours."""
+    begun: list[tuple[bool, bool]] = []
+    begin = foresight.second.repo.publisher._begin
+
+    def count(
+        tenure: Tenure,
+        held: Lease | None = None,
+        *,
+        foresee: bool = False,
+        quiet: bool = False,
+    ) -> tuple[Lease, HeadVersion, float]:
+        begun.append((foresee, held is not None))
+        assert len(begun) < 9
+        foresight.foreseen.clear()
+        return begin(tenure, held, foresee=foresee, quiet=quiet)
+
+    monkeypatch.setattr(foresight.second.repo.publisher, "_begin", count)
+    refused: list[Exception] = []
+
+    def commit() -> None:
+        try:
+            foresight.second.put(customer("b"), expect={("entity", "Customer"): 2})
+        except OntologiaError as error:
+            refused.append(error)
+
+    foresight.at_swap(commit, when="after")
+    foresight.first.put(customer("a"))
+    assert [type(error).__name__ for error in refused] == ["ExpectedVersionMismatchError"]
+    assert begun == [(True, False), (False, True)]
+    assert foresight.world.orphans() == []
 
 
 @pytest.mark.parametrize(

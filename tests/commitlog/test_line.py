@@ -822,6 +822,43 @@ def test_an_offer_that_was_held_for_too_long_is_lost(
     assert stored(backend)["token"] == other.token
 
 
+def test_an_offer_that_the_background_accepts_meanwhile_is_not_lost(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the clock and the look at what we hold."""
+    _, lease, state = offered_to(backend, monkeypatch)
+    assert lease.hold_offer(state)
+    backend.clock.sleep(0.9)
+    safe = Lease.safe
+    asked: list[bool] = []
+
+    def slow(self: Lease) -> bool:
+        asked.append(safe(self))
+        if len(asked) == 1:
+            assert self.renew()
+        return asked[-1]
+
+    monkeypatch.setattr(Lease, "safe", slow)
+    lease.guard()
+    assert asked[0] is False
+    lease.release()
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_an_offer_is_held_without_a_word_only_by_who_would_wait_again(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    """Others, who collect garbage or copy a log, have no other turn."""
+    _, holder = waited(backend)
+    monkeypatch.setattr(Lease, "_start", lambda self, work: None)
+    lock = lock_of(backend, "next", keep_alive=True)
+    at(store_of(lock), "GET", layout.LOCK, holder.release)
+    lease = lock.acquire(tried=True, quiet=quiet)
+    assert lease.on_offer is quiet
+    assert stored(backend).get("offered", False) is quiet
+    lease.release()
+
+
 def test_a_head_that_came_with_an_offer_goes_with_it(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

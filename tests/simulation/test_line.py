@@ -17,12 +17,14 @@ import pytest
 
 from storage_engine.commitlog import ahead, layout
 from storage_engine.commitlog import lock as lock_module
+from storage_engine.commitlog.lock_object import LockState
 from storage_engine.commitlog.records import Head
 from storage_engine.commitlog.waiting import Waiting
+from storage_engine.errors import LeaseExpiredError
 from storage_engine.testing.faults import READS, Fault, FaultKind, FaultPlan, FaultRule
 from tests.campaigns import examples
 from tests.commitlog.support import World, Writer, new_world
-from tests.simulation.harness import Ledger, demand, recover, verify
+from tests.simulation.harness import InvariantViolated, Ledger, demand, recover, verify
 from tests.simulation.schedule import Scheduler
 
 pytestmark = pytest.mark.simulation
@@ -60,13 +62,20 @@ class Contention:
         return sum('"offered"' in lock for lock in self.locks)
 
 
-def contend(seed: int = SEED, fault: FaultRule | None = None, dies: str = "two") -> Contention:
+def contend(
+    seed: int = SEED,
+    fault: FaultRule | None = None,
+    dies: str = "two",
+    *,
+    aside: float = ASIDE,
+    lease_ms: int = LEASE_MS,
+) -> Contention:
     """All writers commit, each its own customers; `dies` has a fault, and ends with it."""
     random.seed(seed)  # jitter of the engine
     scheduler = Scheduler(seed)
     found = Contention(new_world())
     writers = {
-        name: found.world.open(name, s3_lease_ttl_ms=LEASE_MS, s3_lock_timeout_ms=10 * LEASE_MS)
+        name: found.world.open(name, s3_lease_ttl_ms=lease_ms, s3_lock_timeout_ms=10 * lease_ms)
         for name in WRITERS
     }
     for name, writer in writers.items():
@@ -74,7 +83,7 @@ def contend(seed: int = SEED, fault: FaultRule | None = None, dies: str = "two")
         if fault is not None and name == dies:
             writer.store.faults = FaultPlan([fault])
         clock = writer.store.backend.clock
-        writer.store.sleep = lambda s, clock=clock: clock.sleep(s / ASIDE)  # type: ignore[method-assign,misc]
+        writer.store.sleep = lambda s, clock=clock: clock.sleep(s / aside)  # type: ignore[method-assign,misc]
         writer.store.on_request(partial(note, seen, scheduler, name))
         writer.store.on_request(partial(note_lock, found), when="after")
     scheduler.run({name: partial(work, found, name, w) for name, w in writers.items()})
@@ -144,6 +153,55 @@ def test_who_is_next_uploads_before_it_has_the_lock() -> None:
             with closing((found := contend(seed)).world):
                 check(found, alive=WRITERS)
     assert begun_early > 0
+
+
+@pytest.fixture
+def missed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Offers are held without a word, as where time passes by itself; the tokens of those who have
+    lost theirs, as they stood still for too long."""
+    seen: list[str] = []
+    hold_offer, guard = lock_module.Lease.hold_offer, lock_module.Lease.guard
+
+    def hold(self: lock_module.Lease, state: LockState) -> bool:
+        self._lock.keep_alive = True
+        try:
+            return hold_offer(self, state)
+        finally:
+            self._lock.keep_alive = False
+
+    def guarded(self: lock_module.Lease) -> None:
+        try:
+            guard(self)
+        except LeaseExpiredError:
+            seen.append(self.token)
+            raise
+
+    monkeypatch.setattr(lock_module.Lease, "_start", lambda self, work: None)
+    monkeypatch.setattr(lock_module.Lease, "hold_offer", hold)
+    monkeypatch.setattr(lock_module.Lease, "guard", guarded)
+    return seen
+
+
+def stand_still_when_it_is_their_turn(seeds: Sequence[int]) -> None:
+    """Leases last for ever, and writers are paused for longer than an offer does."""
+    for seed in seeds:
+        with closing((found := contend(seed, aside=1, lease_ms=600_000)).world):
+            verify(found.world, found.ledger)
+            demand(found.failures == {}, f"seed {seed}: {found.failures}")
+            demand(len(found.ledger.acknowledged) == len(WRITERS) * COMMITS, "a commit is missing")
+
+
+def test_who_misses_its_turn_waits_for_another(missed: list[str]) -> None:
+    stand_still_when_it_is_their_turn([9, 10, 16, *range(100, 100 + examples(4))])
+    assert len(missed) >= 3
+
+
+def test_planted_a_missed_turn_that_is_an_error_is_found(
+    missed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module.Lease, "on_offer", False)
+    with pytest.raises(InvariantViolated, match="LeaseExpiredError"):
+        stand_still_when_it_is_their_turn([9, 10, 16])
 
 
 def test_commits_are_drafted_on_what_another_is_about_to_publish() -> None:
