@@ -313,6 +313,7 @@ class MergeConflictError(OntologiaError):
         self.source = source
         self.target = target
         self.conflicts = [dict(conflict) for conflict in conflicts]
+        self.conflicts_total = len(self.conflicts)
         first = "; ".join(str(conflict["message"]) for conflict in self.conflicts[:shown])
         more = len(self.conflicts) - shown
         rest = f"; and {more:,} more" if more > 0 else ""

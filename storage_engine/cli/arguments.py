@@ -128,12 +128,10 @@ class Invocation:
         finally:
             opened.close()
 
-    def refuse_branch(self, command: str) -> None:
-        """Of commands that are about the storage as a whole."""
+    def refuse_branch(self, command: str, why: str = "is about the whole storage") -> None:
+        """Of commands that are about the storage as a whole, or are told of a branch otherwise."""
         if self.settings.branch not in (None, MAIN):
-            raise ConfigurationError(
-                f"`onto {command}` is about the whole storage: leave --branch out"
-            )
+            raise ConfigurationError(f"`onto {command}` {why}: leave --branch out")
 
     def _log_level(self) -> int:
         name = self.environ.get(LOG_LEVEL_VARIABLE, "").strip().upper() or "WARNING"

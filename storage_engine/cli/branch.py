@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from storage_engine.cli.arguments import Invocation, parse_duration, with_settings
 from storage_engine.cli.output import Output, shown_time
+from storage_engine.errors import MergeConflictError
 from storage_engine.wording import counted
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from storage_engine.repository.protocol import Repository
 
 SHOWN = 20
+_NAMED = "is told which branch by its argument"
 _POLICIES = ("fail", "ours", "theirs", "fields")
 
 app = typer.Typer()
@@ -68,6 +71,7 @@ def branch_group(_invocation: Invocation) -> None:
 @with_settings
 def branch_list(invocation: Invocation) -> None:
     """List the branches, main first."""
+    invocation.refuse_branch("branch list")
     with invocation.repository() as repository:
         branches = _branches(repository).list()
     if invocation.output.json:
@@ -138,6 +142,7 @@ def branch_create(
 @with_settings
 def branch_delete(invocation: Invocation, name: _Name, apply: _Apply = False) -> None:
     """Delete a branch; what was merged stays. Its children go first."""
+    invocation.refuse_branch("branch delete", _NAMED)
     with invocation.repository() as repository:
         gone = _branches(repository).delete(name, dry_run=not apply)
     if invocation.output.json:
@@ -160,6 +165,7 @@ def branch_protect(
     off: Annotated[bool, typer.Option("--off", help="Lift the protection.")] = False,
 ) -> None:
     """Let a branch, or main, take merges only."""
+    invocation.refuse_branch("branch protect", _NAMED)
     with invocation.repository() as repository:
         branch = _branches(repository).protect(name, not off)
     if invocation.output.json:
@@ -209,7 +215,10 @@ def branch_merge(
     terms = _terms(invocation, on_conflict, expectations, upgraders)
     with invocation.repository() as repository:
         branches = _branches(repository)
-        with branches.opened(_parent(branches, name)) as target:
+        # Somebody who says --branch means to merge into it: refused if it is not the parent.
+        parent = _parent(branches, name)
+        opened = branches.opened(invocation.settings.branch or parent)
+        with opened as target, _bounded(limit):
             report = target.branches.merge(name, terms(target), dry_run=not apply)
             target.flush()
     _show(invocation, report, limit)
@@ -227,10 +236,13 @@ def branch_update(
     apply: _Apply = False,
 ) -> None:
     """Bring what its parent has changed into a branch; exit code 6 on conflicts."""
+    if invocation.settings.branch != name:
+        invocation.refuse_branch("branch update", _NAMED)
     terms = _terms(invocation, on_conflict, expectations, upgraders)
     with (
         invocation.repository() as repository,
         _branches(repository).opened(name) as target,
+        _bounded(limit),
     ):
         report = target.branches.update(terms(target), dry_run=not apply)
         target.flush()
@@ -274,6 +286,16 @@ def _read_expectations(path: str) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"--expectations {path}: {error}") from None
+
+
+@contextmanager
+def _bounded(limit: int) -> Iterator[None]:
+    """What is refused for its conflicts tells as many as a preview does."""
+    try:
+        yield
+    except MergeConflictError as error:
+        del error.conflicts[limit:]
+        raise
 
 
 def _show(invocation: Invocation, report: MergeReport, limit: int) -> None:

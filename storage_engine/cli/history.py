@@ -237,6 +237,7 @@ def du(
     """Show what takes how much room: objects and bytes, data files by type."""
     from storage_engine.maintenance.usage import usage
 
+    invocation.refuse_branch("du")
     with invocation.repository() as repository:
         tallied = usage(repository)
     total = {

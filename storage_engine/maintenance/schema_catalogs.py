@@ -16,7 +16,7 @@ from storage_engine.commitlog.json_object import Document, Documents
 from storage_engine.commitlog.lock import Tenure
 from storage_engine.commitlog.records import Head
 from storage_engine.commitlog.type_heads import LiveTypes
-from storage_engine.errors import HeadMismatchError, SchemaMetadataError
+from storage_engine.errors import ConfigurationError, HeadMismatchError, SchemaMetadataError
 from storage_engine.repository.object.engine import ObjectRepository
 from storage_engine.repository.object.stored_schema import recorded_histories
 from storage_engine.schema.catalogs import history_changes
@@ -55,7 +55,13 @@ class CatalogRepair:
 
 
 def repair_catalogs(repository: ObjectRepository, *, apply: bool = False) -> CatalogRepair:
-    """Plan the catalog writes that the log calls for, or (with `apply`) make them."""
+    """Plan the catalog writes that the log calls for, or (with `apply`) make them. They tell of
+    main: a branch has none."""
+    if repository.fork is not None:
+        raise ConfigurationError(
+            f"catalogs tell of main's types, not of those of {repository.branch!r}: repair them on "
+            "main"
+        )
     repository.flush()
     if not apply:
         head = repository.chain.read_head().head

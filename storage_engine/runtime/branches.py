@@ -80,9 +80,10 @@ def merge_terms(
 ) -> MergeTerms:
     """What a session, or a command, says of a merge."""
     policies: dict[TypeRef | None, Policy] = {}
+    unknown: set[str] = set()
     if isinstance(on_conflict, Mapping):
         for named, policy in on_conflict.items():
-            refs = _refs(named, types, repository)
+            refs = _refs(named, types, repository, unknown)
             policies |= dict.fromkeys(refs, _policy(policy))
     else:
         policies[None] = _policy(on_conflict)
@@ -93,17 +94,28 @@ def merge_terms(
         )
     rules: dict[TypeRef, tuple[Expectation, ...]] = {}
     for named, given in (expectations or {}).items():
-        rules |= dict.fromkeys(_refs(named, types, repository), _expectations(given))
+        refs = _refs(named, types, repository, unknown)
+        rules |= dict.fromkeys(refs, _expectations(given))
     return MergeTerms(
-        policies, rules, resolve_upgraders(upgraders), dict(metadata or {}), dict(holder or {})
+        policies,
+        rules,
+        resolve_upgraders(upgraders),
+        dict(metadata or {}),
+        dict(holder or {}),
+        unknown=frozenset(unknown),
     )
 
 
-def _refs(named: StoredClass | str, types: BoundTypes, repository: Repository) -> list[TypeRef]:
+def _refs(
+    named: StoredClass | str, types: BoundTypes, repository: Repository, unknown: set[str]
+) -> list[TypeRef]:
     if not isinstance(named, str):
         return [types.find(named).ref]
     refs = [ref for ref in repository.type_refs() if ref[1] == named]
-    return refs or [("entity", named), ("relation", named)]  # it may be new on the branch
+    if refs:
+        return refs
+    unknown.add(named)  # the branch may have it
+    return [("entity", named), ("relation", named)]
 
 
 def _expectations(given: Any) -> tuple[Expectation, ...]:

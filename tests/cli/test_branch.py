@@ -12,7 +12,7 @@ from storage_engine import Session
 from storage_engine.commitlog import layout
 from storage_engine.repository import initialize_storage
 from storage_engine.repository.protocol import Idempotency
-from tests.cli.support import Customer, Product, onto
+from tests.cli.support import Customer, Product, files, onto
 
 
 @pytest.fixture
@@ -76,9 +76,15 @@ def test_conflicts_have_an_exit_code_of_their_own(uri: str) -> None:
     failed = onto("branch", "merge", "run", "--apply", *where, "--json")
     assert failed.json["error"]["type"] == "MergeConflictError"
     assert failed.json["error"]["facts"]["conflicts"][0]["identity"] == ["a"]
+    ensure(uri, "run", Customer(id="b", name="Bob"))
+    ensure(uri, None, Customer(id="b", name="Boris"))
+    for line in ("merge run", "update run", "merge run --apply", "update run --apply"):
+        told = onto("branch", *line.split(), "--limit", "1", *where, "--json").json
+        told = told["error"]["facts"] if "error" in told else told
+        assert (len(told["conflicts"]), told["conflicts_total"]) == (1, 2), line
     assert onto("branch", "update", "run", *where).code == 6
     said = onto("branch", "update", "run", "--on-conflict", "theirs", "--apply", *where)
-    assert "Brought main (commit 2) into run as commit 3" in said.out
+    assert "Brought main (commit 3) into run as commit 4" in said.out
     assert onto("branch", "merge", "run", "--on-conflict", "mine", *where).code == 2
 
 
@@ -99,15 +105,32 @@ def test_conflicts_have_an_exit_code_of_their_own(uri: str) -> None:
         ("--branch run init", 2, "leave --branch out"),
         ("--branch run events show", 2, "leave --branch out"),
         ("--branch run migrate-engine", 2, "leave --branch out"),
+        # What --branch says is not passed over.
+        ("--branch run schema repair --apply", 2, "on main"),
+        ("--branch run du", 2, "leave --branch out"),
+        ("--branch run branch list", 2, "leave --branch out"),
+        ("--branch run branch delete run/child --apply", 2, "leave --branch out"),
+        ("--branch run branch protect run/child", 2, "leave --branch out"),
+        ("--branch run/child branch merge run --apply", 2, "is a branch of 'main'"),
+        ("--branch main branch merge run/child --apply", 2, "is a branch of 'run'"),
+        ("--branch run/child branch update run --apply", 2, "leave --branch out"),
     ],
 )
 def test_mistakes(uri: str, line: str, code: int, words: str) -> None:
     where = ("--storage-uri", uri)
     onto("branch", "create", "run", "--storage-uri", uri)
     onto("branch", "create", "run/child", "--branch", "run", "--storage-uri", uri)
+    ensure(uri, "run", Product(sku="p"))  # a type that main has not
+    before = everything(uri)
     said = onto(*line.split(), *where)
     assert said.code == code
     assert words in said.err
+    assert everything(uri) == before
+
+
+def everything(uri: str) -> dict[str, bytes]:
+    folder = Path(uri)
+    return {name: (folder / name).read_bytes() for name in files(folder)}
 
 
 def test_rules_and_their_file(uri: str, tmp_path: Path) -> None:

@@ -29,6 +29,11 @@ class Document(Entity):
     marks: Field[list[int]] = Field(default_factory=list)
 
 
+class Note(Entity):
+    id: Field[str] = Field(primary_key=True)
+    text: Field[str]
+
+
 def forked(*, base: Document, ours: Document | None, theirs: Document | None) -> str:
     uri = f"memory://{uuid.uuid4().hex}"
     initialize_storage(uri, "v2")
@@ -189,3 +194,33 @@ def test_a_merge_that_brings_nothing_or_conflicts_refuses_another_head_too(dry_r
     for uri in (empty, torn):
         with Session(uri) as main, pytest.raises(HeadMismatchError):
             main.merge("run", expect=1, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"expectations": {"document": [{"unique": "number"}]}},
+        {"on_conflict": {"Document": "ours", "document": "theirs"}},
+    ],
+)
+def test_a_rule_or_policy_of_a_type_that_is_misspelt_is_told(
+    uri: str, terms: Any, dry_run: bool
+) -> None:
+    """Everything would keep such a rule."""
+    with Session(uri) as main, Session(uri, branch="run") as branch:
+        with pytest.raises(ConfigurationError, match="did you mean Document"):
+            main.merge("run", dry_run=dry_run, **terms)
+        with pytest.raises(ConfigurationError, match="did you mean Document"):
+            branch.update_branch(dry_run=dry_run, **terms)
+        assert len(main.list_commits()) == 1
+
+
+def test_a_rule_of_a_type_that_only_the_branch_has() -> None:
+    uri = forked(base=Document(id="a"), ours=None, theirs=None)
+    with Session(uri, branch="run") as branch:
+        branch.ensure([Note(id="a", text="x"), Note(id="b", text="x")])
+    with Session(uri) as main:
+        with pytest.raises(MergeConflictError, match="breaks a rule"):
+            main.merge("run", expectations={"Note": [{"unique": "text"}]})
+        assert main.merge("run", on_conflict={"Note": "theirs"}).commit_id == 2

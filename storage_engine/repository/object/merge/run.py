@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,9 @@ Policies = Mapping[TypeRef | None, Policy]  # by type; None: of all others
 class MergeTerms:
     """What whoever merges says: which side counts by type, which rules the result must keep, how
     rows of older versions are brought up, and what the commit carries. `expect` is the target's
-    latest commit on which that was decided: HeadMismatchError where there is a later one."""
+    latest commit on which that was decided: HeadMismatchError where there is a later one.
+    `unknown`: names of types that the target has not, so that the source must have them: a rule for
+    a name that was misspelt would be kept by everything."""
 
     policies: Policies = field(default_factory=dict)
     rules: Rules = field(default_factory=dict)
@@ -71,6 +74,7 @@ class MergeTerms:
     holder: Mapping[str, Any] = field(default_factory=dict)
     merger: RowMerger | None = None  # for types with many changed rows
     expect: int | None = None
+    unknown: frozenset[str] = frozenset()
 
     def policy(self, ref: TypeRef) -> Policy:
         return self.policies.get(ref, self.policies.get(None, "fail"))
@@ -245,6 +249,7 @@ class _MergeRun:
             partial(self._source.chain.head_manifest, source.head),
         ]
         self._target.chain.parallel.gather(fetches)
+        self._require_types(target.head, source.head)
         agreed = self._agreement(target.head, source.head)
         since = agreed.parent
         if self._kind == MERGE:
@@ -288,6 +293,19 @@ class _MergeRun:
             for r in results
         }
         return _MergeEvaluation(target, source, results, conflicts, events, marks, changes)
+
+    def _require_types(self, target: Head, source: Head) -> None:
+        """ConfigurationError where the terms name a type that neither side has or has had."""
+        if not self._terms.unknown:
+            return
+        sides = (self._target.chain, target), (self._source.chain, source)
+        names = sorted({name for chain, head in sides for _, name in chain.type_heads_at(head)})
+        for name in sorted(self._terms.unknown.difference(names)):
+            near = get_close_matches(name, names, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(names)}"
+            raise ConfigurationError(
+                f"no type {name!r} in {self._source.branch!r} or {self._target.branch!r}; {hint}"
+            )
 
     def _results(
         self,

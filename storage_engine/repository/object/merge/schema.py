@@ -104,6 +104,10 @@ def schema_change(
         if their.is_dropped:
             return SchemaChange(ref, their)  # it came and went
         return SchemaChange(ref, their, is_new=True, registered=registered)
+    renamed = our.renamed_to != their.renamed_to
+    if our.is_dropped and their.is_dropped and drops and renamed and changed_by_others():
+        # Its rows would be there under two names, or come back under another one.
+        return conflict(f"{_ended(ours.branch, our)}, and {_ended(theirs.branch, their)}")
     if _version(our) == _version(their) or (our.is_dropped and their.is_dropped):
         return SchemaChange(ref, their)
     if their.is_dropped:
@@ -124,6 +128,11 @@ def schema_change(
         )
     newer = [r for r in registered if anew or r["schema_version_id"] > our.schema_version_id]
     return SchemaChange(ref, their, registered=newer, anew=anew)
+
+
+def _ended(branch: str, top: TypeHead) -> str:
+    how = f"renamed it to {top.renamed_to}" if top.renamed_to is not None else "dropped it"
+    return f"{branch!r} {how}"
 
 
 def _version(top: TypeHead) -> tuple[object, ...]:

@@ -6,11 +6,26 @@ from datetime import timedelta
 
 import pytest
 
+from storage_engine import Field
 from storage_engine.errors import MergeConflictError
 from storage_engine.maintenance.gc import plan_gc, sweep
 from tests.commitlog.support import World, Writer
-from tests.conformance.test_rfc0009_migration import V1, V2, drop, latest, migrate, row, write
+from tests.conformance.test_rfc0009_migration import (
+    V1,
+    V2,
+    drop,
+    entity,
+    latest,
+    migrate,
+    row,
+    write,
+)
 from tests.repository.object.merge.test_merge import fine, merge, update
+
+RENAMED = {
+    name: entity(name, renamed_from="Customer", name=Field[str], age=Field[int])
+    for name in ("Client", "Guest")
+}
 
 
 def forked(world: World) -> tuple[Writer, Writer]:
@@ -90,6 +105,37 @@ def test_both_sides_end_a_type_that_one_has_migrated(world: World) -> None:
     drop(main.repo, "Customer")
     for bring in (lambda: merge(main, "run"), lambda: update(branch)):
         assert bring().commit_id is None
+    fine(world)
+
+
+@pytest.mark.parametrize("direction", ["merge", "update"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(None, "Client"), ("Guest", "Client"), ("Guest", None)]
+)
+def test_a_type_that_both_sides_ended_each_in_its_own_way(
+    world: World, ours: str | None, theirs: str | None, direction: str
+) -> None:
+    """What one has ended does not come back under the name that the other gave it, nor is it there
+    under two names."""
+    main, branch = forked(world)
+    for side, name in ((main, ours), (branch, theirs)):
+        if name is None:
+            drop(side.repo, "Customer")
+        else:
+            migrate(side.repo, RENAMED[name])
+    with pytest.raises(MergeConflictError, match="renamed it to") as refused:
+        merge(main, "run") if direction == "merge" else update(branch)
+    assert [c["conflict"] for c in refused.value.conflicts] == ["schema"]
+    fine(world)
+
+
+def test_both_sides_rename_a_type_alike(world: World) -> None:
+    main, branch = forked(world)
+    for side in (main, branch):
+        migrate(side.repo, RENAMED["Client"])
+    write(branch.repo, RENAMED["Client"], row("more", name="Cy", age=3))
+    assert merge(main, "run").commit_id == 3
+    assert keys(main, RENAMED["Client"]) == ["more", "old"]
     fine(world)
 
 
