@@ -369,17 +369,22 @@ def with_asset_if_there(selection: dg.AssetSelection, key: dg.AssetKey) -> dg.As
 
 
 def checks_job(
-    context: dg.AssetExecutionContext, name: str, keys: Sequence[dg.AssetCheckKey]
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    name: str,
+    keys: Sequence[dg.AssetCheckKey],
 ) -> dg.JobDefinition | None:
-    """A job of checks that are part of the run, as it has them; None where there are none. Those
+    """A job of checks, as the run or else its location has them; None where there are none. Those
     that come with the making of an asset are left out."""
-    job = context.op_execution_context.job_def
+    op = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
+    layer, location = op.job_def.asset_layer, location_of(op)
+    elsewhere = location.asset_checks_defs_by_key if location is not None else {}
     alone: dict[dg.AssetCheckKey, dg.AssetsDefinition] = {}
     for key in keys:
-        if key in job.asset_layer.asset_graph.asset_check_keys:
-            definition = job.asset_layer._get_data(key).assets_def
-            if not definition.keys:
-                alone[key] = definition
+        definition: dg.AssetsDefinition | None = elsewhere.get(key)
+        if key in layer.asset_graph.asset_check_keys:
+            definition = layer._get_data(key).assets_def
+        if definition is not None and not definition.keys:
+            alone[key] = definition
     if not alone:
         return None
     return dg.Definitions(
