@@ -61,7 +61,7 @@ def with_lasting_checks(definitions: dg.Definitions) -> dg.Definitions:
     return replace(definitions, asset_checks=checks)
 
 
-_CHECKS_AT_ONCE = 500  # a statement names each
+_AT_ONCE = 500  # a statement names each
 
 
 def latest_check_records(
@@ -70,10 +70,25 @@ def latest_check_records(
     """Of checks that have one, the record of the last evaluation: in a few statements, where the
     instance's own method makes one for each."""
     records: dict[dg.AssetCheckKey, Any] = {}
-    for start in range(0, len(keys), _CHECKS_AT_ONCE):
-        page = keys[start : start + _CHECKS_AT_ONCE]
+    for start in range(0, len(keys), _AT_ONCE):
+        page = keys[start : start + _AT_ONCE]
         records |= instance.event_log_storage.get_latest_asset_check_execution_by_key(page)
     return {key: records[key] for key in keys if key in records}
+
+
+def latest_materialisations(
+    instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]
+) -> dict[dg.AssetKey, tuple[int, dg.AssetMaterialization]]:
+    """Of assets that have one, the last, with its id in the event log: in a few statements, where
+    asking for the latest events makes several for each."""
+    found: dict[dg.AssetKey, tuple[int, dg.AssetMaterialization]] = {}
+    for start in range(0, len(keys), _AT_ONCE):
+        for record in instance.get_asset_records(keys[start : start + _AT_ONCE]):
+            last = record.asset_entry.last_materialization_record
+            made = last.asset_materialization if last is not None else None
+            if last is not None and made is not None:
+                found[record.asset_entry.asset_key] = last.storage_id, made
+    return found
 
 
 class FixedResource:
@@ -369,17 +384,22 @@ def with_asset_if_there(selection: dg.AssetSelection, key: dg.AssetKey) -> dg.As
 
 
 def checks_job(
-    context: dg.AssetExecutionContext, name: str, keys: Sequence[dg.AssetCheckKey]
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    name: str,
+    keys: Sequence[dg.AssetCheckKey],
 ) -> dg.JobDefinition | None:
-    """A job of checks that are part of the run, as it has them; None where there are none. Those
+    """A job of checks, as the run or else its location has them; None where there are none. Those
     that come with the making of an asset are left out."""
-    job = context.op_execution_context.job_def
+    op = context.op_execution_context if isinstance(context, dg.AssetExecutionContext) else context
+    layer, location = op.job_def.asset_layer, location_of(op)
+    elsewhere = location.asset_checks_defs_by_key if location is not None else {}
     alone: dict[dg.AssetCheckKey, dg.AssetsDefinition] = {}
     for key in keys:
-        if key in job.asset_layer.asset_graph.asset_check_keys:
-            definition = job.asset_layer._get_data(key).assets_def
-            if not definition.keys:
-                alone[key] = definition
+        definition: dg.AssetsDefinition | None = elsewhere.get(key)
+        if key in layer.asset_graph.asset_check_keys:
+            definition = layer._get_data(key).assets_def
+        if definition is not None and not definition.keys:
+            alone[key] = definition
     if not alone:
         return None
     return dg.Definitions(

@@ -4,10 +4,11 @@
               metadata={"ontologia/type": "Customer", "ontologia/models": "shop.models"})
     def customers() -> pa.Table: ...
 
-Arrow tables, pandas and Polars frames are taken, and given back as what an input is annotated
-with. Only what differs from the stored rows is written, once for each run: a step that is tried
-again after its commit finds it. The data version is the commit that last changed the type. For data
-that does not fit in memory use an ingestion asset.
+The storage is that of the key `ontology`, unless `ontologia/storage` names another one: in audited
+runs its publication waits for these assets. Arrow tables, pandas and Polars frames are taken, and
+given back as what an input is annotated with. Only what differs from the stored rows is written,
+once for each run: a step that is tried again after its commit finds it. The data version is the
+commit that last changed the type. For data that does not fit in memory use an ingestion asset.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pyarrow as pa
 
-from ontologia_dagster.dagster_compat import instance_of, set_data_version
-from ontologia_dagster.declaration import MODELS_METADATA, TYPE_METADATA
+from ontologia_dagster.dagster_compat import instance_of, location_of, set_data_version
+from ontologia_dagster.declaration import MODELS_METADATA, STORAGE_METADATA, TYPE_METADATA
 from ontologia_dagster.downstream.metadata import (
     column_schema,
     commit_metadata,
@@ -32,6 +33,7 @@ from ontologia_dagster.resources.ontology import (
     report_failures,
 )
 from ontologia_dagster.storage import unpublished
+from ontologia_dagster.storage.lineage import DEFAULT_STORAGE
 from storage_engine.errors import ConfigurationError
 from storage_engine.runtime.arguments import declared_types
 
@@ -59,6 +61,11 @@ class OntologyIOManager(dg.ConfigurableIOManager):
         models = _plain(context.definition_metadata)[MODELS_METADATA]
         advice = SchemaAdvice.of(self.ontology, None, models)
         holder = {"run_id": context.run_id}
+        storage = _plain(context.definition_metadata).get(STORAGE_METADATA, DEFAULT_STORAGE)
+        with report_failures():
+            unpublished.require_publication(
+                location_of(context.step_context), self.ontology, str(storage)
+            )
         with (
             report_failures(None, advice),
             self.ontology.session(holder=holder, writes=True) as work,

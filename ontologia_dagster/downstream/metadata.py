@@ -271,7 +271,10 @@ def schema_metadata(
 def last_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> int | None:
     """The schema version of the last materialisation; None when none of them tells."""
     event = instance.get_latest_materialization_event(key)
-    made = event.asset_materialization if event is not None else None
+    return version_told(event.asset_materialization if event is not None else None)
+
+
+def version_told(made: dg.AssetMaterialization | None) -> int | None:
     told = made.metadata.get(SCHEMA_VERSION) if made is not None else None
     return told.value if told is not None and isinstance(told.value, int) else None
 

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Literal, Self
 import dagster as dg
 
 from ontologia_dagster.dagster_compat import hidden_tag, steps_of
+from ontologia_dagster.declaration import STORAGE_METADATA
+from ontologia_dagster.ingestion.provenance import RUN_ID
+from storage_engine.config import duration
 from storage_engine.errors import (
     BranchExistsError,
     ConfigurationError,
@@ -85,6 +88,13 @@ def _part(text: str) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-") or "unnamed"
 
 
+def checked_retention(text: str) -> str:
+    """ValueError where no branch could stand for that long."""
+    if not duration(text):
+        raise ValueError(f"{text!r} is no time to look at a branch in: write 12h, 7d or 2w")
+    return text
+
+
 def refuse_without_branches(uri: str, publish: Publish, branch: str | None) -> None:
     """Of a storage that by its URI can have no branches, where one is needed."""
     if target_of(uri).sqlite_path is None or (publish == DIRECT and branch is None):
@@ -138,6 +148,10 @@ def existing(repository: Repository, name: str) -> Branch:
     """The branch of that name; UnknownBranchError has the nearest."""
     from storage_engine.runtime.branches import branches_of
 
+    if name == repository.branch:
+        raise ConfigurationError(
+            f"{name!r} is what this location publishes to: name a branch of it"
+        )
     branches = branches_of(repository)
     branches.head(name)
     branch = branches.find(name)
@@ -204,6 +218,16 @@ class BegunBranch:
             return False
         return published_as(repository, self.incarnation, self.base) is None
 
+    def is_published_by(self, repository: Repository, run_id: str, now: Branch | None) -> bool:
+        """Whether the run that began it has published it, and is not to write any more."""
+        if self.run_id != run_id or now is not None:
+            return False
+        commit_id = published_as(repository, self.incarnation, self.base)
+        if commit_id is None:
+            return False
+        [commit] = repository.commits_between(commit_id - 1, commit_id)
+        return commit.metadata.get(RUN_ID) == run_id
+
 
 def _begun_tag(storage_uri: str) -> str:
     digest = hashlib.sha256(storage_uri.encode()).hexdigest()[:12]
@@ -231,6 +255,17 @@ def lost_failure(name: str) -> dg.Failure:
     return dg.Failure(
         description=f"branch {name!r} is gone with what was written to it, and was never "
         "published: it was discarded, or has expired. Run everything again to write it anew",
+        metadata={"branch": name},
+        allow_retries=False,
+    )
+
+
+def published_failure(name: str) -> dg.Failure:
+    return dg.Failure(
+        description=f"this run has published branch {name!r} already, and what it writes now would "
+        f"be published by nobody: say in the asset's metadata of which storage it is "
+        f"({STORAGE_METADATA}), so that the publication waits for it, or make it in a run of its "
+        "own",
         metadata={"branch": name},
         allow_retries=False,
     )

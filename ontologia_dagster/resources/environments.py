@@ -27,10 +27,10 @@ from ontologia_dagster.resources.branches import (
     DIRECT,
     Publish,
     checked_branch,
+    checked_retention,
     location_branch,
     refuse_without_branches,
 )
-from storage_engine.config import duration
 from storage_engine.errors import ConfigurationError
 from storage_engine.repository.open import DEFAULT_FOLDER, STORAGE_URI_VARIABLE, target_of
 
@@ -98,9 +98,8 @@ class Environment(_Table):
 
     @field_validator("branch_retention")
     @classmethod
-    def _is_duration(cls, text: str) -> str:
-        duration(text)
-        return text
+    def _is_retention(cls, text: str) -> str:
+        return checked_retention(text)
 
     @property
     def uri(self) -> str:

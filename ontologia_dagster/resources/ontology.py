@@ -21,14 +21,17 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_valid
 from ontologia_dagster.dagster_compat import FixedResource
 from ontologia_dagster.ingestion.provenance import RUN_ID
 from ontologia_dagster.resources.branches import (
+    AUDITED,
     BRANCH_TAG,
     DIRECT,
     BegunBranch,
     checked_branch,
+    checked_retention,
     existing,
     find,
     fork_once,
     lost_failure,
+    published_failure,
     refuse_without_branches,
     run_branch,
 )
@@ -144,15 +147,19 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
 
     @field_validator("branch_retention")
     @classmethod
-    def _is_duration(cls, given: str) -> str:
-        duration(given)
-        return given
+    def _is_retention(cls, given: str) -> str:
+        return checked_retention(given)
 
     @model_validator(mode="after")
     def _has_branches(self) -> Self:
         """Told when the location is loaded, as far as it can be known without opening anything."""
         if self.branch is not None and not isinstance(self.branch, dg.EnvVar):
             checked_branch(self.branch, "branch")
+        if self.recheck and self.publish == DIRECT:
+            raise ConfigurationError(
+                f"recheck has no effect with publish={DIRECT!r}: say publish={AUDITED!r}, or leave "
+                "recheck out"
+            )
         needs_branches = self.publish != DIRECT or self.branch is not None
         if needs_branches and not isinstance(self.storage_uri, dg.EnvVar):
             refuse_without_branches(self.storage_uri, self.publish, self.branch)
@@ -183,8 +190,14 @@ class OntologyResource(FixedResource, dg.ConfigurableResource):  # type: ignore[
             return None
         with self.repository(branch=self.home) as repository:
             begun = self.begun_branch()
-            if begun is not None and begun.is_lost(repository, find(repository, name)):
-                raise lost_failure(name)
+            if begun is not None:
+                now = find(repository, name)
+                if begun.is_lost(repository, now):
+                    raise lost_failure(name)
+                if self._run is not None and begun.is_published_by(
+                    repository, self._run.run_id, now
+                ):
+                    raise published_failure(name)
             if self._names_branch:
                 branch = existing(repository, name)
             else:

@@ -307,5 +307,5 @@ def _branch_alerts(
                 "findings": "; ".join(standing.findings) or "none was kept",
                 "expires_at": standing.branch.expires_at or "never",
             },
-            mark=standing.run.run_id,
+            mark=f"{standing.count:06}",
         )

@@ -29,6 +29,7 @@ import dagster as dg
 
 from ontologia_dagster.dagster_compat import (
     last_record_id,
+    latest_materialisations,
     latest_versions,
     retry_of,
     version_of,
@@ -36,7 +37,7 @@ from ontologia_dagster.dagster_compat import (
     will_be_retried,
 )
 from ontologia_dagster.declaration import TypeAsset, find_type_assets
-from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, last_version
+from ontologia_dagster.downstream.metadata import SCHEMA_VERSION, column_changes, version_told
 from ontologia_dagster.ingestion import partitions, provenance
 from ontologia_dagster.resources.ontology import SchemaAdvice, report_failures
 from ontologia_dagster.storage.events import UNFINISHED, is_past, list_workers
@@ -198,6 +199,7 @@ class _Tail:
         self._specs: dict[str, TypeSpec] = {}
         self._histories: dict[str, TypeHistory] = {}
         self._schemas_told: dict[str, int | None] = {}
+        self._made: dict[dg.AssetKey, tuple[int, dg.AssetMaterialization] | None] = {}
         self._finders: dict[str, partitions.KeyFinder] = {}
         self._recent: dict[int, CommitRecord] = {}
         self._unfinished: dict[str, bool] = {}
@@ -256,8 +258,10 @@ class _Tail:
 
     def advance(self) -> None:
         self._tell_held()
-        for asset in self._followed:
-            if self._lag(asset) and not self._catch_up(asset):
+        lagging = [asset for asset in self._followed if self._lag(asset)]
+        self._look_up(lagging)
+        for asset in lagging:
+            if not self._catch_up(asset):
                 return
         while self.position.commit < self.head and not self._is_enough():
             page = self.position.page
@@ -366,9 +370,12 @@ class _Tail:
         free = [record for record in records if not self._is_left_to_run(record)]
         keys: dict[tuple[int, str], Sequence[str | None]] = {}
         versions: dict[str, dict[str | None, int]] = {}
-        for asset in self._followed:
+        changed_types = {name for record in free for name in record.types}
+        changed_assets = [asset for asset in self._followed if asset.type_name in changed_types]
+        self._look_up(changed_assets)
+        for asset in changed_assets:
             touched = [record for record in free if asset.type_name in record.types]
-            if touched and asset.type_name in self._refs:
+            if asset.type_name in self._refs:
                 name = _name(asset)
                 alone = len(records) == 1
                 for record, changed in self._partitions_of(asset, touched, alone):
@@ -535,15 +542,20 @@ class _Tail:
         span = {**self.position.held, run_id: (first, last, at)}
         self.position = replace(self.position, held=span)
 
+    def _look_up(self, assets: Sequence[TypeAsset]) -> None:
+        """What is known of assets, together: for each it would be most of a tick's time."""
+        keys = [asset.key for asset in assets]
+        latest = latest_materialisations(self._instance, keys)
+        self._made |= {key: latest.get(key) for key in keys}
+
     def _versions_told(self, key: dg.AssetKey, keys: Sequence[str | None]) -> dict[str | None, int]:
         """The commits that the latest materialisations stand for, by partition."""
         after = self.position.after or None
         if None in keys:
-            wanted = dg.AssetRecordsFilter(key, after_storage_id=after)
-            for record in self._instance.fetch_materializations(wanted, limit=1).records:
-                made = record.asset_materialization
-                return {None: version_of((made.tags if made else None) or {})}
-            return {}
+            last = self._made[key]
+            if last is None or last[0] <= self.position.after:
+                return {}
+            return {None: version_of(last[1].tags or {})}
         some = [partition for partition in keys if partition is not None]
         if not some:
             return {}
@@ -591,7 +603,8 @@ class _Tail:
             return {}
         key = _name(asset)
         if key not in self._schemas_told:
-            self._schemas_told[key] = last_version(self._instance, asset.key)
+            last = self._made[asset.key]
+            self._schemas_told[key] = version_told(last[1] if last is not None else None)
         before, self._schemas_told[key] = self._schemas_told[key], version.version
         changes = column_changes(self._histories[name], before, version.version)
         return {SCHEMA_VERSION: version.version, **changes}

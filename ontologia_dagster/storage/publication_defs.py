@@ -19,11 +19,13 @@ from ontologia_dagster.dagster_compat import (
 from ontologia_dagster.declaration import (
     EMITS_METADATA,
     STORAGE_METADATA,
+    TYPE_METADATA,
     WRITTEN_BY_METADATA,
 )
 from ontologia_dagster.resources.branches import AUDITED, BRANCH_TAG, existing
 from ontologia_dagster.resources.ontology import report_failures
 from ontologia_dagster.storage.events import UNFINISHED
+from ontologia_dagster.storage.lineage import DEFAULT_STORAGE
 from ontologia_dagster.storage.maintenance import one_op_job
 from ontologia_dagster.storage.publication import (
     CheckAgain,
@@ -40,6 +42,7 @@ from ontologia_dagster.storage.unpublished import (
     publish_job_name,
     runs_on,
     undone_steps,
+    unfinished_steps,
 )
 from storage_engine.wording import counted
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
 
 _INTERVAL_S = 30
+_PER_TICK = 50  # runs asked for: the daemon makes them one after the other
 _BACKFILL = "dagster/backfill"
 _NOT_AUDITED = (
     "nothing is published, as the resource %r does not say publish=%r: runs write for all to see"
@@ -90,7 +94,9 @@ def _is_of(storage: str, spec: dg.AssetSpec) -> bool:
         return False
     emits = metadata.get(EMITS_METADATA)
     sends = isinstance(emits, dict) and emits.get("storage") == storage
-    return sends or metadata.get(STORAGE_METADATA) == storage
+    # An asset that the IO manager keeps may say of which type it is, and no more.
+    unsaid = DEFAULT_STORAGE if TYPE_METADATA in metadata else None
+    return sends or metadata.get(STORAGE_METADATA, unsaid) == storage
 
 
 # -- the asset ------------------------------------------------------------------------------------
@@ -139,8 +145,21 @@ def _require_audited(
     context: dg.AssetExecutionContext, ontology: "OntologyResource", storage: str, name: str
 ) -> None:
     """In a run that goes on with the branch of others, all that those have left undone is done now.
-    Of its own steps Dagster sees to that."""
+    Of its own steps Dagster sees to that. What another one has only begun would be published by
+    halves."""
     others = [run for run in runs_on(context.instance, name) if run.run_id != context.run.run_id]
+    for run in others:
+        if run.status in UNFINISHED and unfinished_steps(context.instance, run, storage):
+            raise dg.Failure(
+                description=f"run {run.run_id} still works on branch {name}, and what it has begun "
+                "would be published by halves: it publishes all of it at its end, or re-execute "
+                "this one from failure then",
+                metadata={
+                    **standing_metadata(ontology, storage, name),
+                    "run": dg.MetadataValue.dagster_run(run.run_id),
+                },
+                allow_retries=False,
+            )
     own = steps_of(context.instance, context.run)
     undone = [step for step in undone_steps(context.instance, others, storage) if step not in own]
     if undone:
@@ -164,7 +183,9 @@ def _version(
     return dg.DataVersion(str(version_of((made.tags if made is not None else None) or {})))
 
 
-def _check_again(context: dg.AssetExecutionContext, storage: str, name: str) -> CheckAgain | None:
+def _check_again(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext, storage: str, name: str
+) -> CheckAgain:
     """The blocking checks that the runs on a branch have made, once more, on it as it is then."""
     keys: dict[dg.AssetCheckKey, None] = {}
     evaluated = dg.DagsterEventType.ASSET_CHECK_EVALUATION
@@ -203,6 +224,11 @@ def _check_again(context: dg.AssetExecutionContext, storage: str, name: str) -> 
 
 class PublishConfig(dg.Config):
     branch: str = Field(description="The branch that somebody has looked at, such as run/42")
+    recheck: bool = Field(
+        default=False,
+        description="First bring in what others have published meanwhile, and run the blocking "
+        "checks of the branch's runs again",
+    )
     on_conflict: Literal["fail", "ours", "theirs", "fields"] = Field(
         default="fail",
         description="Of rows that both sides have changed: refuse, keep what all see, take the "
@@ -221,8 +247,14 @@ def publish_job(storage: str) -> dg.JobDefinition:
         with report_failures(context.instance):
             _require(context, ontology, config.branch)
             context.instance.add_run_tags(context.run.run_id, {PUBLISHES_TAG: config.branch})
+            check_again = _check_again(context, storage, config.branch) if config.recheck else None
             done = publish_branch(
-                context, ontology, storage, config.branch, on_conflict=config.on_conflict
+                context,
+                ontology,
+                storage,
+                config.branch,
+                on_conflict=config.on_conflict,
+                check_again=check_again,
             )
         context.add_output_metadata(done.metadata(ontology))
 
@@ -266,7 +298,7 @@ def _require(context: dg.OpExecutionContext, ontology: "OntologyResource", name:
             )
 
 
-def publish_config(storage: str, branch: str, **more: str) -> dict[str, Any]:
+def publish_config(storage: str, branch: str, **more: str | bool) -> dict[str, Any]:
     return {"ops": {f"{storage}_merge_branch": {"config": {"branch": branch, **more}}}}
 
 
@@ -293,14 +325,14 @@ def standing_sensor(storage: str, *, status: dg.DefaultSensorStatus) -> dg.Senso
         with report_failures():
             branches = list(standing_branches(context.instance, ontology, storage))
         noted = _parse_cursor(context.cursor)
-        due = [each for each in branches if each.publishable]
+        due = [each for each in branches if each.publishable][:_PER_TICK]
         others = [each for each in branches if not each.publishable]
         for each in others:
             if each.key not in noted:
                 note_in_run(context.instance, each.run, each.sentence(ontology, storage))
         summary = f"{counted(len(others), 'branch', 'branches')} left to people"
         return dg.SensorResult(
-            run_requests=list(_requests(storage, due)),
+            run_requests=list(_requests(storage, due, recheck=ontology.recheck)),
             skip_reason=None if due else summary,
             cursor=json.dumps(sorted(each.key for each in others)),
         )
@@ -308,7 +340,9 @@ def standing_sensor(storage: str, *, status: dg.DefaultSensorStatus) -> dg.Senso
     return standing
 
 
-def _requests(storage: str, due: Sequence[StandingBranch]) -> Iterator[dg.RunRequest]:
+def _requests(
+    storage: str, due: Sequence[StandingBranch], *, recheck: bool
+) -> Iterator[dg.RunRequest]:
     """Once for each state of a branch: one that conflicts is not tried again by itself."""
     for each in due:
         # Dagster counts for a backfill what its runs have materialised, and this one does it.
@@ -319,7 +353,9 @@ def _requests(storage: str, due: Sequence[StandingBranch]) -> Iterator[dg.RunReq
                 **({_BACKFILL: backfill} if backfill is not None else {}),
             },
             run_key=f"{each.key}/{each.branch.commit_id}",
-            run_config=publish_config(storage, each.branch.name),
+            run_config=publish_config(
+                storage, each.branch.name, **({"recheck": True} if recheck else {})
+            ),
         )
 
 

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from ontologia_dagster.dagster_compat import retry_of, will_be_retried
 from ontologia_dagster.resources.branches import diff_command
-from ontologia_dagster.storage.events import UNFINISHED
+from ontologia_dagster.storage.events import PATIENCE, UNFINISHED, is_past
 from ontologia_dagster.storage.unpublished import (
     RUN_BRANCHES,
     discard_job_name,
     publication_key,
     publish_job_name,
-    publishers_of,
-    runs_on,
+    publishing,
+    runs_about,
     undone_steps,
+    working,
 )
 
 if TYPE_CHECKING:
@@ -38,12 +41,13 @@ _WELL = dg.DagsterRunStatus.SUCCESS
 class StandingBranch:
     """A branch, the last run that worked on it, and what has gone wrong there.
 
-    `publishable`: nobody has to look at it. `last`: the last run that was about it.
+    `publishable`: nobody has to look at it. `last`: the last run that was about it, of so many.
     """
 
     branch: Branch
     run: dg.DagsterRun
     last: dg.DagsterRun
+    count: int
     findings: Sequence[str]
     publishable: bool
 
@@ -77,19 +81,22 @@ def standing_branches(
     for branch in branches:
         if branch.parent != ontology.home or not branch.name.startswith(RUN_BRANCHES):
             continue
-        runs = runs_on(instance, branch.name)
-        publishers = publishers_of(instance, branch.name)
+        about = runs_about(instance, branch.name)
+        runs, publishers = working(about), publishing(about)
         if not runs or any(run.status in UNFINISHED for run in (*runs, *publishers)):
             continue
-        run, last = runs[-1], [*runs, *publishers][-1]
+        run, last, count = runs[-1], about[-1], len(about)
+        if _is_to_be_retried(instance, last):
+            continue
         if publishers:
             # It has tried, and somebody has to look: or it is published, and cannot be deleted.
             if last.status != _WELL:
-                yield StandingBranch(branch, run, last, list(_findings(instance, last)), False)
+                found = list(_findings(instance, last))
+                yield StandingBranch(branch, run, last, count, found, False)
             continue
         point = merged.get(branch.incarnation)
         if point is not None and point.source == branch.commit_id:
-            yield StandingBranch(branch, run, last, [], True)
+            yield StandingBranch(branch, run, last, count, [], True)
             continue
         findings = list(_findings(instance, last)) if last.status != _WELL else []
         undone = undone_steps(instance, runs, storage)
@@ -97,7 +104,15 @@ def standing_branches(
             findings = [f"{', '.join(undone)} failed or was never done"]
         planned = _was_planned(instance, last, publication_key(storage))
         publishable = last.status == _WELL and not planned and not undone
-        yield StandingBranch(branch, run, last, findings, publishable)
+        yield StandingBranch(branch, run, last, count, findings, publishable)
+
+
+def _is_to_be_retried(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """By the daemon, which has not come to it; where it does not for long, it never will."""
+    if not will_be_retried(run) or retry_of(run) is not None:
+        return False
+    record = instance.get_run_record_by_id(run.run_id)
+    return record is not None and not is_past(record.update_timestamp.replace(tzinfo=UTC), PATIENCE)
 
 
 def _was_planned(instance: dg.DagsterInstance, run: dg.DagsterRun, key: dg.AssetKey) -> bool:

@@ -40,6 +40,7 @@ from ontologia_dagster.storage.drain import drain_definitions
 from ontologia_dagster.storage.lineage import EventLineage
 from ontologia_dagster.storage.log_tail import log_tail_sensor
 from ontologia_dagster.storage.publication_defs import publication_definitions
+from storage_engine.errors import ConfigurationError
 
 STORAGE = "ontology"
 _WEBHOOK = "ONTOLOGIA_WEBHOOK_URL"
@@ -87,6 +88,8 @@ def build_platform(
     branch:    what the location works on, where that is not main: nothing is maintained there, and
                no event handled
     """
+    if publish not in (DIRECT, AUDITED):
+        raise ConfigurationError(f"publish is {publish!r}: say {DIRECT!r} or {AUDITED!r}")
     on = dg.DefaultSensorStatus.RUNNING if running else dg.DefaultSensorStatus.STOPPED
     elsewhere = declared_assets(beside, storage) if beside is not None else []
     lineage = EventLineage.of(
@@ -194,7 +197,8 @@ def head_asset(storage: str) -> Any:
 
     def observed(context: dg.OpExecutionContext) -> dg.ObserveResult:
         ontology: OntologyResource = getattr(context.resources, storage)
-        with report_failures(context.instance), ontology.repository() as repository:
+        failures = report_failures(context.instance)
+        with failures, ontology.repository(branch=ontology.home) as repository:
             head = repository.head_commit_id()
             info = repository.storage_info()
         types = sorted(info["types"])

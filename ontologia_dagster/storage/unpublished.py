@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any, Self
 import dagster as dg
 
 from ontologia_dagster.dagster_compat import (
+    location_of,
     provenance_tags,
     result_without_events,
     run_records,
     runs_asset,
     step_outcomes,
     steps_before,
+    steps_of,
 )
 from ontologia_dagster.declaration import PartitionSpec
-from ontologia_dagster.resources.branches import BRANCH_TAG, diff_command
+from ontologia_dagster.resources.branches import AUDITED, BRANCH_TAG, diff_command
+from storage_engine.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ontologia_dagster.resources.ontology import OntologyResource
@@ -55,6 +58,7 @@ def begin(
     context: dg.AssetExecutionContext, ontology: OntologyResource, storage: str
 ) -> Branch | None:
     """The branch that this step writes to; None where it writes for all to see."""
+    require_publication(location_of(context.op_execution_context), ontology, storage)
     branch = ontology.begin_branch()
     if branch is None:
         return None
@@ -73,6 +77,22 @@ def begin(
         discard_job_name(storage),
     )
     return branch
+
+
+def require_publication(
+    location: dg.RepositoryDefinition | None, ontology: OntologyResource, storage: str
+) -> None:
+    """Refuse to write where nothing would ever publish it: the resource says so, and the platform
+    of its storage was built without. A location that has no platform may share another one's."""
+    if ontology.publish != AUDITED or location is None:
+        return
+    jobs = set(location.job_names)
+    if f"{storage}_gc" in jobs and publish_job_name(storage) not in jobs:
+        raise ConfigurationError(
+            f"the resource {storage!r} says publish={AUDITED!r}, and build_platform was not told: "
+            f"nothing would publish what this run writes. Say build_platform(..., "
+            f"publish={AUDITED!r})"
+        )
 
 
 def branch_of(ontology: OntologyResource, repository: Repository) -> Branch | None:
@@ -186,19 +206,28 @@ def observation(
 def runs_on(instance: dg.DagsterInstance, branch: str) -> list[dg.DagsterRun]:
     """The runs that worked on a branch, oldest first: the one that it is named for, its
     re-executions, and those that named it."""
-    return [run for run in _runs_about(instance, branch) if PUBLISHES_TAG not in run.tags]
+    return working(runs_about(instance, branch))
 
 
 def publishers_of(instance: dg.DagsterInstance, branch: str) -> list[dg.DagsterRun]:
     """The runs of the job that publishes which were about a branch after the last that worked on
     it, oldest first."""
+    return publishing(runs_about(instance, branch))
+
+
+def working(runs: Sequence[dg.DagsterRun]) -> list[dg.DagsterRun]:
+    return [run for run in runs if PUBLISHES_TAG not in run.tags]
+
+
+def publishing(runs: Sequence[dg.DagsterRun]) -> list[dg.DagsterRun]:
     publishers: list[dg.DagsterRun] = []
-    for run in _runs_about(instance, branch):
+    for run in runs:
         publishers = [*publishers, run] if PUBLISHES_TAG in run.tags else []
     return publishers
 
 
-def _runs_about(instance: dg.DagsterInstance, branch: str) -> list[dg.DagsterRun]:
+def runs_about(instance: dg.DagsterInstance, branch: str) -> list[dg.DagsterRun]:
+    """The runs that worked on a branch, and those that published it, oldest first."""
     filters = [dg.RunsFilter(tags={tag: branch}) for tag in (BRANCH_TAG, PUBLISHES_TAG)]
     if branch.startswith(RUN_BRANCHES):
         root = branch.removeprefix(RUN_BRANCHES)
@@ -217,6 +246,14 @@ def undone_steps(
     for run in runs:
         wanted |= steps_before(instance, run, publication)
         done |= step_outcomes(instance, run)
+    return sorted(step for step in wanted if not done.get(step, False))
+
+
+def unfinished_steps(instance: dg.DagsterInstance, run: dg.DagsterRun, storage: str) -> list[str]:
+    """Of its own, what a run has still to do before a publication."""
+    publication = publication_key(storage).to_python_identifier()
+    wanted = steps_before(instance, run, publication) & steps_of(instance, run)
+    done = step_outcomes(instance, run)
     return sorted(step for step in wanted if not done.get(step, False))
 
 

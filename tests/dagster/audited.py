@@ -9,6 +9,7 @@ or after the branch is gone.
 
 # No `from __future__ import annotations`: Dagster reads annotations of assets as objects.
 
+import json
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
 
 from ontologia_dagster import OntologyIOManager, build_platform, emits, one_process_executor
 from ontologia_dagster.downstream.queries import query_asset
@@ -32,6 +34,7 @@ MODELS = "tests.dagster.audited"
 NUMBER = "test/number"  # a run's tag: what it writes into all rows of all types
 ROWS = "test/rows"
 FLAWED = "test/flawed"  # a run's tag: the check of this type fails
+LOCATION = "TEST_AUDITED_LOCATION"  # its folder and options, as JSON
 ENDLESS = "test/endless"  # a run's tag: that of the last type never ends
 JOB = "write_all"
 NAMES = [f"Thing{number}" for number in range(10)]
@@ -137,8 +140,10 @@ def definitions(
     notifier: Notifier | None = None,
     running: bool = False,
     more: Sequence[dg.AssetsDefinition] = (),
+    told: bool = True,
     **options: Any,
 ) -> dg.Definitions:
+    """`told`: whether the platform is, and not the resource alone, how runs are published."""
     ontology = OntologyResource(
         storage_uri=str(folder / "store"), **{"publish": "audited", **options}
     )
@@ -150,13 +155,13 @@ def definitions(
         asset_checks=[consistent(name) for name in names],
     )
     keys = [*(name.lower() for name in names), "total"]
-    if ontology.publish == "audited":
+    if ontology.publish == "audited" and told:
         keys.append("ontology_publication")
     job = dg.define_asset_job(JOB, selection=dg.AssetSelection.assets(*keys))
     return dg.Definitions.merge(
         build_platform(
             beside=own,
-            publish=options.get("publish", "audited"),
+            publish=ontology.publish if told else "direct",
             branch=options.get("branch"),
             running=running,
         ),
@@ -172,6 +177,19 @@ def definitions(
             },
         ),
     )
+
+
+@dg.definitions
+def location() -> dg.Definitions:
+    options = json.loads(os.environ[LOCATION])
+    return definitions(Path(options.pop("folder")), **options)
+
+
+def located(name: str, *keys: str) -> Any:
+    """A job of the location, or its assets of these keys, as a run's process loads them."""
+    repository = ReconstructableRepository.for_module(MODELS, "location")
+    assets = {dg.AssetKey(key) for key in keys} or None
+    return ReconstructableJob(repository, name, asset_selection=assets)
 
 
 def job(folder: str) -> dg.JobDefinition:

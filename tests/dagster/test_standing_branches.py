@@ -3,23 +3,27 @@ merged by hand, runs that were stopped, half re-executed or published by others.
 
 # No `from __future__ import annotations`: Dagster reads annotations of assets as objects.
 
+import json
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
-from ontologia_dagster import location_resources
+from ontologia_dagster import build_platform, location_resources
 from ontologia_dagster.resources.branches import BRANCH_TAG
 from ontologia_dagster.resources.environments import Environments
 from ontologia_dagster.resources.ontology import OntologyResource
-from ontologia_dagster.storage import publication, unpublished
+from ontologia_dagster.storage import publication, standing, unpublished
 from ontologia_dagster.storage.publication_defs import discard_config, publish_config
 from storage_engine import Session
 from storage_engine.errors import ConfigurationError, UnknownBranchError
 from tests.dagster import audited
-from tests.dagster.audited import FLAWED, JOB, NAMES, NUMBER
+from tests.dagster.audited import FLAWED, JOB, NAMES, NUMBER, ROWS
 from tests.dagster.audited_runs import (
     Recorder,
     branches,
@@ -346,6 +350,155 @@ def test_a_recheck_does_not_count_as_the_run(folder: Path, instance: dg.DagsterI
     assert any("stands" in text for text in messages(instance, result.run_id))
 
 
+def test_two_runs_on_one_branch(folder: Path, instance: dg.DagsterInstance) -> None:
+    """One that is done does not publish what the other has only begun: that one publishes both."""
+    failed = run(folder, instance, 1, names=TWO, tags={FLAWED: TWO[1]})
+    tags = {BRANCH_TAG: f"run/{failed.run_id}"}
+    other: list[Any] = []
+
+    def meanwhile(context: Any) -> None:
+        if context.run.tags[NUMBER] == "2":
+            other.append(run(folder, instance, 3, names=TWO, tags={**tags, ROWS: "c"}))
+            assert numbers(folder, names=TWO) == set()
+
+    with patched_check(TWO[0], meanwhile):
+        result = run(folder, instance, 2, names=TWO, tags=tags)
+
+    assert not other[0].success
+    said = failure_of(other[0]).description
+    assert f"run {result.run_id} still works on branch run/{failed.run_id}" in said
+    assert result.success
+    assert numbers(folder, names=TWO) == {2, 3}
+    assert branches(folder) == []
+
+
+def test_a_run_that_is_about_to_be_retried(folder: Path, instance: dg.DagsterInstance) -> None:
+    """Nobody is told of its branch, unless the daemon does not retry it after all. If it fails
+    again that is told once more."""
+    definitions = audited.definitions(folder, names=TWO, notifier=Recorder(webhook_url="-"))
+    bound: dict[str, Any] = dict(definitions.resources or {})
+    Recorder.sent.clear()
+
+    def told(cursor: str | None = None) -> tuple[int, str | None]:
+        done = evaluated(definitions, "ontology_conditions", bound, instance, cursor)
+        return len([a for a in Recorder.sent if a["key"].startswith("branch/")]), done.cursor
+
+    retried = {FLAWED: TWO[1], "dagster/will_retry": "true"}
+    failed = run(folder, instance, 1, names=TWO, tags=retried)
+    assert told()[0] == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(standing, "PATIENCE", timedelta(0))
+        count, cursor = told()
+    assert count == 1
+
+    name = f"run/{failed.run_id}"
+    for number in range(2, 5):
+        run(folder, instance, number, names=TWO, tags={FLAWED: TWO[1], BRANCH_TAG: name})
+        count, cursor = told(cursor)
+        assert count == number
+    assert told(cursor)[0] == count
+
+
+def test_what_the_sensor_has_published_is_checked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`recheck` is for all that is published without somebody looking at it."""
+    options = {"folder": str(folder), "names": TWO[:1], "recheck": True}
+    monkeypatch.setenv(audited.LOCATION, json.dumps(options))
+    first: Any = getattr(audited, TWO[0])
+    seen: list[str] = []
+
+    def look(context: Any) -> None:
+        with context.resources.ontology.session() as session:
+            found = session.sql(f'SELECT id FROM "{TWO[0]}" ORDER BY id').collect()
+        seen.append(",".join(row["id"] for row in found))
+
+    (folder / "home").mkdir()
+    with (
+        patched_check(TWO[0], look),
+        dg.DagsterInstance.local_temp(str(folder / "home")) as instance,
+    ):
+        with dg.execute_job(
+            audited.located("__ASSET_JOB", TWO[0].lower()), instance, tags={NUMBER: "5"}
+        ) as done:
+            assert done.success
+        with Session(str(folder / "store"), entity_types=[first]) as session:
+            session.ensure(first(id="z", number=5))
+        [request] = tick(folder, instance, names=TWO[:1], recheck=True).run_requests
+        publish = audited.located("ontology_publish_branch")
+        with dg.execute_job(
+            publish, instance, run_config=request.run_config, tags=request.tags
+        ) as done:
+            assert done.success
+    assert seen == ["a,b", "a,b,z"]
+    assert branches(folder) == []
+
+
+def test_branches_that_nobody_decides_about(folder: Path, instance: dg.DagsterInstance) -> None:
+    """`ontology_gc` deletes them after their time, and says so."""
+    lasting = run(folder, instance, 1, names=TWO, tags={FLAWED: TWO[1]})
+    failed = run(folder, instance, 1, names=TWO, tags={FLAWED: TWO[1]}, branch_retention="1s")
+    with Session(str(folder / "store")) as session:
+        ends = [b.expires_at for b in session.list_branches() if b.name.endswith(failed.run_id)]
+    left = datetime.fromisoformat(str(ends[0])) - datetime.now(UTC)
+    time.sleep(max(0.0, left.total_seconds()))
+    config = {"ops": {"ontology_collect_garbage": {"config": {"dry_run": False}}}}
+    job = audited.definitions(folder, names=TWO).resolve_job_def("ontology_gc")
+    done = job.execute_in_process(instance=instance, run_config=config)
+    assert branches(folder) == [f"run/{lasting.run_id}"]
+    [observed] = [e for e in done.all_events if e.event_type_value == "ASSET_OBSERVATION"]
+    metadata = observed.event_specific_data.asset_observation.metadata  # type: ignore[union-attr]
+    assert metadata["branches_deleted"].value == f"run/{failed.run_id}"
+
+
+# -- which assets are published -------------------------------------------------------------------
+
+
+def test_the_publication_waits_for_what_the_io_manager_keeps(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    """Also where an asset says of which type it is, and not of which storage."""
+    metadata = {"ontologia/type": "Monthly", "ontologia/models": audited.MODELS}
+
+    @dg.asset(io_manager_key="ontology_io", metadata=metadata, deps=[TWO[0].lower()])
+    def zulu(context: dg.AssetExecutionContext) -> pa.Table:
+        return pa.table({"id": ["x"], "number": [5]})
+
+    result = selected(folder, instance, TWO[0].lower(), "zulu", PUBLICATION, more=[zulu])
+    assert result.success
+    with Session(str(folder / "store")) as session:
+        [commit] = session.list_commits()
+        assert commit["rows"] == {"Monthly": 1, TWO[0]: 2}
+    assert branches(folder) == []
+
+
+def test_what_writes_after_the_publication_is_told(
+    folder: Path, instance: dg.DagsterInstance
+) -> None:
+    """It would stand on a branch that nobody publishes."""
+
+    @dg.asset(deps=[PUBLICATION], required_resource_keys={"ontology"})
+    def after(context: dg.AssetExecutionContext) -> None:
+        with context.resources.ontology.session(
+            entity_types=[audited.Monthly], writes=True
+        ) as session:
+            session.ensure(audited.Monthly(id="x", number=5))
+
+    result = selected(folder, instance, TWO[0].lower(), PUBLICATION, "after", more=[after])
+    assert result.get_failed_step_keys() == {"after"}
+    assert "ontologia/storage" in failure_of(result).description
+    assert branches(folder) == []
+
+
+def test_the_head_is_that_of_main(folder: Path, instance: dg.DagsterInstance) -> None:
+    failed = run(folder, instance, 1, names=TWO, tags={FLAWED: TWO[1]})
+    tags = {BRANCH_TAG: f"run/{failed.run_id}"}
+    assert selected(folder, instance, "ontology_head", tags=tags).success
+    [observed] = instance.fetch_observations(dg.AssetKey("ontology_head"), limit=5).records
+    assert observed.asset_observation is not None
+    assert observed.asset_observation.tags["dagster/data_version"] == "0"
+
+
 # -- where it can work ----------------------------------------------------------------------------
 
 
@@ -358,6 +511,39 @@ def test_main_takes_nothing_but_publications(folder: Path, instance: dg.DagsterI
     for name in ("compact", "gc", "index_repair", "metrics", "deep_verify"):
         job = definitions.resolve_job_def(f"ontology_{name}")
         assert job.execute_in_process(instance=instance).success
+
+
+@pytest.mark.parametrize("name", ["ontology_publish_branch", "ontology_discard_branch"])
+def test_main_is_no_branch_of_a_run(name: str, folder: Path, instance: dg.DagsterInstance) -> None:
+    refused = job_about(name, folder, instance, "main")
+    assert failure_of(refused).description == (
+        "'main' is what this location publishes to: name a branch of it"
+    )
+
+
+def test_a_platform_that_was_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resource says audited, and nothing in the location would publish."""
+    options = {"folder": str(folder), "names": TWO[:1], "told": False}
+    monkeypatch.setenv(audited.LOCATION, json.dumps(options))
+    (folder / "home").mkdir()
+    job = audited.located("__ASSET_JOB", TWO[0].lower())
+    with (
+        dg.DagsterInstance.local_temp(str(folder / "home")) as instance,
+        dg.execute_job(job, instance, tags={NUMBER: "5"}) as result,
+    ):
+        assert not result.success
+        assert "build_platform(..., publish='audited')" in failure_of(result).description
+    assert branches(folder) == []
+
+
+def test_settings_that_mean_nothing(tmp_path: Path) -> None:
+    uri = str(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"recheck has no effect with publish='direct'"):
+        OntologyResource(storage_uri=uri, recheck=True)
+    with pytest.raises(ValueError, match="'0d' is no time to look at a branch in"):
+        OntologyResource(storage_uri=uri, publish="audited", branch_retention="0d")
+    with pytest.raises(ConfigurationError, match="publish is 'audit': say 'direct' or 'audited'"):
+        build_platform(publish="audit")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
