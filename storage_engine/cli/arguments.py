@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -38,6 +39,11 @@ def parse_duration(text: str) -> timedelta:
         return duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def written_options(*options: tuple[str, str | None]) -> str:
+    """As they are typed, each with a blank before it; without those that have no value."""
+    return "".join(f" {name} {shlex.quote(value)}" for name, value in options if value)
 
 
 CONFIG_VARIABLE = "ONTOLOGIA_CONFIG"
@@ -93,6 +99,19 @@ class Invocation:
             if value is not None and not value.strip():
                 raise ConfigurationError(f"{name} is empty: name a storage or leave it out")
         return default_storage(self.environ) if db is None and uri is None else bind(db, uri)
+
+    def repeated(self) -> str:
+        """The global options with which a command that is shown means what this run means."""
+        settings = self.settings
+        storage = (
+            ("--db", settings.db) if settings.db else ("--storage-uri", str(self.target().uri))
+        )
+        return written_options(
+            storage,
+            ("--config", settings.config),
+            ("--models", settings.models),
+            ("--branch", settings.branch),
+        )
 
     def config(self) -> OntologiaConfig:
         from storage_engine.config import OntologiaConfig

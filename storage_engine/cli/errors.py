@@ -259,7 +259,7 @@ def _with_storage(error: errors.OntologiaError, invocation: Invocation) -> str:
 def _usage_message(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "onto"
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace(": Value error, ", ": ", 1)
     return f"{message}{' See' if message.endswith('?') else '; see'} `{path} --help`"
 
 

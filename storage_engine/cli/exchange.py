@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.arguments import Invocation, written_options
 from storage_engine.cli.errors import CONFLICT, FAILED, prompt_interrupts
 from storage_engine.cli.output import BROKEN_PIPE, Output, one_line, printable, progress
 from storage_engine.wording import counted, size
@@ -201,7 +201,14 @@ def import_(
     elif report.problems:
         _show_problems(invocation.output, report)
     else:
-        _show_import(invocation, report, source, file_format, type_name)
+        options = written_options(
+            ("--format", file_format),
+            ("--type", type_name),
+            ("--on-conflict", on_conflict if on_conflict != "abort" else None),
+            ("--idempotency-key", idempotency_key),
+            *(("--meta", text) for text in meta or ()),
+        )
+        _show_import(invocation, report, source, options)
     if report.problems:
         raise typer.Exit(FAILED)
     if report.conflicts:
@@ -248,8 +255,7 @@ def _show_import(
     invocation: Invocation,
     report: ImportReport,
     source: str,
-    file_format: str | None,
-    type_name: str | None,
+    options: str,
 ) -> None:
     from storage_engine.errors import ImportConflictError
 
@@ -276,19 +282,12 @@ def _show_import(
     if report.already_applied:
         by = f" by commit {report.commit_id}" if report.commit_id else ", and changed nothing"
         output.line(f"Nothing was written: this input was imported before{by}.")
+    elif not report.types:
+        output.line(f"Nothing was written: there are no rows in {source}.")
     elif not report.applied:
-        options = [("--format", file_format), ("--type", type_name)]
-        if report.on_conflict != "abort":
-            options.append(("--on-conflict", report.on_conflict))
-        storage = [
-            ("--db", invocation.settings.db),
-            ("--storage-uri", invocation.settings.storage_uri),
-        ]
-        storage.append(("--models", invocation.settings.models))
-        given = "".join(f" {n} {shlex.quote(v)}" for n, v in [*storage, *options] if v)
         output.line(
-            f"Nothing was written. To import: onto import --input {shlex.quote(source)}{given} "
-            "--apply"
+            f"Nothing was written. To import: onto import --input {shlex.quote(source)}"
+            f"{invocation.repeated()}{options} --apply"
         )
     elif report.commit_id is None:
         output.line("Nothing was written: all of it is stored already.")

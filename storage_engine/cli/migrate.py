@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.arguments import Invocation, written_options
 from storage_engine.cli.errors import MISMATCH
 from storage_engine.cli.output import Output, progress
-from storage_engine.cli.schema import check_apply, show_diffs, storage_option
+from storage_engine.cli.schema import check_apply, show_diffs
 
 if TYPE_CHECKING:
     from storage_engine.schema.preview import MigrationPreview, MigrationResult
@@ -104,13 +103,9 @@ def _tell_preview(invocation: Invocation, preview: MigrationPreview, upgraders: 
     if not preview.possible:
         output.line("It cannot be applied as it stands. Nothing was changed.")
         return
-    given = f" --upgraders {shlex.quote(upgraders)}" if upgraders else ""
-    models = shlex.quote(invocation.settings.models or "")
+    given = written_options(("--upgraders", upgraders))
     output.line("Nothing was changed. To migrate (the token holds until the storage changes):")
-    output.line(
-        f"  onto migrate --models {models}{given} {storage_option(invocation)} --apply --token "
-        f"{preview.token}"
-    )
+    output.line(f"  onto migrate{invocation.repeated()}{given} --apply --token {preview.token}")
 
 
 def _show_result(output: Output, result: MigrationResult) -> None:

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import IO, Any, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -50,6 +51,10 @@ def progress(what: str) -> Iterator[Advance]:
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output went away
 _UNLIMITED_WIDTH = 4096
+_ALIGNED = 100  # characters; what is longer stands out of its column where nothing is folded
+_UNBROKEN = 36  # a time, a UUID
+_NARROW = 8  # what a column of folded text needs at least
+_GAP = 2  # between columns
 _NARROWEST = 80  # columns of a table would be nothing; the terminal wraps lines instead
 _BROKEN_OFF = b"\xff\xff\xff\xff" + (1 << 20).to_bytes(4, "little")
 
@@ -131,22 +136,47 @@ class Output:
         table.add_column(overflow="fold")  # never cut: it may be what somebody looks for
         for name, value in rows:
             if value is not None:
-                table.add_row(Text(name, style="dim"), cell(value))
+                table.add_row(Text(printable(name), style="dim"), cell(value))
         _console().print(table)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Numbers are set to the right; a terminal that is too narrow folds long text."""
         lines = [list(row) for row in rows]
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for number, column in enumerate(columns):
-            values = [row[number] for row in lines if row[number] is not None]
-            numeric = bool(values) and all(
-                isinstance(value, int | float | Decimal) for value in values
+        numeric = [_are_numbers(line[number] for line in lines) for number in range(len(columns))]
+        cells = [[cell(value) for value in line] for line in lines]
+        if not sys.stdout.isatty():
+            self._whole_lines(columns, numeric, cells)
+            return
+        console = _console()
+        texts = [
+            [name, *(line[number].plain for line in cells)] for number, name in enumerate(columns)
+        ]
+        table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+        for name, right, width in zip(columns, numeric, _widths(texts, console.width), strict=True):
+            justify: Literal["left", "right"] = "right" if right else "left"
+            table.add_column(Text(name), justify=justify, overflow="fold", width=width)
+        for line in cells:
+            table.add_row(*line)
+        console.print(table)
+
+    def _whole_lines(
+        self, columns: Sequence[str], numeric: Sequence[bool], cells: Sequence[Sequence[Text]]
+    ) -> None:
+        """For programs such as grep: a row is a line, however long, and has no blanks at its
+        end."""
+        texts = [[*columns], *([each.plain for each in line] for line in cells)]
+        widths = [
+            max((n for n in map(cell_len, column) if n <= _ALIGNED), default=0)
+            for column in zip(*texts, strict=True)
+        ]
+        for line in texts:
+            padded = (
+                f"{' ' * (width - cell_len(text))}{text}"
+                if right
+                else f"{text}{' ' * (width - cell_len(text))}"
+                for text, width, right in zip(line, widths, numeric, strict=True)
             )
-            table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-        for row in lines:
-            table.add_row(*(cell(value) for value in row))
-        _console().print(table)
+            self.text(f"{(' ' * _GAP).join(padded).rstrip(' ')}\n")
 
     def styled(self, text: Text) -> None:
         """With colours where somebody sees them; the caller has made it printable."""
@@ -167,6 +197,35 @@ class Output:
             self.document({"version": version})
         else:
             self.line(f"onto {version}")
+
+
+def _are_numbers(values: Iterable[Any]) -> bool:
+    stored = [value for value in values if value is not None]
+    return bool(stored) and all(isinstance(value, int | float | Decimal) for value in stored)
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int | None]:
+    """Of columns on a terminal. No word is broken, such as a time or an id, but in columns of long
+    text, which share what the others leave. None lets rich divide the room, where there is too
+    little of it for that."""
+    longest = [max(map(cell_len, texts)) for texts in columns]
+    widths = [
+        min(
+            max(cell_len(word) for text in texts for word in (text.split() or [""])),
+            _UNBROKEN if length <= _UNBROKEN else _NARROW,
+        )
+        for texts, length in zip(columns, longest, strict=True)
+    ]
+    left = room - sum(widths) - _GAP * len(columns)
+    if left < 0:
+        return [None] * len(columns)
+    by_length = sorted(range(len(columns)), key=longest.__getitem__)
+    for place, number in enumerate(by_length):
+        wanted = longest[number] - widths[number]
+        more = min(wanted, left if longest[number] <= _UNBROKEN else left // (len(columns) - place))
+        widths[number] += more
+        left -= more
+    return [*widths]
 
 
 def cell(value: Any) -> Text:

@@ -286,7 +286,7 @@ def drop(
         )
         if given
     )
-    command = f"onto schema drop {shlex.quote(name)}{flags} {storage_option(invocation)}"
+    command = f"onto schema drop {shlex.quote(name)}{flags}{invocation.repeated()}"
     _show_drop(invocation.output, preview, commit_id, command)
 
 
@@ -334,13 +334,6 @@ def check_apply(ctx: typer.Context, *, apply: bool, token: str | None) -> None:
         ctx.fail("--apply needs the token of a preview: run it without --apply first, then --token")
     if token is not None and not apply:
         ctx.fail("--token is for --apply")
-
-
-def storage_option(invocation: Invocation) -> str:
-    """How a command that is shown names the storage."""
-    if invocation.settings.db:
-        return f"--db {shlex.quote(invocation.settings.db)}"
-    return f"--storage-uri {shlex.quote(invocation.target().uri)}"
 
 
 def _show_drop(output: Output, preview: DropPreview, commit_id: int | None, command: str) -> None:

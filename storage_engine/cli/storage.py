@@ -4,7 +4,6 @@ stands, show who holds the write lock and take it away, look whether all is ther
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +61,7 @@ def init(
     if invocation.output.json:
         invocation.output.document(_as_dict(plan))
     else:
-        _show_init(invocation.output, plan, target, invocation.settings.db)
+        _show_init(invocation.output, plan, target, invocation.repeated())
 
 
 def _as_dict(plan: InitPlan) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def _as_dict(plan: InitPlan) -> dict[str, Any]:
     }
 
 
-def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None) -> None:
+def _show_init(output: Output, plan: InitPlan, target: Location, given: str) -> None:
     if not plan.objects:
         output.line(f"{plan.uri} is there already, with engine {plan.engine_version}.")
         return
@@ -87,20 +86,19 @@ def _show_init(output: Output, plan: InitPlan, target: Location, db: str | None)
     output.line(f"{verb} an empty {plan.engine_version} storage at {plan.uri}:")
     for name in plan.objects:
         output.line(f"  {name}")
-    storage = f"--db {shlex.quote(db)}" if db else f"--storage-uri {shlex.quote(target.uri)}"
     engine = f" --engine-version {plan.engine_version}"
     output.line()
     if plan.applied:
         output.line("Next: declare types, open the storage and commit:")
         output.line(f"  from storage_engine import Session; Session({target.uri!r})")
-        output.line(f"  onto info {storage}")
+        output.line(f"  onto info{given}")
     elif plan.token is not None:
         output.line(f"Nothing was changed. Token: {plan.token}")
         output.line("To erase for good (the token holds until the storage changes):")
-        output.line(f"  onto init {storage}{engine} --force --token {plan.token}")
+        output.line(f"  onto init{given}{engine} --force --token {plan.token}")
     else:
         output.line("Nothing was written. To create it:")
-        output.line(f"  onto init {storage}{engine}")
+        output.line(f"  onto init{given}{engine}")
 
 
 def _erased(plan: InitPlan) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from storage_engine.cli.arguments import Invocation
+from storage_engine.cli.arguments import Invocation, written_options
 from storage_engine.cli.errors import MISMATCH
 from storage_engine.cli.output import Output, progress
 from storage_engine.commitlog.layout import MAIN
@@ -88,11 +88,15 @@ def copy(
     else:
         _show_copy(invocation.output, report)
         if not apply:
-            engine = f" --engine-version {engine_version}" if engine_version else ""
+            options = written_options(
+                ("--config", invocation.settings.config),
+                ("--branch", report.branch if report.branch != MAIN else None),
+                ("--engine-version", engine_version),
+                ("--target-config", target_config),
+            )
             names = f"{shlex.quote(source)} {shlex.quote(target)}"
-            on = f"--branch {report.branch} " if report.branch != MAIN else ""
             invocation.output.line(
-                f"Nothing was written. To copy: onto {on}copy {names}{engine} --apply"
+                f"Nothing was written. To copy: onto copy {names}{options} --apply"
             )
     _exit(report.comparison)
 
@@ -133,7 +137,8 @@ def migrate_engine(
         invocation.output.document(migration.as_dict())
     else:
         _show_copy(invocation.output, migration.copy)
-        _show_next(invocation, migration, to)
+        options = written_options(("--to", to), ("--target-config", target_config))
+        _show_next(invocation, migration, options)
     _exit(migration.copy.comparison)
 
 
@@ -178,13 +183,12 @@ def _show_copy(output: Output, report: CopyReport) -> None:
         )
 
 
-def _show_next(invocation: Invocation, migration: EngineMigration, to: str | None) -> None:
-    output, settings = invocation.output, invocation.settings
+def _show_next(invocation: Invocation, migration: EngineMigration, options: str) -> None:
+    output = invocation.output
     if not migration.applied:
-        options = [("--db", settings.db), ("--storage-uri", settings.storage_uri), ("--to", to)]
-        given = "".join(f" {name} {shlex.quote(value)}" for name, value in options if value)
         output.line(f"Nothing was written. Token: {migration.token}")
         output.line("To build it (writers may go on; the source is not changed):")
+        given = invocation.repeated() + options
         output.line(f"  onto migrate-engine{given} --apply --token {migration.token}")
         return
     target = shlex.quote(migration.copy.target)

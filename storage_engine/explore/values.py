@@ -29,6 +29,7 @@ _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f"
     "\ufeff\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
+_BLANK = re.compile(r"\s")
 
 
 def plain(value: Any) -> Any:
@@ -65,7 +66,7 @@ def visible(text: str) -> Markup:
     """Text as HTML, with what cannot be seen written out."""
     parts: list[Markup | str] = []
     end = 0
-    for match in _UNSEEN.finditer(text):
+    for match in _unseen(text).finditer(text):
         parts.append(escape(text[end : match.start()]))
         parts.append(Markup('<span class="esc">{}</span>').format(_escape(match[0])))
         end = match.end()
@@ -75,7 +76,13 @@ def visible(text: str) -> Markup:
 
 def title(text: str, limit: int = 80) -> str:
     """Text where no markup can be: titles of pages, labels in pictures."""
-    return _UNSEEN.sub(lambda match: _escape(match[0]), shortened(text, limit))
+    text = shortened(text, limit)
+    return _unseen(text).sub(lambda match: _escape(match[0]), text)
+
+
+def _unseen(text: str) -> re.Pattern[str]:
+    """Of blanks alone there would be nothing to see, and of a key of them no link to follow."""
+    return _BLANK if text.isspace() else _UNSEEN
 
 
 def shortened(text: str, limit: int) -> str:

@@ -392,13 +392,20 @@ def quoted_cell(text: str | None) -> str:
 
 def check_names(names: Sequence[str], label: str) -> None:
     """ValidationError where two columns could not be told apart."""
+    if same := same_names(names):
+        raise ValidationError(f"{label}: {same}")
+
+
+def same_names(names: Sequence[str]) -> str | None:
+    """What to say of two columns that could not be told apart."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.get(name.lower())
         if other is not None:
             same = "twice" if other == name else f"and {other!r}, which differ in case alone"
-            raise ValidationError(f"{label}: there is the column {name!r} {same}")
+            return f"there is the column {name!r} {same}"
         seen[name.lower()] = name
+    return None
 
 
 def _encoding(dialect: CsvDialect) -> str:

@@ -13,6 +13,7 @@ rows are at fault.
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -310,6 +311,26 @@ def _said(record: BadRecord) -> str:
     return f"{where}{record.fault}{detail}: {text!r}"
 
 
+def parsed_json(text: bytes) -> Any:
+    """ValueError for what is no JSON; NaN and infinity are none.
+
+    pydantic ends at 200 levels, which a value alone may have, and there is a record around it.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        if not str(error).startswith("recursion limit"):
+            raise
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Consecutive lines of a file, blank ones left out, and their numbers from 1."""
@@ -387,7 +408,7 @@ class JsonLinesFile:
         wrong: list[str] = []
         for number, line in zip(block.numbers, block.lines, strict=True):
             try:
-                record = from_json(line, allow_inf_nan=False)
+                record = parsed_json(line)
             except ValueError as error:
                 wrong.append(f"line {number} is not JSON ({error})")
                 continue

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 import sqlite3
 import struct
@@ -27,7 +28,17 @@ from storage_engine.cli import errors as boundary
 from storage_engine.commitlog import layout
 from storage_engine.objectstore.local import DirectoryStore
 from tests.cli.conftest import Place
-from tests.cli.support import ROOT, Customer, commit, create, onto, onto_process, opened
+from tests.cli.support import (
+    ROOT,
+    Customer,
+    Employment,
+    Product,
+    commit,
+    create,
+    onto,
+    onto_process,
+    opened,
+)
 
 ERRORS = [
     cls
@@ -157,6 +168,7 @@ def test_a_held_lock_exits_5_and_names_the_holder(tmp_path: Path) -> None:
         (("info", "extra"), "extra"),
         (("info", "--storage-uri"), "--storage-uri"),
         (("--json",), "no command given"),
+        (("import", "--input", "x", "--on-conflict", "abrt"), "conflict': 'abrt' is not one of"),
     ],
 )
 def test_a_wrong_line_exits_2_and_says_what_was_meant(args: tuple[str, ...], hint: str) -> None:
@@ -316,12 +328,10 @@ def test_a_locale_that_lacks_characters(tmp_path: Path) -> None:
         assert "Jürgen ☃" in done.stdout.decode("utf-8")
 
 
-def test_a_terminal_that_is_too_narrow_still_shows_everything(tmp_path: Path) -> None:
-    create(f"file://{tmp_path}/shop", "v2")
-    commit(f"file://{tmp_path}/shop", Customer(id="c1", name="Ann"))
+def _on_a_terminal(columns: int, *args: str) -> str:
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 12, 0, 0))
-    done = _raw_process("info", "--storage-uri", "shop", stdout=theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 5, columns, 0, 0))
+    done = _raw_process(*args, stdout=theirs)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # the other end is closed
@@ -329,8 +339,52 @@ def test_a_terminal_that_is_too_narrow_still_shows_everything(tmp_path: Path) ->
             shown += chunk
     os.close(ours)
     assert (done.returncode, done.stderr) == (0, "")
-    assert b"Customer" in shown
-    assert b"directory" in shown
+    return shown.decode()
+
+
+def test_a_terminal_that_is_too_narrow_still_shows_everything(tmp_path: Path) -> None:
+    create(f"file://{tmp_path}/shop", "v2")
+    commit(f"file://{tmp_path}/shop", Customer(id="c1", name="Ann"))
+    shown = _on_a_terminal(12, "info", "--storage-uri", "shop")
+    assert "Customer" in shown
+    assert "directory" in shown
+
+
+def test_words_are_whole_on_a_terminal(tmp_path: Path) -> None:
+    create(f"file://{tmp_path}/shop", "v2")
+    made = commit(
+        f"file://{tmp_path}/shop",
+        Customer(id="c1", name="Ann"),
+        Product(sku="p1"),
+        Employment(left_key="c1", right_key="p1", stint="2024", role="clerk"),
+        metadata={"source": "long " * 20},
+    )
+    assert made is not None
+    shown = _on_a_terminal(80, "commits", "--storage-uri", "shop")
+    assert re.search(
+        r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00 +data +writer +Customer", shown
+    )
+    assert all(len(line) <= 80 for line in re.sub(r"\x1b\[\d*m", "", shown).splitlines())
+
+
+def test_programs_are_given_whole_lines_without_blanks_at_their_ends(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    commit(uri, Customer(id="c1", name="x" * 10_000), Customer(id="c2", name="Ann"))
+    shown = onto("query", "entities", "Customer", "--storage-uri", uri).out.splitlines()
+    assert [line.split() for line in shown] == [
+        ["commit_id", "id", "name"],
+        ["1", "c1", "x" * 10_000],
+        ["1", "c2", "Ann"],
+    ]
+    assert shown == [line.rstrip() for line in shown]
+
+
+def test_names_in_metadata_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/shop.db"
+    commit(uri, Customer(id="c1", name="Ann"), metadata={"a\nid \x1b[31m": "b"})
+    shown = onto("commits", "examine", "1", "--storage-uri", uri).out
+    assert r"meta a\nid \x1b[31m" in shown
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("extra", [(), ("--json",)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from storage_engine.runtime.exchange import readers
-from tests.cli.support import onto
+from tests.cli.support import Done, onto
 
 pytestmark = pytest.mark.parametrize("place", ["directory-v2"], indirect=True)
 RECORD = '{"type":"Customer","key":"%s","fields":{"name":"Zed"}}\n'
@@ -92,3 +93,27 @@ def test_odd_arguments_are_told_in_one_line(
     failed = onto(*line, "--storage-uri", uri)
     assert failed.code == 2
     assert told in failed.error()
+
+
+def test_a_preview_names_all_that_the_import_takes(uri: str, tmp_path: Path) -> None:
+    """On a branch, say: without it the command would write to main."""
+    (tmp_path / "onto.toml").write_text("")
+    (tmp_path / "Customer.csv").write_text("id,name\nc9,Zed\n")
+    assert onto("branch", "create", "run/1", "--storage-uri", uri).code == 0
+    options = [
+        *("--storage-uri", uri, "--config", "onto.toml", "--branch", "run/1", "--type", "Customer"),
+        *("--on-conflict", "skip", "--idempotency-key", "crm:1", "--meta", "source=the crm"),
+    ]
+    shown = onto("import", "--input", "Customer.csv", *options).out.splitlines()[-1]
+    shown_line = shlex.split(shown.partition("onto import ")[2])
+    assert sorted(shown_line) == sorted(["--input", "Customer.csv", *options, "--apply"])
+    done = onto("import", *shown_line, "--json")
+    assert (done.code, done.json["commit_id"]) == (0, 3)
+    assert onto("info", "--json", "--storage-uri", uri).json["head_commit_id"] == 2
+
+
+def test_an_input_without_rows(uri: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n")
+    for apply in ((), ("--apply",)):
+        done = onto("import", "--input", "rows.jsonl", "--storage-uri", uri, *apply)
+        assert done == Done(0, "Nothing was written: there are no rows in rows.jsonl.\n", "")

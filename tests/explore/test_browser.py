@@ -109,6 +109,10 @@ def _on_a_phone(opened: Page, url: str) -> None:
             page.goto(url + path)
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= phone["width"], f"{path}: wide tables scroll by themselves"
+            pages = page.locator("header nav")
+            assert pages.evaluate("nav => nav.scrollWidth <= nav.clientWidth"), "all can be seen"
+            heights = pages.locator("a").evaluate_all("links => links.map(a => a.offsetHeight)")
+            assert max(heights) < 45, "no word is broken"
         page.goto(f"{url}types/Airport/objects/JFK")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 29)"
         if UPDATE:

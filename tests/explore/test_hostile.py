@@ -18,6 +18,7 @@ from storage_engine.explore.links import (
     parse_segment,
     segment,
 )
+from storage_engine.explore.values import title, visible
 from tests.explore.client import PageClient
 from tests.explore.conftest import browsing
 
@@ -45,6 +46,7 @@ KEYS = [
     "k" * 9_999 + "j",
     " leading and trailing ",
     "\ufeff",
+    " ",
     "/",
     "//",
     "objects/schema",
@@ -103,6 +105,12 @@ def harmless(html: str) -> None:
     assert "\u202e" not in html
     assert "\x00" not in html
     assert "\x1b" not in html
+
+
+def test_a_key_of_blanks_can_be_seen() -> None:
+    assert visible(" \n") == '<span class="esc">\\x20</span><span class="esc">\\x0a</span>'
+    assert title(" \u3000") == r"\x20\u3000"
+    assert visible("a b\n") == "a b\n"
 
 
 @pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))

@@ -26,6 +26,7 @@ from storage_engine.errors import (
     TypeDroppedError,
     ValidationError,
 )
+from storage_engine.model.validation import MAX_DEPTH
 from storage_engine.repository.protocol import Repository
 from storage_engine.runtime import migration
 from storage_engine.runtime.exchange import load, readers, spool, summary
@@ -223,6 +224,39 @@ def test_a_type_that_was_dropped(uri: str, tmp_path: Path) -> None:
         assert session.export(tmp_path / "then", types=["Product"], as_of=1).rows == 1
         with pytest.raises(TypeDroppedError, match="create it anew"):
             session.import_files(tmp_path / "before")
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_values_come_back_that_are_nested_as_deeply_as_they_may(
+    tmp_path: Path, file_format: Any
+) -> None:
+    """In JSON lines they have a record around them."""
+
+    class Nested(Entity):
+        id: Field[str] = Field(primary_key=True)
+        value: Field[Any] = Field(default=None)
+
+    value: Any = 1.5
+    for _ in range(MAX_DEPTH):
+        value = {"a": value}
+    with Session(":memory:", entity_types=[Nested]) as session:
+        session.ensure(Nested(id="deep", value=value))
+        session.commit()
+        session.export(tmp_path / "out", format=file_format)
+    with Session(":memory:", entity_types=[Nested]) as session:
+        session.import_files(tmp_path / "out", apply=True).require()
+        assert session.query().entities(Nested).collect()[0].value == value
+        for levels, wrong in [
+            (MAX_DEPTH + 1, "'value' does not fit its type"),
+            (100_000, "too deep"),
+        ]:
+            text = '{"a":' * levels + "1" + "}" * levels
+            line = b'{"type":"Nested","key":"x","fields":{"value":%s}}\n' % text.encode()
+            told = problems(session, io.BytesIO(line), format="jsonl")[0]
+            assert wrong in told
+        nan = line.replace(b":1}", b":NaN}").replace(b'{"a":' * 99_000, b"", 1)
+        nan = nan.replace(b"}" * 99_000, b"", 1)
+        assert "is not JSON" in problems(session, io.BytesIO(nan), format="jsonl")[0]
 
 
 # --- an export is whole, or says that it is not -------------------------------------------------
@@ -454,7 +488,7 @@ def test_problems_of_csv(tmp_path: Path) -> None:
             (b"", "the first line must name the columns"),
             (b"id,name,nmae\n", "did you mean 'name'?"),
             (b"id\na\n", "column 'name' is missing"),
-            (b"id,id,name\n", "there is the column 'id' twice"),
+            (b"id,id,name\n", "Customer.csv: there is the column 'id' twice"),
             (b"id,name\na,\xff\n", "line 2: is not UTF-8"),
             (b"id,n\xe4me\n", "convert it to UTF-8"),
             (b'id,name\na,"x\n', "line 2: quote is never closed"),
@@ -462,7 +496,9 @@ def test_problems_of_csv(tmp_path: Path) -> None:
             (b'id,name,tags\na,x,oops\n', "line 2: column 'tags' does not fit its type"),
         ]:  # fmt: skip
             path.write_bytes(text)
-            assert expected in problems(session, path)[0]
+            told = problems(session, path)[0]
+            assert expected in told
+            assert told.count(path.name) == 1
         path.write_bytes(b"\xef\xbb\xbfid,name\r\na,x\r\n")
         assert session.import_files(path, apply=True).types[0].insert == 1
         path.rename(tmp_path / "Costumer.csv")

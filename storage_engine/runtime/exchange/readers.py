@@ -16,12 +16,11 @@ from typing import IO, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic_core import from_json
 
 from storage_engine.errors import ValidationError
 from storage_engine.model.columns import arrow_type
 from storage_engine.model.conform import Conformer, conform, zone_notes
-from storage_engine.model.csv_text import ADVICE, CsvDialect, CsvRows, check_names, shown
+from storage_engine.model.csv_text import ADVICE, CsvDialect, CsvRows, same_names, shown
 from storage_engine.model.spec import FieldSpec, Kind, TypeSpec
 from storage_engine.model.validation import unknown_name
 from storage_engine.runtime.exchange.inputs import (
@@ -31,7 +30,12 @@ from storage_engine.runtime.exchange.inputs import (
     Problems,
 )
 from storage_engine.runtime.exchange.summary import FIRST_LINE, LAST_LINE, ExportSummary
-from storage_engine.runtime.text_files import JsonColumns, from_text, source_fields
+from storage_engine.runtime.text_files import (
+    JsonColumns,
+    from_text,
+    parsed_json,
+    source_fields,
+)
 
 LONGEST_LINE = 64 * 1024 * 1024
 _BATCH_ROWS = 8_192
@@ -138,7 +142,7 @@ class _JsonLinesInput:
 
     def _take(self, line: int, text: bytes) -> None:
         try:
-            record = from_json(text, allow_inf_nan=False)
+            record = parsed_json(text)
         except ValueError as error:
             self._add(line, _not_json(text, error))
             return
@@ -331,7 +335,8 @@ class _CsvInput:
         return self._rows
 
     def _columns(self, names: list[str]) -> _CsvColumns:
-        check_names(names, self._file.label)
+        if same := same_names(names):
+            raise ValidationError(same)
         assert self._file.type_name is not None
         spec = self._types.named(self._file.type_name, names, self._file.kind)
         if spec is None:
