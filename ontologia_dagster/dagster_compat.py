@@ -24,6 +24,7 @@ from dagster._core.definitions.data_version import (
 )
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.remote_origin import (
     ManagedGrpcPythonEnvCodeLocationOrigin,
     RemoteJobOrigin,
@@ -283,7 +284,9 @@ def seconds_blocked_by_pool(context: dg.AssetExecutionContext) -> float:
     return 0.0
 
 
-def location_of(context: dg.OpExecutionContext) -> dg.RepositoryDefinition | None:
+def location_of(
+    context: dg.OpExecutionContext | StepExecutionContext,
+) -> dg.RepositoryDefinition | None:
     """The definitions that the job belongs to; None for one that is run by itself, as in tests."""
     try:
         return context.repository_def
