@@ -496,9 +496,9 @@ def test_problems_of_csv(tmp_path: Path) -> None:
             (b'id,name,tags\na,x,oops\n', "line 2: column 'tags' does not fit its type"),
         ]:  # fmt: skip
             path.write_bytes(text)
-            told = problems(session, path)[0]
-            assert expected in told
-            assert told.count(path.name) == 1
+            first = problems(session, path)[0]
+            assert expected in first
+            assert first.count(path.name) == 1
         path.write_bytes(b"\xef\xbb\xbfid,name\r\na,x\r\n")
         assert session.import_files(path, apply=True).types[0].insert == 1
         path.rename(tmp_path / "Costumer.csv")
