@@ -143,7 +143,7 @@ class SparkMerger:
     def __init__(self, spark: Callable[[], SparkSession], above_rows: int) -> None:
         self._spark = spark
         self._above_rows = above_rows
-        self._jobs: Jobs | None = None
+        self._jobs: list[Jobs] = []  # of types that are compared together
         self._lost = False
         self.types: list[str] = []  # that Spark has compared
 
@@ -152,8 +152,8 @@ class SparkMerger:
 
     def cancel(self) -> None:
         self._lost = True
-        if self._jobs is not None:
-            self._jobs.cancel()
+        for jobs in self._jobs:
+            jobs.cancel()
 
     def compare(self, asked: LargeType, folder: PartFolder | None) -> LargeVerdict:
         name = asked.spec.name
@@ -161,7 +161,8 @@ class SparkMerger:
         if name not in self.types:
             self.types.append(name)
         label = f"merge-{folder.attempt if folder is not None else 'preview'}-{name}"
-        self._jobs = jobs = Jobs(spark, label, None)
+        jobs = Jobs(spark, label, None)
+        self._jobs.append(jobs)
         if self._lost:
             jobs.cancel()
         differing = evaluated_once(_differing(spark, asked), label)

@@ -8,6 +8,7 @@ and withdrawn if it was not published, as all that is staged; after an unknown o
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,6 +121,7 @@ class BulkMerge:
         self._holder = holder
         self._rehearsal = rehearsal
         self._staging: Staging | None = None
+        self._beginning = threading.Lock()  # types are compared together, and staged as one attempt
         self._versions: dict[TypeRef, int] = {}
         self._known: dict[Hashable, MergedParts] = {}
 
@@ -184,21 +186,19 @@ class BulkMerge:
 
     def _folder(self, spec: TypeSpec, schema_version_id: int) -> PartFolder:
         target = self._target
-        if self._staging is None:
-            self._staging = Staging(
-                target.store,
-                schema_versions=self._versions,
-                beat_s=target.config.s3_lease_ttl_ms / 3000,
-                attempt=layout.on_chain(layout.new_id(), target.chain.incarnation),
-            )
-        self._versions[spec.ref] = schema_version_id
-        self._staging.begin(self._holder, self._merger.cancel)
+        with self._beginning:
+            if self._staging is None:
+                self._staging = Staging(
+                    target.store,
+                    schema_versions=self._versions,
+                    beat_s=target.config.s3_lease_ttl_ms / 3000,
+                    attempt=layout.on_chain(layout.new_id(), target.chain.incarnation),
+                )
+            self._versions[spec.ref] = schema_version_id
+            self._staging.begin(self._holder, self._merger.cancel)
+            attempt = self._staging.attempt
         return PartFolder(
-            target.uri,
-            target.config,
-            self._staging.attempt,
-            spec.without_class(),
-            schema_version_id,
+            target.uri, target.config, attempt, spec.without_class(), schema_version_id
         )
 
     def check(self, files: Sequence[CommitFile]) -> None:
