@@ -252,8 +252,7 @@ def test_values_come_back_that_are_nested_as_deeply_as_they_may(
         ]:
             text = '{"a":' * levels + "1" + "}" * levels
             line = b'{"type":"Nested","key":"x","fields":{"value":%s}}\n' % text.encode()
-            told = problems(session, io.BytesIO(line), format="jsonl")[0]
-            assert wrong in told
+            assert wrong in problems(session, io.BytesIO(line), format="jsonl")[0]
         nan = line.replace(b":1}", b":NaN}").replace(b'{"a":' * 99_000, b"", 1)
         nan = nan.replace(b"}" * 99_000, b"", 1)
         assert "is not JSON" in problems(session, io.BytesIO(nan), format="jsonl")[0]
@@ -496,9 +495,9 @@ def test_problems_of_csv(tmp_path: Path) -> None:
             (b'id,name,tags\na,x,oops\n', "line 2: column 'tags' does not fit its type"),
         ]:  # fmt: skip
             path.write_bytes(text)
-            told = problems(session, path)[0]
-            assert expected in told
-            assert told.count(path.name) == 1
+            (said,) = problems(session, path)[:1]
+            assert expected in said
+            assert said.count(path.name) == 1
         path.write_bytes(b"\xef\xbb\xbfid,name\r\na,x\r\n")
         assert session.import_files(path, apply=True).types[0].insert == 1
         path.rename(tmp_path / "Costumer.csv")
