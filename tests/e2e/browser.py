@@ -20,7 +20,7 @@ UPDATE = os.environ.get("UPDATE_SCREENSHOTS", "")
 WHOLE = UPDATE == "1"
 WIDTH = 1600
 GRAPH_WIDTH, GRAPH_HEIGHT = 3000, 3300
-_PATIENCE_MS = 90_000
+_PATIENCE_MS = 240_000  # of a machine with much else to do
 
 
 @contextmanager
@@ -52,10 +52,18 @@ def browser() -> Iterator[Page | None]:
 
 
 def sees(page: Page, *texts: str, any_of: bool = False) -> None:
-    """All of them, or one of them."""
+    """All of them, or one of them, wherever it can be seen."""
+    from playwright.sync_api import TimeoutError as TooLate
+
     for wanted in ["|".join(re.escape(text) for text in texts)] if any_of else texts:
         named = re.compile(wanted) if any_of else wanted
-        page.get_by_text(named, exact=False).first.wait_for(state="visible")
+        shown = page.get_by_text(named, exact=False).locator("visible=true").first
+        try:
+            shown.wait_for(state="visible")
+        except TooLate as error:
+            raise AssertionError(
+                f"{wanted!r} is not seen at {page.url}:\n{page.inner_text('body')[:3000]}"
+            ) from error
 
 
 def sees_all(page: Page, text: str, count: int) -> None:
