@@ -259,7 +259,7 @@ def test_a_location_on_its_own_branch_and_its_merge(platform: Platform) -> None:
         for number in (204, 205):
             platform.ask(number, of="pr")
             ended = platform.ended(number, instance)
-            assert ended.status == dg.DagsterRunStatus.SUCCESS
+            assert ended.status == dg.DagsterRunStatus.SUCCESS, _told(instance, ended)
     assert platform.head == before
     assert platform.seen(BRANCH) >= {204, 205}
 
@@ -271,6 +271,14 @@ def test_a_location_on_its_own_branch_and_its_merge(platform: Platform) -> None:
     assert len(commits) == known + 1
     assert commits[0]["rows"] == dict.fromkeys(NAMES, 2)
     assert not platform.mixed
+
+
+def _told(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """The end of a run's log, and why its steps have failed."""
+    entries = instance.all_logs(run.run_id)
+    events = [entry.dagster_event for entry in entries if entry.dagster_event is not None]
+    failed = [e.step_failure_data.error_display_string for e in events if e.is_step_failure]
+    return "\n".join([*(event.message or "" for event in events[-12:]), *failed])
 
 
 def _noted(instance: dg.DagsterInstance, run_id: str, branch: str) -> bool:
