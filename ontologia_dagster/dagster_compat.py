@@ -24,7 +24,6 @@ from dagster._core.definitions.data_version import (
 )
 from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
-from dagster._core.execution.context.system import StepExecutionContext
 from dagster._core.remote_origin import (
     ManagedGrpcPythonEnvCodeLocationOrigin,
     RemoteJobOrigin,
@@ -285,11 +284,12 @@ def seconds_blocked_by_pool(context: dg.AssetExecutionContext) -> float:
 
 
 def location_of(
-    context: dg.OpExecutionContext | StepExecutionContext,
+    context: dg.OpExecutionContext | dg.OutputContext,
 ) -> dg.RepositoryDefinition | None:
     """The definitions that the job belongs to; None for one that is run by itself, as in tests."""
+    step = context.step_context if isinstance(context, dg.OutputContext) else context
     try:
-        return context.repository_def
+        return step.repository_def
     except CheckError:
         return None
 

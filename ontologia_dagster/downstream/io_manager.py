@@ -63,9 +63,7 @@ class OntologyIOManager(dg.ConfigurableIOManager):
         holder = {"run_id": context.run_id}
         storage = _plain(context.definition_metadata).get(STORAGE_METADATA, DEFAULT_STORAGE)
         with report_failures():
-            unpublished.require_publication(
-                location_of(context.step_context), self.ontology, str(storage)
-            )
+            unpublished.require_publication(location_of(context), self.ontology, str(storage))
         with (
             report_failures(None, advice),
             self.ontology.session(holder=holder, writes=True) as work,
