@@ -1,7 +1,7 @@
 """A writer dies by SIGKILL at every request of a commit, small and bulk.
 
 Afterwards a reader sees the state before the commit or the one after it, whole; whatever was
-acknowledged is there; and the next writer commits once the dead one's lease has run out.
+acknowledged is there; and the next writer, which finds the holder of the lock dead, commits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.engines import CUSTOMER, PRODUCT, Row, Storage, customer, new_storage
 from tests.integration import killed
 from tests.integration.killed import KillPoint, When
 
-AT_ONCE = 8  # most of the time they wait for a lease to run out
+AT_ONCE = 8
 JOIN_TIMEOUT_S = 240
 LAZY_IMPORTS = [
     "pandas",  # pyarrow imports it where it is installed
