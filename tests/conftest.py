@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from storage_engine.schema import upgraders
 from tests.servers import aws_environment, moto_s3, seaweedfs_s3
@@ -35,6 +36,12 @@ if (
 # The JVMs of tests live for seconds, and never earn back what the optimising compiler takes: a
 # third less processor time for Spark's tests.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# How long it takes to draw examples says nothing on a machine with much else to do.
+settings.register_profile(
+    "busy", settings(), suppress_health_check=[HealthCheck.too_slow], deadline=None
+)
+settings.load_profile("busy")
 
 # What a shell starts in the background ignores SIGINT, and so does all that it starts in its turn:
 # tests of Ctrl-C would wait for ever.
