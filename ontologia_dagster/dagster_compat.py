@@ -81,14 +81,14 @@ def latest_materialisations(
 ) -> dict[dg.AssetKey, tuple[int, dg.AssetMaterialization]]:
     """Of assets that have one, the last, with its id in the event log: in a few statements, where
     asking for the latest events makes several for each."""
-    found: dict[dg.AssetKey, tuple[int, dg.AssetMaterialization]] = {}
+    latest: dict[dg.AssetKey, tuple[int, dg.AssetMaterialization]] = {}
     for start in range(0, len(keys), _AT_ONCE):
         for record in instance.get_asset_records(keys[start : start + _AT_ONCE]):
             last = record.asset_entry.last_materialization_record
             made = last.asset_materialization if last is not None else None
             if last is not None and made is not None:
-                found[record.asset_entry.asset_key] = last.storage_id, made
-    return found
+                latest[record.asset_entry.asset_key] = last.storage_id, made
+    return latest
 
 
 class FixedResource:

@@ -91,8 +91,9 @@ def standing_branches(
         if publishers:
             # It has tried, and somebody has to look: or it is published, and cannot be deleted.
             if last.status != _WELL:
-                found = list(_findings(instance, last))
-                yield StandingBranch(branch, run, last, count, found, False)
+                yield StandingBranch(
+                    branch, run, last, count, list(_findings(instance, last)), False
+                )
             continue
         point = merged.get(branch.incarnation)
         if point is not None and point.source == branch.commit_id:
