@@ -38,7 +38,13 @@ def daemon(home: Path, folder: Path, location: str) -> Iterator[dg.DagsterInstan
     """With an instance of its own, as a deployment has it."""
     home.mkdir()
     (home / "dagster.yaml").write_text(SETTINGS)
-    environment = {**os.environ, "DAGSTER_HOME": str(home), FOLDER: str(folder)}
+    environment = {
+        **os.environ,
+        "DAGSTER_HOME": str(home),
+        # A busy machine needs longer than a minute to launch a run, which would count as failed.
+        "DAGSTER_GRPC_TIMEOUT_SECONDS": "300",
+        FOLDER: str(folder),
+    }
     with open(home / "daemon.log", "wb") as log:
         process = subprocess.Popen(
             [
